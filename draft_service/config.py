@@ -1,0 +1,14 @@
+"""Settings of the draft service: `PACELINE_DRAFT_*` or flags."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from paceline.settings import ModelServiceSettings
+
+
+class DraftSettings(ModelServiceSettings):
+    """The draft service of Paceline: proposes tokens with a small model."""
+
+    model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
+
+    model: str = Field("builtin:draft", description="checkpoint directory, or builtin:draft")

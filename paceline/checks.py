@@ -1,0 +1,67 @@
+"""What makes a row wrong whatever the cache holds. Draft and target service reject the same things in the same words."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from paceline.errors import DuplicateSequence, InvalidRequest, PacelineError
+from paceline.types import ModelDescription
+
+MAX_SEQUENCE_ID_LENGTH = 128
+
+
+class Row(Protocol):
+    @property
+    def sequence_id(self) -> str: ...
+    @property
+    def base_length(self) -> int: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+
+RowT = TypeVar("RowT", bound=Row)
+
+
+def row_errors(rows: Sequence[RowT], check: Callable[[RowT], None]) -> dict[int, PacelineError]:
+    """Return an error for the index of each row that repeats a sequence or that `check` refuses."""
+    errors: dict[int, PacelineError] = {}
+    seen: set[str] = set()
+    for index, row in enumerate(rows):
+        try:
+            if row.sequence_id in seen:
+                raise DuplicateSequence(
+                    f"sequence {row.sequence_id!r} has an earlier row in this call; send each sequence once",
+                    field="sequence_id",
+                )
+            seen.add(row.sequence_id)
+            check(row)
+        except PacelineError as error:
+            errors[index] = error
+    return errors
+
+
+def check_row(row: Row, model: ModelDescription, final_length: int) -> None:
+    """Raise InvalidRequest unless the model could take the row, which would grow to `final_length` cached tokens."""
+    if not 0 < len(row.sequence_id) <= MAX_SEQUENCE_ID_LENGTH:
+        raise InvalidRequest(
+            f"sequence_id has {len(row.sequence_id)} characters; give it 1 to {MAX_SEQUENCE_ID_LENGTH}",
+            field="sequence_id",
+        )
+    if row.base_length < 0:
+        raise InvalidRequest(f"base_length is {row.base_length}; it cannot be negative", field="base_length")
+    if not row.token_ids:
+        raise InvalidRequest(
+            "token_ids is empty; send at least the last committed token, with base_length before it",
+            field="token_ids",
+        )
+    check_token_ids(row.token_ids, model.vocabulary_size, "token_ids")
+    if final_length > model.max_length:
+        raise InvalidRequest(
+            f"sequence {row.sequence_id!r} would grow to {final_length} tokens; the model takes {model.max_length} at most",
+            field="token_ids",
+        )
+
+
+def check_token_ids(token_ids: Sequence[int], vocabulary_size: int, field: str) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocabulary_size:
+            raise InvalidRequest(f"{field} holds {token_id}, outside the vocabulary [0, {vocabulary_size})", field=field)

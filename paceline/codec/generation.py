@@ -1,0 +1,127 @@
+"""Translate what passes between the coordinator and its clients."""
+
+from paceline import types
+from paceline.codec.models import model_from_pb, model_to_pb
+from paceline.errors import InvalidRequest, PeerFailed
+from paceline.v1 import common_pb2, generation_service_pb2
+
+_REASON_TO_PB = {
+    types.FinishReason.END_TOKEN: generation_service_pb2.FINISH_REASON_END_TOKEN,
+    types.FinishReason.LENGTH: generation_service_pb2.FINISH_REASON_LENGTH,
+    types.FinishReason.STOP_STRING: generation_service_pb2.FINISH_REASON_STOP_STRING,
+    types.FinishReason.STOP_TOKEN: generation_service_pb2.FINISH_REASON_STOP_TOKEN,
+}
+_REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
+
+
+def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.GenerateTextRequest:
+    message = generation_service_pb2.GenerateTextRequest(
+        max_new_tokens=request.max_new_tokens,
+        stop_strings=request.stop_strings,
+        stop_token_ids=request.stop_token_ids,
+        ignore_end_tokens=request.ignore_end_tokens,
+        max_draft_count=request.max_draft_count,
+    )
+    match request.prompt:
+        case types.Text(value):
+            message.text = value
+        case types.UserMessage(value):
+            message.user_message = value
+        case types.TokenIds(values):
+            message.token_ids.CopyFrom(common_pb2.TokenIds(values=values))
+    return message
+
+
+def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> types.GenerationRequest:
+    """Read a request; InvalidRequest when it has no prompt."""
+    return types.GenerationRequest(
+        prompt=_prompt_from_pb(message),
+        max_new_tokens=message.max_new_tokens if message.HasField("max_new_tokens") else None,
+        stop_strings=tuple(message.stop_strings),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_end_tokens=message.ignore_end_tokens,
+        max_draft_count=message.max_draft_count if message.HasField("max_draft_count") else None,
+    )
+
+
+def _prompt_from_pb(message: generation_service_pb2.GenerateTextRequest) -> types.Prompt:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return types.Text(message.text)
+        case "user_message":
+            return types.UserMessage(message.user_message)
+        case "token_ids":
+            return types.TokenIds(tuple(message.token_ids.values))
+    raise InvalidRequest("prompt is missing; set text, user_message or token_ids", field="prompt")
+
+
+def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateTextResponse:
+    message = generation_service_pb2.GenerateTextResponse(
+        tokens=[
+            generation_service_pb2.OutputToken(token_id=one.token_id, text=one.text, accepted=one.accepted)
+            for one in piece.tokens
+        ]
+    )
+    if piece.finish:
+        usage = piece.finish.usage
+        message.finish.reason = _REASON_TO_PB[piece.finish.reason]
+        message.finish.usage.CopyFrom(
+            generation_service_pb2.Usage(
+                prompt_count=usage.prompt_count,
+                output_count=usage.output_count,
+                drafted_count=usage.drafted_count,
+                accepted_count=usage.accepted_count,
+                round_count=usage.round_count,
+            )
+        )
+    return message
+
+
+def piece_from_pb(message: generation_service_pb2.GenerateTextResponse) -> types.OutputPiece:
+    tokens = tuple(types.OutputToken(one.token_id, one.text, one.accepted) for one in message.tokens)
+    if not message.HasField("finish"):
+        return types.OutputPiece(tokens)
+    if message.finish.reason not in _REASON_FROM_PB:
+        raise PeerFailed(f"finish reason {message.finish.reason} is unknown here; use a client as new as the coordinator")
+    usage = message.finish.usage
+    return types.OutputPiece(
+        tokens,
+        types.GenerationFinish(
+            _REASON_FROM_PB[message.finish.reason],
+            types.Usage(
+                prompt_count=usage.prompt_count,
+                output_count=usage.output_count,
+                drafted_count=usage.drafted_count,
+                accepted_count=usage.accepted_count,
+                round_count=usage.round_count,
+            ),
+        ),
+    )
+
+
+def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.DescribeClusterResponse:
+    return generation_service_pb2.DescribeClusterResponse(
+        target=model_to_pb(cluster.target),
+        draft=model_to_pb(cluster.draft),
+        batch_size=cluster.batch_size,
+        draft_count=cluster.draft_count,
+        live_sequence_count=cluster.live_sequence_count,
+        waiting_sequence_count=cluster.waiting_sequence_count,
+        round_count=cluster.round_count,
+        drafted_count=cluster.drafted_count,
+        accepted_count=cluster.accepted_count,
+    )
+
+
+def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> types.ClusterDescription:
+    return types.ClusterDescription(
+        target=model_from_pb(message.target),
+        draft=model_from_pb(message.draft),
+        batch_size=message.batch_size,
+        draft_count=message.draft_count,
+        live_sequence_count=message.live_sequence_count,
+        waiting_sequence_count=message.waiting_sequence_count,
+        round_count=message.round_count,
+        drafted_count=message.drafted_count,
+        accepted_count=message.accepted_count,
+    )

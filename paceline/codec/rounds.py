@@ -1,0 +1,119 @@
+"""Translate the rows of a round and their results."""
+
+from collections.abc import Iterable, Sequence
+
+from paceline import types
+from paceline.codec.status import error_from_pb, error_to_pb
+from paceline.errors import PacelineError
+from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
+
+
+def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.ProposeTokensRequest:
+    return draft_service_pb2.ProposeTokensRequest(
+        rows=[
+            draft_service_pb2.ProposeTokensRow(
+                sequence_id=row.sequence_id,
+                base_length=row.base_length,
+                token_ids=row.token_ids,
+                draft_count=row.draft_count,
+            )
+            for row in rows
+        ]
+    )
+
+
+def propose_rows_from_pb(request: draft_service_pb2.ProposeTokensRequest) -> list[types.ProposeRow]:
+    return [
+        types.ProposeRow(row.sequence_id, row.base_length, tuple(row.token_ids), row.draft_count) for row in request.rows
+    ]
+
+
+def proposals_to_pb(
+    rows: Sequence[types.ProposeRow], results: Sequence[types.Proposal | PacelineError]
+) -> draft_service_pb2.ProposeTokensResponse:
+    def one(row: types.ProposeRow, result: types.Proposal | PacelineError) -> draft_service_pb2.ProposeTokensResult:
+        if isinstance(result, PacelineError):
+            return draft_service_pb2.ProposeTokensResult(sequence_id=row.sequence_id, status=error_to_pb(result))
+        return draft_service_pb2.ProposeTokensResult(
+            sequence_id=row.sequence_id,
+            draft_token_ids=result.draft_token_ids,
+            cached_length=result.cached_length,
+        )
+
+    return draft_service_pb2.ProposeTokensResponse(results=map(one, rows, results))
+
+
+def proposals_from_pb(
+    response: draft_service_pb2.ProposeTokensResponse,
+) -> list[types.Proposal | PacelineError]:
+    return [
+        error_from_pb(result.status)
+        if result.HasField("status")
+        else types.Proposal(tuple(result.draft_token_ids), result.cached_length)
+        for result in response.results
+    ]
+
+
+def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.VerifyTokensRequest:
+    return target_service_pb2.VerifyTokensRequest(
+        rows=[
+            target_service_pb2.VerifyTokensRow(
+                sequence_id=row.sequence_id,
+                base_length=row.base_length,
+                token_ids=row.token_ids,
+                draft_token_ids=row.draft_token_ids,
+            )
+            for row in rows
+        ]
+    )
+
+
+def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list[types.VerifyRow]:
+    return [
+        types.VerifyRow(row.sequence_id, row.base_length, tuple(row.token_ids), tuple(row.draft_token_ids))
+        for row in request.rows
+    ]
+
+
+def verdicts_to_pb(
+    rows: Sequence[types.VerifyRow], results: Sequence[types.Verdict | PacelineError]
+) -> target_service_pb2.VerifyTokensResponse:
+    def one(row: types.VerifyRow, result: types.Verdict | PacelineError) -> target_service_pb2.VerifyTokensResult:
+        if isinstance(result, PacelineError):
+            return target_service_pb2.VerifyTokensResult(sequence_id=row.sequence_id, status=error_to_pb(result))
+        return target_service_pb2.VerifyTokensResult(
+            sequence_id=row.sequence_id,
+            accepted_count=result.accepted_count,
+            next_token_id=result.next_token_id,
+            cached_length=result.cached_length,
+        )
+
+    return target_service_pb2.VerifyTokensResponse(results=map(one, rows, results))
+
+
+def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> list[types.Verdict | PacelineError]:
+    return [
+        error_from_pb(result.status)
+        if result.HasField("status")
+        else types.Verdict(result.accepted_count, result.next_token_id, result.cached_length)
+        for result in response.results
+    ]
+
+
+def lengths_to_pb(lengths: Iterable[types.SequenceLength]) -> list[common_pb2.SequenceLength]:
+    return [common_pb2.SequenceLength(sequence_id=one.sequence_id, length=one.length) for one in lengths]
+
+
+def lengths_from_pb(lengths: Iterable[common_pb2.SequenceLength]) -> list[types.SequenceLength]:
+    return [types.SequenceLength(one.sequence_id, one.length) for one in lengths]
+
+
+def rollbacks_to_pb(
+    lengths: Iterable[types.SequenceLength], results: Iterable[int | PacelineError]
+) -> list[common_pb2.RollbackResult]:
+    return [
+        common_pb2.RollbackResult(sequence_id=one.sequence_id, status=error_to_pb(result))
+        if isinstance(result, PacelineError)
+        else common_pb2.RollbackResult(sequence_id=one.sequence_id, cached_length=result)
+        for one, result in zip(lengths, results, strict=True)
+    ]

@@ -1,0 +1,70 @@
+"""Translate between `errors` and `google.rpc.Status`.
+
+A status carries ErrorInfo (domain `paceline`), and BadRequest or RetryInfo where the error knows a field or a time.
+"""
+
+from collections.abc import Iterable
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc import StatusCode
+
+from paceline import errors
+
+DOMAIN = "paceline"
+
+_CODES = {code.value[0]: code for code in StatusCode}
+
+
+def _tree(root: type[errors.PacelineError]) -> Iterable[type[errors.PacelineError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+_ERROR_BY_REASON = {error.reason: error for error in _tree(errors.PacelineError)}
+# For statuses that carry no ErrorInfo of ours: those gRPC itself makes, and those of proxies between the hops.
+_ERROR_BY_CODE: dict[StatusCode, type[errors.PacelineError]] = {
+    StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+    StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
+    StatusCode.UNAVAILABLE: errors.PeerUnavailable,
+    StatusCode.CANCELLED: errors.PeerUnavailable,
+    StatusCode.DEADLINE_EXCEEDED: errors.CallTimedOut,
+}
+
+
+def error_to_pb(error: errors.PacelineError) -> status_pb2.Status:
+    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    for detail in _details(error):
+        status.details.add().Pack(detail)
+    return status
+
+
+def _details(error: errors.PacelineError) -> Iterable[Message]:
+    yield error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    if isinstance(error, errors.InvalidRequest) and error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        yield error_details_pb2.BadRequest(field_violations=[violation])
+    if isinstance(error, errors.Overloaded):
+        delay = Duration()
+        delay.FromMilliseconds(round(error.retry_after_s * 1000))
+        yield error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+def error_from_pb(status: status_pb2.Status) -> errors.PacelineError:
+    """Read a status back into the error it was made from, or into the nearest one for its code."""
+    info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    for detail in status.details:
+        for message in (info, bad_request, retry):
+            detail.Unpack(message)
+    kind = _ERROR_BY_CODE.get(_CODES.get(status.code, StatusCode.UNKNOWN), errors.PeerFailed)
+    if info.domain == DOMAIN:
+        kind = _ERROR_BY_REASON.get(info.reason, kind)
+    if issubclass(kind, errors.InvalidRequest):
+        field = bad_request.field_violations[0].field if bad_request.field_violations else ""
+        return kind(status.message, info.metadata, field=field)
+    if issubclass(kind, errors.Overloaded):
+        return kind(status.message, info.metadata, retry_after_s=retry.retry_delay.ToMilliseconds() / 1000 or 1.0)
+    return kind(status.message, info.metadata)

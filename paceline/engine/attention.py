@@ -1,0 +1,92 @@
+"""Attention over one packed row of many sequences, each reading its own cache.
+
+Registered with transformers as `paceline_ragged`; a model loaded with that name hands every layer's queries, keys and
+values to `ragged_attention`. Positions never mix between sequences, so nothing is padded or realigned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from paceline.engine.kv_pool import KvPool
+
+ATTENTION_NAME = "paceline_ragged"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where one sequence's new tokens lie in the packed row."""
+
+    sequence_id: str
+    start: int
+    stop: int
+    mask: torch.Tensor | None
+    """Additive, [groups * q, length], or None where none is needed: one new token, or a prefill from 0."""
+    is_prefill: bool
+    """The new tokens are the whole sequence, so plain causal attention is right."""
+
+
+@dataclass(frozen=True)
+class PackedPass:
+    """What attention needs to know of the pass it is part of."""
+
+    pool: KvPool
+    spans: Sequence[Span]
+
+
+def span_mask(
+    new_count: int, length: int, group_count: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    """Lower-right causal mask for `new_count` queries over `length` keys, repeated for `group_count` heads a KV head."""
+    if new_count == 1 or new_count == length:
+        return None
+    mask = torch.full((new_count, length), float("-inf"), dtype=dtype, device=device).triu(length - new_count + 1)
+    return mask.repeat(group_count, 1)
+
+
+def ragged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    packed_pass: PackedPass,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Store the new keys and values, then attend sequence by sequence.
+
+    `query` is [1, H, T, D], `key` and `value` [1, KV heads, T, D] for the T tokens of the packed row. Returns [1, T, H, D].
+    """
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    _, head_count, token_count, head_size = query.shape
+    output = query.new_empty(token_count, head_count, head_size)
+    for span in packed_pass.spans:
+        new = slice(span.start, span.stop)
+        packed_pass.pool.write(layer, span.sequence_id, key[0, :, new], value[0, :, new])
+        keys, values = packed_pass.pool.views(layer, span.sequence_id)
+        rows = _attend(query[:, :, new], keys, values, span, scaling)  # [H, q, D]
+        output[new] = rows.transpose(0, 1)
+    return output.unsqueeze(0), None
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: Span, scaling: float
+) -> torch.Tensor:
+    _, head_count, query_count, head_size = query.shape
+    if span.is_prefill:
+        out = F.scaled_dot_product_attention(
+            query, keys[None], values[None], is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return out[0]
+    # Heads that share a KV head are folded into the query rows: keys are read once for all of them.
+    folded = query.reshape(1, keys.shape[0], -1, head_size)
+    out = F.scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=span.mask, scale=scaling)
+    return out.view(head_count, query_count, head_size)
+
+
+AttentionInterface.register(ATTENTION_NAME, ragged_attention)

@@ -1,0 +1,35 @@
+"""One thread for all model work, so that the event loop, and health checks with it, never waits for a pass."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class ModelWorker:
+    """Runs calls one after another, in the order they came."""
+
+    def __init__(self, threads: int | None) -> None:
+        """`threads` is how many the operations of one call may use; None leaves it to torch."""
+        self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_set_threads, threads))
+
+    async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Run `work` in the thread. A caller that is cancelled while waiting takes its call out of the queue."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
+
+    def close(self) -> None:
+        """Wait for the running call, drop the waiting ones."""
+        self._executor.shutdown(cancel_futures=True)
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        # OpenMP's count belongs to the calling thread, so it is set where the work is done.
+        torch.set_num_threads(threads)

@@ -1,0 +1,107 @@
+"""Every error that Paceline raises on purpose.
+
+    PacelineError
+      InvalidRequest           INVALID_ARGUMENT      a field is wrong; repeating the call is no use
+        DuplicateSequence                            one call names a sequence twice
+      SequenceNotFound         NOT_FOUND             a rollback names a sequence the service does not hold
+      TokenizerNotFound        NOT_FOUND             the model has no tokenizer
+      PrefixNotCached          FAILED_PRECONDITION   fewer tokens are cached than a row relies on: send them all
+      Overloaded               RESOURCE_EXHAUSTED    no room now; try again after `retry_after_s`
+      PeerUnavailable          UNAVAILABLE           a service cannot be reached
+      CallTimedOut             DEADLINE_EXCEEDED     a call did not end in time
+      PeerFailed               INTERNAL              a service failed in a way it did not explain
+      StartupError             FAILED_PRECONDITION   a service cannot start as configured
+        ModelNotUsable                               a checkpoint is missing, broken or unsupported
+        IncompatiblePair                             draft and target cannot work together
+        AddressInUse                                 the port is taken
+
+Servicers raise these; one interceptor turns them into canonical statuses, and clients turn those back (`rpc`, `codec`).
+Messages name the field, the value and the remedy.
+"""
+
+from typing import ClassVar
+
+import grpc
+
+from paceline.types import Metadata
+
+
+class PacelineError(Exception):
+    """Base of the tree. `code` and `reason` are what a peer sees beside the message."""
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str, metadata: Metadata | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = dict(metadata or {})
+
+
+class InvalidRequest(PacelineError):
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, message: str, metadata: Metadata | None = None, *, field: str = "") -> None:
+        super().__init__(message, metadata)
+        self.field = field
+
+
+class DuplicateSequence(InvalidRequest):
+    reason = "DUPLICATE_SEQUENCE"
+
+
+class SequenceNotFound(PacelineError):
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "SEQUENCE_NOT_FOUND"
+
+
+class TokenizerNotFound(PacelineError):
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "TOKENIZER_NOT_FOUND"
+
+
+class PrefixNotCached(PacelineError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "PREFIX_NOT_CACHED"
+
+
+class Overloaded(PacelineError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "OVERLOADED"
+
+    def __init__(self, message: str, metadata: Metadata | None = None, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, metadata)
+        self.retry_after_s = retry_after_s
+
+
+class PeerUnavailable(PacelineError):
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "PEER_UNAVAILABLE"
+
+
+class CallTimedOut(PacelineError):
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "CALL_TIMED_OUT"
+
+
+class PeerFailed(PacelineError):
+    code = grpc.StatusCode.INTERNAL
+    reason = "PEER_FAILED"
+
+
+class StartupError(PacelineError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "STARTUP_FAILED"
+
+
+class ModelNotUsable(StartupError):
+    reason = "MODEL_NOT_USABLE"
+
+
+class IncompatiblePair(StartupError):
+    reason = "INCOMPATIBLE_PAIR"
+
+
+class AddressInUse(StartupError):
+    reason = "ADDRESS_IN_USE"

@@ -1,0 +1,63 @@
+"""Settings of the services: flags, environment variables and their checks in one place.
+
+A field `kv_memory` of the target service is the flag `--kv-memory` and the variable `PACELINE_TARGET_KV_MEMORY`; flags
+win over variables. Knows nothing of what the settings mean to the services.
+"""
+
+import sys
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import ByteSize, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from paceline.telemetry import LogFormat, LogLevel
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class ServiceSettings(BaseSettings):
+    """What every service can be told."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, cli_kebab_case=True, cli_avoid_json=True, cli_hide_none_type=True, extra="forbid"
+    )
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: Port = Field(0, description="port to listen on; 0 takes any free one")
+    shutdown_grace_s: Seconds = Field(10, description="seconds that running calls get after SIGTERM")
+    log_format: LogFormat = Field("console", description="how log lines look")
+    log_level: LogLevel = Field("info", description="least level that is logged")
+
+
+class ModelServiceSettings(ServiceSettings):
+    """What the draft and the target service can be told."""
+
+    model: str = Field(description="checkpoint directory, or builtin:target or builtin:draft")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto takes what the checkpoint says")
+    threads: Annotated[int, Field(ge=1)] | None = Field(None, description="threads for model work; unset: torch's choice")
+    kv_memory: ByteSize = Field(ByteSize(2 << 30), description="most memory for the cache, such as 512MiB")
+
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+def parse_settings(kind: type[SettingsT], program: str, arguments: list[str] | None = None) -> SettingsT:
+    """Read settings from `arguments` (the command line's when None) and the environment.
+
+    Exits with status 2 and one line a wrong setting, naming flag, value and remedy.
+    """
+    values: dict[str, Any] = {
+        "_cli_parse_args": True if arguments is None else arguments,
+        "_cli_prog_name": f"python -m {program}",
+    }
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        for problem in error.errors():
+            flag = "--" + "-".join(str(part) for part in problem["loc"]).replace("_", "-")
+            given = "" if problem["type"] == "missing" else f" {problem['input']!r}"
+            print(f"{program}: {flag}{given}: {problem['msg']}", file=sys.stderr)
+    except SettingsError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+    sys.exit(2)

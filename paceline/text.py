@@ -1,0 +1,112 @@
+"""Text in, text out: tokenizing prompts, chat templates, and turning a stream of token ids into whole characters.
+
+Works from `TokenizerFiles`, so it needs neither torch nor a checkpoint. Knows nothing of models.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from paceline.errors import InvalidRequest, ModelNotUsable
+from paceline.types import Prompt, Text, TokenizerFiles, TokenIds
+
+_REPLACEMENT = "\ufffd"
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """SHA-256 of the token-to-id table, special tokens included.
+
+    Only ids pass between draft and target, so two tokenizers that give every id the same text can work as a pair, even
+    if they would split a prompt differently.
+    """
+    table = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+    return hashlib.sha256(json.dumps(table).encode()).hexdigest()
+
+
+class TextCodec:
+    """A tokenizer with its chat template."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        try:
+            self.tokenizer = Tokenizer.from_str(files.tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise ModelNotUsable(f"the tokenizer cannot be read: {error}") from error
+        # A checkpoint may carry the limits it was trained with; here length is checked, never cut.
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self._special_tokens: Mapping[str, str] = json.loads(files.special_tokens_json)
+        self._template = _environment().from_string(files.chat_template) if files.chat_template else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Turn a prompt in any of its forms into token ids."""
+        if isinstance(prompt, TokenIds):
+            return list(prompt.values)
+        if isinstance(prompt, Text):
+            return self.tokenizer.encode(prompt.value).ids
+        return self.tokenizer.encode(self._render(prompt.value), add_special_tokens=False).ids
+
+    def _render(self, message: str) -> str:
+        if self._template is None:
+            raise InvalidRequest(
+                "user_message is set, but the target model has no chat template; send text instead",
+                field="user_message",
+            )
+        messages = [{"role": "user", "content": message}]
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+        except TemplateError as error:
+            raise InvalidRequest(f"the chat template refuses this message: {error}", field="user_message") from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates in the wild expect; sandboxed, for a template comes with the checkpoint."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.globals["raise_exception"] = _raise_template_error
+    return environment
+
+
+def _raise_template_error(message: Any) -> NoReturn:
+    raise TemplateError(str(message))
+
+
+class Detokenizer:
+    """Turn token ids into text, one by one, holding back characters that are still incomplete.
+
+    The pieces, with the last `flush`, join to the text of all ids decoded at once. Special tokens have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Ids before the open ones give the decoder its left context: some decoders drop a leading space.
+        self._context: list[int] = []
+        self._context_text = ""
+        self._open: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Add a token; return the text that became complete."""
+        self._open.append(token_id)
+        text = self._tokenizer.decode([*self._context, *self._open], skip_special_tokens=True)
+        if text.endswith(_REPLACEMENT) or len(text) <= len(self._context_text):
+            return ""
+        piece = text[len(self._context_text) :]
+        self._context, self._open = self._open, []
+        self._context_text = self._tokenizer.decode(self._context, skip_special_tokens=True)
+        return piece
+
+    def flush(self) -> str:
+        """Return what is still held back, incomplete characters as U+FFFD."""
+        if not self._open:
+            return ""
+        text = self._tokenizer.decode([*self._context, *self._open], skip_special_tokens=True)
+        self._open = []
+        return text[len(self._context_text) :]

@@ -1,0 +1,61 @@
+"""Answer TargetService calls: translate, run in the model's thread, translate back."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from paceline.codec.models import model_to_pb, tokenizer_to_pb
+from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb, verdicts_to_pb, verify_rows_from_pb
+from paceline.engine.runner import Runner
+from paceline.engine.worker import ModelWorker
+from paceline.errors import InvalidRequest, TokenizerNotFound
+from paceline.v1 import target_service_pb2 as pb
+from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server
+from target_service.verifier import Verifier
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TargetService"].full_name
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TargetServicer(TargetServiceServicer):
+    def __init__(self, verifier: Verifier, worker: ModelWorker) -> None:
+        self._verifier = verifier
+        self._worker = worker
+
+    async def VerifyTokens(self, request: pb.VerifyTokensRequest, context: Context) -> pb.VerifyTokensResponse:
+        if not request.rows:
+            raise InvalidRequest("rows is empty; send one row a sequence", field="rows")
+        rows = verify_rows_from_pb(request)
+        return verdicts_to_pb(rows, await self._worker.run(self._verifier.verify, rows))
+
+    async def RollbackTargetSequences(
+        self, request: pb.RollbackTargetSequencesRequest, context: Context
+    ) -> pb.RollbackTargetSequencesResponse:
+        lengths = lengths_from_pb(request.sequences)
+        results = await self._worker.run(self._verifier.runner.rollback, lengths)
+        return pb.RollbackTargetSequencesResponse(results=rollbacks_to_pb(lengths, results))
+
+    async def ReleaseTargetSequences(
+        self, request: pb.ReleaseTargetSequencesRequest, context: Context
+    ) -> pb.ReleaseTargetSequencesResponse:
+        count = await self._worker.run(self._verifier.runner.release, list(request.sequence_ids))
+        return pb.ReleaseTargetSequencesResponse(released_count=count)
+
+    async def DescribeTargetModel(
+        self, request: pb.DescribeTargetModelRequest, context: Context
+    ) -> pb.DescribeTargetModelResponse:
+        return pb.DescribeTargetModelResponse(model=model_to_pb(self._verifier.runner.describe()))
+
+    async def DownloadTokenizer(
+        self, request: pb.DownloadTokenizerRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadTokenizerResponse]:
+        files = self._verifier.runner.model.tokenizer
+        if files is None:
+            raise TokenizerNotFound("the target model has no tokenizer; send prompts as token ids")
+        for piece in tokenizer_to_pb(files):
+            yield piece
+
+
+def add_target_service(runner: Runner, worker: ModelWorker, server: grpc.aio.Server) -> None:
+    add_TargetServiceServicer_to_server(TargetServicer(Verifier(runner), worker), server)

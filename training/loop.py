@@ -1,0 +1,105 @@
+"""One training loop for both models: length-bucketed batches, AdamW, a schedule that ends when the time is spent.
+
+Knows nothing of problems or of where batches and losses come from.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from training.tokenizer import END, PAD
+
+MAX_LENGTH = 4096
+IGNORED = -100
+
+Row = TypeVar("Row", bound=Sized)
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The few numbers that tell one Llama of the pair from another."""
+
+    hidden_size: int
+    layer_count: int
+    head_count: int
+    kv_head_count: int
+    mlp_size: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    step_count: int
+    token_count: int
+    loss: float
+    """Mean over the last tenth of the time."""
+
+
+def new_model(shape: Shape, vocabulary: dict[str, int]) -> LlamaForCausalLM:
+    """Build a freshly initialised Llama whose special token ids are the tokenizer's."""
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.layer_count,
+        num_attention_heads=shape.head_count,
+        num_key_value_heads=shape.kv_head_count,
+        intermediate_size=shape.mlp_size,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=vocabulary[END],
+        pad_token_id=vocabulary[PAD],
+    )
+    return LlamaForCausalLM(config)
+
+
+def bucketed(rows: Sequence[Row], token_budget: int, rng: random.Random) -> Iterator[list[Row]]:
+    """Yield batches of similar length, at most `token_budget` tokens with padding, in random order."""
+    ordered = sorted(rows, key=lambda row: len(row) + rng.random() * 8)
+    batches: list[list[T]] = [[]]
+    for row in ordered:
+        if batches[-1] and (len(batches[-1]) + 1) * len(row) > token_budget:
+            batches.append([])
+        batches[-1].append(row)
+    rng.shuffle(batches)
+    yield from batches
+
+
+def fit(
+    model: LlamaForCausalLM,
+    batches: Iterator[Batch],
+    loss_of: Callable[[LlamaForCausalLM, Batch], tuple[torch.Tensor, int]],
+    *,
+    minutes: float,
+    peak_rate: float,
+    report: Callable[[str], None],
+) -> Progress:
+    """Train until `minutes` have passed. `loss_of` returns the mean loss of a batch and its token count."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    began, last_report = time.monotonic(), 0.0
+    step_count = token_count = 0
+    tail: list[float] = []
+    model.train()
+    while (share := (time.monotonic() - began) / (60 * minutes)) < 1:
+        rate = peak_rate * min(1.0, (step_count + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss, count = loss_of(model, next(batches))
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        step_count, token_count = step_count + 1, token_count + count
+        if share > 0.9:
+            tail.append(loss.item())
+        if time.monotonic() - last_report > 20:
+            last_report = time.monotonic()
+            report(f"{share:5.1%} step {step_count} tokens {token_count} loss {loss.item():.4f} rate {rate:.2e}")
+    model.eval()
+    return Progress(step_count, token_count, sum(tail) / max(1, len(tail)))
