@@ -64,4 +64,6 @@ def check_row(row: Row, model: ModelDescription, final_length: int) -> None:
 def check_token_ids(token_ids: Sequence[int], vocabulary_size: int, field: str) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocabulary_size:
-            raise InvalidRequest(f"{field} holds {token_id}, outside the vocabulary [0, {vocabulary_size})", field=field)
+            raise InvalidRequest(
+                f"{field} holds {token_id}, outside the vocabulary [0, {vocabulary_size})", field=field
+            )

@@ -35,7 +35,9 @@ class ModelServiceSettings(ServiceSettings):
 
     model: str = Field(description="checkpoint directory, or builtin:target or builtin:draft")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto takes what the checkpoint says")
-    threads: Annotated[int, Field(ge=1)] | None = Field(None, description="threads for model work; unset: torch's choice")
+    threads: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="threads for model work; unset: torch's choice"
+    )
     kv_memory: ByteSize = Field(ByteSize(2 << 30), description="most memory for the cache, such as 512MiB")
 
 

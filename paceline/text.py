@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from paceline.errors import InvalidRequest, ModelNotUsable
-from paceline.types import Prompt, Text, TokenizerFiles, TokenIds
+from paceline.types import Prompt, Text, TokenIds, TokenizerFiles
 
 _REPLACEMENT = "\ufffd"
 

@@ -64,6 +64,7 @@ class ModelDescription:
     cache_capacity_bytes: int = 0
     cache_used_bytes: int = 0
     sequence_count: int = 0
+    has_chat_template: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Start the target service: `python -m target_service --help`."""
 
-from target_service.config import TargetSettings
-from target_service.servicer import SERVICE_NAME, add_target_service
 from paceline.engine.serving import serve_model
 from paceline.service import run_service
 from paceline.settings import parse_settings
+from target_service.config import TargetSettings
+from target_service.servicer import SERVICE_NAME, add_target_service
 
 
 def main() -> None:

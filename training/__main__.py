@@ -8,7 +8,6 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from tokenizers import Tokenizer
 
 from training import problems, target
 from training.loop import MAX_LENGTH, fit, new_model
@@ -32,7 +31,9 @@ def train_target(data: Data, work: Work, minutes: float = 60, token_budget: int 
     torch.manual_seed(seed)
     seen, _ = problems.load(data)
     rng = random.Random(seed)
-    tokenizer = train_tokenizer((target.example_text(p) for p in [*seen, *(problems.vary(q, rng) for q in seen)]), VOCABULARY_SIZE)
+    tokenizer = train_tokenizer(
+        (target.example_text(p) for p in [*seen, *(problems.vary(q, rng) for q in seen)]), VOCABULARY_SIZE
+    )
     folder = work / "target"
     save_tokenizer(tokenizer, folder, MAX_LENGTH)
     model = new_model(target.TARGET_SHAPE, tokenizer.get_vocab())

@@ -82,7 +82,9 @@ def piece_from_pb(message: generation_service_pb2.GenerateTextResponse) -> types
     if not message.HasField("finish"):
         return types.OutputPiece(tokens)
     if message.finish.reason not in _REASON_FROM_PB:
-        raise PeerFailed(f"finish reason {message.finish.reason} is unknown here; use a client as new as the coordinator")
+        raise PeerFailed(
+            f"finish reason {message.finish.reason} is unknown here; use a client as new as the coordinator"
+        )
     usage = message.finish.usage
     return types.OutputPiece(
         tokens,

@@ -24,7 +24,8 @@ def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.Pr
 
 def propose_rows_from_pb(request: draft_service_pb2.ProposeTokensRequest) -> list[types.ProposeRow]:
     return [
-        types.ProposeRow(row.sequence_id, row.base_length, tuple(row.token_ids), row.draft_count) for row in request.rows
+        types.ProposeRow(row.sequence_id, row.base_length, tuple(row.token_ids), row.draft_count)
+        for row in request.rows
     ]
 
 

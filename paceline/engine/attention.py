@@ -74,9 +74,7 @@ def ragged_attention(
     return output.unsqueeze(0), None
 
 
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: Span, scaling: float
-) -> torch.Tensor:
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: Span, scaling: float) -> torch.Tensor:
     _, head_count, query_count, head_size = query.shape
     if span.is_prefill:
         out = F.scaled_dot_product_attention(

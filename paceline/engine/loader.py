@@ -80,6 +80,7 @@ def load_model(model: str, dtype: DtypeName = "auto") -> LoadedModel:
         device=str(module.device),
         dtype=str(module.dtype).removeprefix("torch."),
         parameter_count=module.num_parameters(),
+        has_chat_template=bool(tokenizer and tokenizer.chat_template),
     )
     return LoadedModel(module, description, shape, head_count, tokenizer)
 
@@ -135,7 +136,9 @@ def _read_weights(model: str, folder: Path, dtype: torch.dtype | Literal["auto"]
         raise ModelNotUsable(f"model {model!r}: the weights cannot be read, perhaps half written: {error}") from error
     # transformers fills what a file lacks with random numbers and only warns.
     if missing := sorted(report["missing_keys"]):
-        raise ModelNotUsable(f"model {model!r}: {len(missing)} tensors are missing from the weights, {missing[0]} first")
+        raise ModelNotUsable(
+            f"model {model!r}: {len(missing)} tensors are missing from the weights, {missing[0]} first"
+        )
     if module.dtype not in DTYPES.values():
         raise ModelNotUsable(f"model {model!r} holds {module.dtype} weights; start with --dtype float32 or bfloat16")
     return module.eval()
@@ -150,14 +153,18 @@ def _read_tokenizer(model: str, folder: Path) -> TokenizerFiles | None:
     except Exception as error:  # the libraries below raise bare Exception
         raise ModelNotUsable(f"model {model!r}: the tokenizer cannot be read: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ModelNotUsable(f"model {model!r}: {type(tokenizer).__name__} has no fast form; convert it to tokenizer.json")
+        raise ModelNotUsable(
+            f"model {model!r}: {type(tokenizer).__name__} has no fast form; convert it to tokenizer.json"
+        )
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
     return TokenizerFiles(
         tokenizer_json=tokenizer.backend_tokenizer.to_str(),
         chat_template=template or "",
-        special_tokens_json=json.dumps({name: str(text) for name, text in tokenizer.special_tokens_map.items() if text}),
+        special_tokens_json=json.dumps(
+            {name: str(text) for name, text in tokenizer.special_tokens_map.items() if text}
+        ),
     )
 
 

@@ -121,6 +121,7 @@ class ModelDescription(_message.Message):
     CACHE_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     CACHE_USED_BYTES_FIELD_NUMBER: _builtins.int
     SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name the service was started with: a directory or a built-in name."""
     architecture: _builtins.str
@@ -145,6 +146,8 @@ class ModelDescription(_message.Message):
     """Bytes the cache uses now."""
     sequence_count: _builtins.int
     """Sequences that hold cached tokens now."""
+    has_chat_template: _builtins.bool
+    """Tells whether the tokenizer has a chat template, so that `user_message` prompts work."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end an output."""
@@ -164,10 +167,11 @@ class ModelDescription(_message.Message):
         cache_capacity_bytes: _builtins.int = ...,
         cache_used_bytes: _builtins.int = ...,
         sequence_count: _builtins.int = ...,
+        has_chat_template: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache_capacity_bytes", b"cache_capacity_bytes", "cache_used_bytes", b"cache_used_bytes", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "max_length", b"max_length", "model_id", b"model_id", "parameter_count", b"parameter_count", "sequence_count", b"sequence_count", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache_capacity_bytes", b"cache_capacity_bytes", "cache_used_bytes", b"cache_used_bytes", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "max_length", b"max_length", "model_id", b"model_id", "parameter_count", b"parameter_count", "sequence_count", b"sequence_count", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

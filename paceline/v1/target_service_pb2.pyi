@@ -33,6 +33,8 @@ class _TokenizerFileEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeniz
     """Tokenizer in the `tokenizers` library's JSON form."""
     TOKENIZER_FILE_CHAT_TEMPLATE: _TokenizerFile.ValueType  # 2
     """Chat template in Jinja; absent when the model has none."""
+    TOKENIZER_FILE_SPECIAL_TOKENS: _TokenizerFile.ValueType  # 3
+    """JSON object of the special tokens a chat template may name, such as `bos_token`, and their texts."""
 
 class TokenizerFile(_TokenizerFile, metaclass=_TokenizerFileEnumTypeWrapper):
     """Names the files that make a tokenizer."""
@@ -43,6 +45,8 @@ TOKENIZER_FILE_TOKENIZER: TokenizerFile.ValueType  # 1
 """Tokenizer in the `tokenizers` library's JSON form."""
 TOKENIZER_FILE_CHAT_TEMPLATE: TokenizerFile.ValueType  # 2
 """Chat template in Jinja; absent when the model has none."""
+TOKENIZER_FILE_SPECIAL_TOKENS: TokenizerFile.ValueType  # 3
+"""JSON object of the special tokens a chat template may name, such as `bos_token`, and their texts."""
 Global___TokenizerFile: _TypeAlias = TokenizerFile  # noqa: Y015
 
 @_typing.final

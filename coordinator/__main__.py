@@ -1,0 +1,15 @@
+"""Start the coordinator: `python -m coordinator --draft HOST:PORT --target HOST:PORT`."""
+
+from coordinator.config import CoordinatorSettings
+from coordinator.serving import serve
+from paceline.service import run_service
+from paceline.settings import parse_settings
+
+
+def main() -> None:
+    settings = parse_settings(CoordinatorSettings, "coordinator")
+    run_service("coordinator", settings, serve(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""All sequences that are not ended: the live ones, which rounds are made of, and the queue behind them.
+
+Owns places and order; knows nothing of services. A place that falls free is filled at once from the queue.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+
+from coordinator.sequence import Sequence
+from paceline.errors import Overloaded
+
+
+class SequencePool:
+    def __init__(self, capacity: int, queue_limit: int) -> None:
+        """`capacity` sequences are live at most, `queue_limit` wait."""
+        self._capacity = capacity
+        self._queue_limit = queue_limit
+        self._waiting: deque[Sequence] = deque()
+        # In order of last service, least recently served first; dicts keep insertion order.
+        self._live: dict[Sequence, None] = {}
+        self._in_flight: set[Sequence] = set()
+        self._changed = asyncio.Event()
+
+    @property
+    def live_count(self) -> int:
+        return len(self._live)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Add a sequence; Overloaded when the queue is full."""
+        if len(self._waiting) >= self._queue_limit:
+            raise Overloaded(f"{self._queue_limit} requests are waiting already; try again later")
+        self._waiting.append(sequence)
+        self._refill()
+
+    def window(self) -> list[Sequence]:
+        """Live sequences that are in no round now, least recently served first."""
+        return [sequence for sequence in self._live if sequence not in self._in_flight]
+
+    async def ready(self) -> None:
+        """Wait until the window is not empty."""
+        while not self.window():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def claim(self, group: Iterable[Sequence]) -> None:
+        """Take sequences out of the window for a round."""
+        for sequence in group:
+            del self._live[sequence]
+            self._live[sequence] = None
+            self._in_flight.add(sequence)
+
+    def settle(self, group: Iterable[Sequence]) -> list[Sequence]:
+        """Put a round's sequences back; return those that ended and so left the pool."""
+        self._in_flight.difference_update(group)
+        return self.retire(group)
+
+    def retire(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Drop the ended ones that are in no round; return those that had been live, for they may be cached."""
+        gone = {one for one in sequences if one.ended and one not in self._in_flight}
+        retired = [one for one in self._live if one in gone]
+        for sequence in retired:
+            del self._live[sequence]
+        if len(retired) < len(gone):
+            self._waiting = deque(one for one in self._waiting if one not in gone)
+        self._refill()
+        return retired
+
+    def _refill(self) -> None:
+        while self._waiting and len(self._live) < self._capacity:
+            self._live[self._waiting.popleft()] = None
+        self._changed.set()

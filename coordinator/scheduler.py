@@ -1,0 +1,114 @@
+"""The loop: take a group from the pool, run its round, put it back, free what ended.
+
+Owns the tasks and the counters; knows nothing of text or protobuf.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import structlog
+
+from coordinator.policies import Policy
+from coordinator.pool import SequencePool
+from coordinator.round import Drafter, RoundLimits, RoundReport, Verifier, run_round
+from coordinator.sequence import Sequence
+from paceline.errors import PacelineError, PeerFailed
+
+log = structlog.get_logger()
+
+
+class Releases(Protocol):
+    async def release(self, sequence_ids: list[str]) -> None: ...
+
+
+class RemoteDraft(Drafter, Releases, Protocol): ...
+
+
+class RemoteTarget(Verifier, Releases, Protocol): ...
+
+
+class Scheduler:
+    def __init__(
+        self,
+        pool: SequencePool,
+        policy: Policy,
+        drafter: RemoteDraft,
+        verifier: RemoteTarget,
+        *,
+        batch_size: int,
+        limits: RoundLimits,
+    ) -> None:
+        self.pool = pool
+        self.batch_size = batch_size
+        self.limits = limits
+        self.round_count = 0
+        self.drafted_count = 0
+        self.accepted_count = 0
+        self._policy = policy
+        self._drafter = drafter
+        self._verifier = verifier
+        self._draft_is_up = True
+        self._releases: set[asyncio.Task[None]] = set()
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence; Overloaded when the queue is full."""
+        self.pool.submit(sequence)
+
+    def abandon(self, sequence: Sequence) -> None:
+        """End a sequence whose client is gone. One that ended already is left alone."""
+        if not sequence.ended:
+            sequence.ended = True
+            self._free(self.pool.retire([sequence]))
+
+    async def run(self) -> None:
+        """Run rounds until cancelled."""
+        while True:
+            await self.pool.ready()
+            group = self._policy.select(self.pool.window(), self.batch_size)
+            self.pool.claim(group)
+            try:
+                await self._run_round(group)
+            finally:
+                self._free(self.pool.settle(group))
+
+    async def drain(self) -> None:
+        """Wait until the services were told of every sequence that ended."""
+        await asyncio.gather(*self._releases)
+
+    async def _run_round(self, group: list[Sequence]) -> None:
+        try:
+            self._count(await run_round(group, self._drafter, self._verifier, self.limits))
+        except Exception as error:
+            if not isinstance(error, PacelineError):
+                log.error("a round failed unexpectedly", exc_info=error)
+                error = PeerFailed("the coordinator failed unexpectedly; its log has the details")
+            log.warning("a group failed", error=str(error), sequences=len(group))
+            for sequence in group:
+                if not sequence.ended:
+                    sequence.fail(error)
+
+    def _count(self, report: RoundReport) -> None:
+        self.round_count += 1
+        self.drafted_count += report.drafted_count
+        self.accepted_count += report.accepted_count
+        if report.draft_error and self._draft_is_up:
+            log.warning("draft service failed; decoding plainly until it answers", error=str(report.draft_error))
+        if report.draft_error is None and not self._draft_is_up and report.drafted_count:
+            log.info("draft service answers again")
+        if report.draft_error or report.drafted_count:
+            self._draft_is_up = report.draft_error is None
+
+    def _free(self, sequences: Iterable[Sequence]) -> None:
+        """Tell both services, without waiting: a cache that is not freed is no error of any request."""
+        if sequence_ids := [sequence.sequence_id for sequence in sequences]:
+            task = asyncio.create_task(self._release(sequence_ids))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _release(self, sequence_ids: list[str]) -> None:
+        for service in (self._drafter, self._verifier):
+            try:
+                await service.release(sequence_ids)
+            except PacelineError as error:
+                log.warning("sequences could not be released", error=str(error), sequences=len(sequence_ids))

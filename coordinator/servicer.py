@@ -1,0 +1,50 @@
+"""Answer GenerationService calls: translate, queue, stream."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from coordinator.admission import Admission
+from coordinator.scheduler import Scheduler
+from coordinator.startup import Pair
+from paceline.codec.generation import cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.types import ClusterDescription
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationServicer(GenerationServiceServicer):
+    def __init__(self, pair: Pair, admission: Admission, scheduler: Scheduler) -> None:
+        self._pair = pair
+        self._admission = admission
+        self._scheduler = scheduler
+
+    async def GenerateText(
+        self, request: pb.GenerateTextRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateTextResponse]:
+        sequence = self._admission.admit(request_from_pb(request))
+        # Called however the call ends: answered, cancelled, timed out or cut off.
+        context.add_done_callback(lambda _: self._scheduler.abandon(sequence))
+        self._scheduler.submit(sequence)
+        async for piece in sequence.pieces():
+            yield piece_to_pb(piece)
+
+    async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
+        scheduler = self._scheduler
+        return cluster_to_pb(
+            ClusterDescription(
+                target=self._pair.target,
+                draft=self._pair.draft,
+                batch_size=scheduler.batch_size,
+                draft_count=scheduler.limits.draft_count,
+                live_sequence_count=scheduler.pool.live_count,
+                waiting_sequence_count=scheduler.pool.waiting_count,
+                round_count=scheduler.round_count,
+                drafted_count=scheduler.drafted_count,
+                accepted_count=scheduler.accepted_count,
+            )
+        )

@@ -1,0 +1,63 @@
+"""The coordinator's life: join the models, serve, drain. Everything is put together here."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from coordinator.admission import Admission
+from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
+from coordinator.config import CoordinatorSettings
+from coordinator.policies import Continuous
+from coordinator.pool import SequencePool
+from coordinator.round import RoundLimits
+from coordinator.scheduler import Scheduler
+from coordinator.servicer import SERVICE_NAME, GenerationServicer
+from coordinator.startup import join_pair
+from paceline.rpc import RunningServer, open_channel, running_server, termination
+from paceline.service import announce
+from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
+
+
+async def serve(settings: CoordinatorSettings) -> None:
+    async with running_coordinator(settings) as server:
+        announce("coordinator", server.address)
+        await termination()
+
+
+@asynccontextmanager
+async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[RunningServer]:
+    """Serve while the block runs; on leaving, running requests get `shutdown_grace_s` to end."""
+    async with (
+        open_channel(settings.draft) as draft_channel,
+        open_channel(settings.target, [TARGET_SERVICE]) as target_channel,
+    ):
+        drafter = RemoteDrafter(draft_channel, settings.call_timeout_s)
+        verifier = RemoteVerifier(target_channel, settings.call_timeout_s)
+        pair = await join_pair(
+            drafter,
+            verifier,
+            draft_address=settings.draft,
+            target_address=settings.target,
+            timeout_s=settings.startup_timeout_s,
+        )
+        limits = RoundLimits(settings.draft_count, pair.draft.max_length, pair.target.vocabulary_size)
+        pool = SequencePool(settings.batch_size, settings.queue_limit)
+        scheduler = Scheduler(pool, Continuous(), drafter, verifier, batch_size=settings.batch_size, limits=limits)
+        admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens, draft_count=settings.draft_count)
+        servicer = GenerationServicer(pair, admission, scheduler)
+        rounds = asyncio.create_task(scheduler.run())
+        try:
+            async with running_server(
+                settings.host,
+                settings.port,
+                [SERVICE_NAME],
+                lambda server: add_GenerationServiceServicer_to_server(servicer, server),
+                grace_s=settings.shutdown_grace_s,
+            ) as server:
+                await server.set_serving(True)
+                yield server
+        finally:
+            rounds.cancel()
+            with suppress(asyncio.CancelledError):
+                await rounds
+            await scheduler.drain()

@@ -1,0 +1,184 @@
+"""`paceline demo`: the three services at work on the built-in pair, and what speculation gained, measured here and now."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.options import BatchSize, DraftCount, DraftModel, Dtype, MaxNewTokens, TargetModel, as_prompt
+from paceline.cli.prompts import PROMPTS
+from paceline.client import Client, Completion
+from paceline.launcher import ClusterOptions, running_cluster
+from paceline.types import ClusterDescription, GenerationRequest, OutputPiece, UserMessage
+
+if TYPE_CHECKING:
+    from paceline.engine.reference import HuggingFaceReference
+
+ACCEPTED_STYLE, OWN_STYLE = "green", "bold yellow"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One pass over all prompts."""
+
+    completions: list[Completion]
+    elapsed_s: float
+
+    @property
+    def output_count(self) -> int:
+        return sum(completion.finish.usage.output_count for completion in self.completions)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.output_count / self.elapsed_s
+
+
+def command(
+    max_new_tokens: MaxNewTokens = 160,
+    runs: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, alternating; medians are shown.")] = 3,
+    target_model: TargetModel = "builtin:target",
+    draft_model: DraftModel = "builtin:draft",
+    dtype: Dtype = "auto",
+    batch_size: BatchSize = 8,
+    draft_count: DraftCount = 5,
+) -> None:
+    """Stream two dozen answers, then compare with plain decoding and with Hugging Face."""
+    options = ClusterOptions(
+        target_model=target_model, draft_model=draft_model, dtype=dtype, batch_size=batch_size, draft_count=draft_count
+    )
+    asyncio.run(_demo(options, max_new_tokens, runs))
+
+
+async def _demo(options: ClusterOptions, max_new_tokens: int, runs: int) -> None:
+    console = Console(highlight=False)
+    with console.status("starting coordinator, draft service and target service") as status:
+        async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
+            cluster = await client.describe()
+            status.stop()
+            _introduce(console, cluster)
+            speculative = [await _measure_streamed(console, client, _requests(cluster, max_new_tokens))]
+            plain_requests = _requests(cluster, max_new_tokens, max_draft_count=0)
+            status.start()
+            plain: list[Measured] = []
+            for number in range(runs):
+                status.update(f"decoding plainly and speculatively, run {number + 1} of {runs}")
+                plain.append(await _measure(client, plain_requests))
+                speculative.append(await _measure(client, _requests(cluster, max_new_tokens)))
+        reference = await asyncio.to_thread(_reference, options, cluster, max_new_tokens, status)
+    console.print(_table(plain, speculative[1:], reference, cluster))
+
+
+def _introduce(console: Console, cluster: ClusterDescription) -> None:
+    for role, model in (("target", cluster.target), ("draft", cluster.draft)):
+        size = f"{model.parameter_count / 1e6:.1f} M parameters"
+        console.print(f"{role:7} {model.model_id}, {model.architecture}, {size}, {model.dtype} on {model.device}")
+    legend = Text.assemble(("accepted draft tokens", ACCEPTED_STYLE), ", ", ("the target's own", OWN_STYLE), "\n")
+    console.print(legend)
+
+
+def _requests(
+    cluster: ClusterDescription, max_new_tokens: int, max_draft_count: int | None = None
+) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            as_prompt(prompt, None, cluster), max_new_tokens=max_new_tokens, max_draft_count=max_draft_count
+        )
+        for prompt in PROMPTS
+    ]
+
+
+async def _measure(client: Client, requests: Sequence[GenerationRequest]) -> Measured:
+    began = time.perf_counter()
+    completions = await asyncio.gather(*(client.complete(request) for request in requests))
+    return Measured(completions, time.perf_counter() - began)
+
+
+async def _measure_streamed(console: Console, client: Client, requests: Sequence[GenerationRequest]) -> Measured:
+    """Generate all at once; print them in order, the one whose turn it is as it comes."""
+    began = time.perf_counter()
+    streams: list[asyncio.Queue[OutputPiece]] = [asyncio.Queue() for _ in requests]
+    tasks = [asyncio.create_task(_fill(client, *pair)) for pair in zip(requests, streams, strict=True)]
+    completions = [
+        await _print_stream(console, prompt, stream, task)
+        for prompt, stream, task in zip(PROMPTS, streams, tasks, strict=True)
+    ]
+    return Measured(completions, time.perf_counter() - began)
+
+
+async def _fill(client: Client, request: GenerationRequest, stream: asyncio.Queue[OutputPiece]) -> None:
+    async for piece in client.generate(request):
+        stream.put_nowait(piece)
+
+
+async def _print_stream(
+    console: Console, prompt: str, stream: asyncio.Queue[OutputPiece], task: asyncio.Task[None]
+) -> Completion:
+    console.print(prompt, style="bold")
+    tokens = []
+    while True:
+        getter = asyncio.ensure_future(stream.get())
+        await asyncio.wait([getter, task], return_when=asyncio.FIRST_COMPLETED)
+        if not getter.done() and stream.empty():
+            getter.cancel()
+            await task  # raises why the stream ended early
+        piece = await getter
+        tokens += piece.tokens
+        for token in piece.tokens:
+            console.print(Text(token.text, ACCEPTED_STYLE if token.accepted else OWN_STYLE), end="")
+        if piece.finish:
+            console.print("\n")
+            return Completion(tuple(tokens), piece.finish)
+
+
+def _reference(
+    options: ClusterOptions, cluster: ClusterDescription, max_new_tokens: int, status: Status
+) -> list[list[int]]:
+    # torch is slow to import, and only this command needs it here.
+    from paceline.engine.reference import HuggingFaceReference
+
+    reference = HuggingFaceReference(options.target_model, cluster.target.dtype)
+    outputs = []
+    for number, prompt in enumerate(PROMPTS, 1):
+        status.update(f"decoding with Hugging Face generate, prompt {number} of {len(PROMPTS)}")
+        outputs.append(_reference_output(reference, prompt, cluster, max_new_tokens))
+    return outputs
+
+
+def _reference_output(
+    reference: "HuggingFaceReference", prompt: str, cluster: ClusterDescription, max_new_tokens: int
+) -> list[int]:
+    chat = isinstance(as_prompt(prompt, None, cluster), UserMessage)
+    return reference.generate(reference.encode(prompt, chat=chat), max_new_tokens)
+
+
+def _table(
+    plain: Sequence[Measured], speculative: Sequence[Measured], reference: list[list[int]], cluster: ClusterDescription
+) -> Table:
+    usages = [completion.finish.usage for completion in speculative[0].completions]
+    drafted, accepted = sum(u.drafted_count for u in usages), sum(u.accepted_count for u in usages)
+    rounds, output = sum(u.round_count for u in usages), sum(u.output_count for u in usages)
+    plain_rate, rate = median(m.tokens_per_s for m in plain), median(m.tokens_per_s for m in speculative)
+    outputs = [completion.token_ids for completion in speculative[0].completions]
+    plain_outputs = [completion.token_ids for completion in plain[0].completions]
+    table = Table(title=f"{len(PROMPTS)} prompts, B = {cluster.batch_size}, {cluster.draft_count} drafts a round")
+    table.add_column("")
+    table.add_column("plain", justify="right")
+    table.add_column("speculative", justify="right")
+    table.add_row("tokens/s", f"{plain_rate:.0f}", f"{rate:.0f} ({rate / plain_rate:.2f}x)")
+    table.add_row("tokens per round and sequence", "1.00", f"{output / rounds:.2f}")
+    table.add_row("drafts accepted", "", f"{accepted / drafted:.1%}" if drafted else "none drafted")
+    table.add_row("identical to plain decoding", "", _same(outputs, plain_outputs))
+    table.add_row("identical to Hugging Face generate", _same(plain_outputs, reference), _same(outputs, reference))
+    return table
+
+
+def _same(outputs: list[list[int]], others: list[list[int]]) -> str:
+    return f"{sum(map(list.__eq__, outputs, others))} of {len(outputs)}"

@@ -1,0 +1,45 @@
+"""Prompts from a file of JSON lines: `{"prompt": ...}`, or SpecBench's `{"turns": [...]}`, whose first turn counts."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+@dataclass(frozen=True)
+class InputLine:
+    id: Any
+    """The line's own `id` or `question_id`, else its number."""
+    prompt: str | None
+    error: str | None = None
+    """What is wrong with the line; such a line has no prompt."""
+
+
+def read_lines(path: Path) -> list[InputLine]:
+    """Read every line that is not blank; a wrong one becomes an InputLine with an error."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--input") from error
+    # Not splitlines: JSON strings may hold U+2028 and its like unescaped.
+    lines = [_parse(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise typer.BadParameter(f"{path} holds no lines", param_hint="--input")
+    return lines
+
+
+def _parse(number: int, line: str) -> InputLine:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        return InputLine(number, None, f"line {number} is not JSON: {error}")
+    if not isinstance(row, dict):
+        return InputLine(number, None, f"line {number} is not a JSON object")
+    turns = row.get("turns")
+    prompt = row.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
+    line_id = row.get("id", row.get("question_id", number))
+    if not isinstance(prompt, str):
+        return InputLine(line_id, None, f"line {number} has neither a `prompt` string nor `turns` with one")
+    return InputLine(line_id, prompt)

@@ -1,0 +1,150 @@
+"""`paceline run`: a file of prompts in, a file of outputs out, line for line."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from paceline.cli.lines import InputLine, read_lines
+from paceline.cli.options import (
+    Address,
+    BatchSize,
+    Chat,
+    DraftCount,
+    DraftModel,
+    Dtype,
+    MaxNewTokens,
+    Speculation,
+    TargetModel,
+    as_prompt,
+    connected,
+    draft_limit,
+)
+from paceline.client import Client
+from paceline.errors import Overloaded, PacelineError
+from paceline.launcher import ClusterOptions
+from paceline.types import ClusterDescription, GenerationRequest
+
+IN_FLIGHT = 64
+"""Prompts sent ahead of their turn: enough to keep any batch full, few enough to leave the queue to others."""
+
+
+def command(
+    input_file: Annotated[Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`.")],
+    output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go.")],
+    address: Address = None,
+    max_new_tokens: MaxNewTokens = 256,
+    speculation: Speculation = True,
+    chat: Chat = None,
+    target_model: TargetModel = "builtin:target",
+    draft_model: DraftModel = "builtin:draft",
+    dtype: Dtype = "auto",
+    batch_size: BatchSize = 8,
+    draft_count: DraftCount = 5,
+) -> None:
+    """Answer every prompt of a file. A line that is wrong is reported and the rest still runs."""
+    console = Console(stderr=True, highlight=False)
+    lines = read_lines(input_file)
+    options = ClusterOptions(
+        target_model=target_model, draft_model=draft_model, dtype=dtype, batch_size=batch_size, draft_count=draft_count
+    )
+
+    def request(line: InputLine, cluster: ClusterDescription) -> GenerationRequest:
+        assert line.prompt is not None
+        return GenerationRequest(
+            as_prompt(line.prompt, chat, cluster),
+            max_new_tokens=max_new_tokens,
+            max_draft_count=draft_limit(speculation),
+        )
+
+    failed_count = asyncio.run(_run(lines, output_file, address, options, request, console))
+    console.print(f"{len(lines) - failed_count} of {len(lines)} lines answered, in {output_file}")
+    if failed_count:
+        raise typer.Exit(1)
+
+
+async def _run(
+    lines: list[InputLine],
+    output_file: Path,
+    address: str | None,
+    options: ClusterOptions,
+    request: Callable[[InputLine, ClusterDescription], GenerationRequest],
+    console: Console,
+) -> int:
+    """Answer the lines, write their outputs in order as they come, and return how many failed."""
+    with _open(output_file) as file:
+        async with connected(address, options) as (client, cluster):
+
+            async def answer(line: InputLine) -> dict[str, Any]:
+                if line.error:
+                    return _failure(line, line.error)
+                try:
+                    return await _answer(client, line, request(line, cluster))
+                except PacelineError as error:
+                    return _failure(line, error.message)
+
+            failed_count = 0
+            with _progress(console) as progress:
+                task = progress.add_task("answering", total=len(lines))
+                async for output in _in_order(lines, answer):
+                    file.write(json.dumps(output, ensure_ascii=False) + "\n")
+                    file.flush()
+                    progress.advance(task)
+                    if "error" in output:
+                        failed_count += 1
+                        progress.console.print(f"{output['id']}: {output['error']}", style="red")
+            return failed_count
+
+
+async def _in_order(
+    lines: Sequence[InputLine], answer: Callable[[InputLine], Awaitable[dict[str, Any]]]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield answers in the order of `lines`, with `IN_FLIGHT` of them under way."""
+    pending: deque[asyncio.Future[dict[str, Any]]] = deque()
+    for line in lines:
+        pending.append(asyncio.ensure_future(answer(line)))
+        if len(pending) == IN_FLIGHT:
+            yield await pending.popleft()
+    while pending:
+        yield await pending.popleft()
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error}", param_hint="--output") from error
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+
+
+async def _answer(client: Client, line: InputLine, request: GenerationRequest) -> dict[str, Any]:
+    while True:
+        try:
+            completion = await client.complete(request)
+        except Overloaded as error:
+            await asyncio.sleep(error.retry_after_s)
+        else:
+            return {
+                "id": line.id,
+                "prompt": line.prompt,
+                "text": completion.text,
+                "token_ids": completion.token_ids,
+                "finish_reason": completion.finish.reason.value,
+                "usage": asdict(completion.finish.usage),
+            }
+
+
+def _failure(line: InputLine, message: str) -> dict[str, Any]:
+    return {"id": line.id, "prompt": line.prompt, "error": message}

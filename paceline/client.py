@@ -1,0 +1,79 @@
+"""Call a coordinator from Python.
+
+async with Client("127.0.0.1:7700") as client:
+    async for piece in client.generate(GenerationRequest(Text("2 + 2 ="))):
+        print("".join(token.text for token in piece.tokens), end="")
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from paceline.codec.generation import cluster_from_pb, piece_from_pb, request_to_pb
+from paceline.errors import PeerFailed
+from paceline.rpc import open_channel, translated_errors
+from paceline.types import ClusterDescription, GenerationFinish, GenerationRequest, OutputPiece, OutputToken
+from paceline.v1 import generation_service_pb2
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+
+DESCRIBE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A whole output."""
+
+    tokens: tuple[OutputToken, ...]
+    finish: GenerationFinish
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.token_id for token in self.tokens]
+
+
+class Client:
+    """A connection to a coordinator. Every failure is raised as a `paceline.errors.PacelineError`."""
+
+    def __init__(self, address: str) -> None:
+        """`address` is HOST:PORT."""
+        self._channel = open_channel(address)
+        self._stub = GenerationServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def generate(
+        self, request: GenerationRequest, *, timeout_s: float | None = None
+    ) -> AsyncIterator[OutputPiece]:
+        """Yield pieces as rounds commit them; the last one carries the finish. Closing the iterator cancels the call."""
+        with translated_errors():
+            call = self._stub.GenerateText(request_to_pb(request), timeout=timeout_s)
+            try:
+                async for message in call:
+                    yield piece_from_pb(message)
+            finally:
+                call.cancel()
+
+    async def complete(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
+        """Return the whole output at its end."""
+        tokens: list[OutputToken] = []
+        async for piece in self.generate(request, timeout_s=timeout_s):
+            tokens += piece.tokens
+            if piece.finish:
+                return Completion(tuple(tokens), piece.finish)
+        raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
+
+    async def describe(self) -> ClusterDescription:
+        with translated_errors():
+            request = generation_service_pb2.DescribeClusterRequest()
+            return cluster_from_pb(await self._stub.DescribeCluster(request, timeout=DESCRIBE_TIMEOUT_S))

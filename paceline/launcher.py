@@ -1,0 +1,103 @@
+"""Run the three services as processes of this machine, for the command line and the tests.
+
+Owns the processes and the order of starting and stopping; knows nothing of models.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from paceline.errors import StartupError
+
+STOP_TIMEOUT_S = 15.0
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    target_model: str = "builtin:target"
+    draft_model: str = "builtin:draft"
+    dtype: str = "auto"
+    batch_size: int = 8
+    draft_count: int = 5
+    coordinator_port: int = 0
+    draft_port: int = 0
+    target_port: int = 0
+    log_level: str = "warning"
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """`host:port` of each service."""
+
+    coordinator: str
+    draft: str
+    target: str
+
+
+@asynccontextmanager
+async def running_cluster(options: ClusterOptions) -> AsyncIterator[Addresses]:
+    """Start the services, yield their addresses, stop them: the coordinator first, so that no request loses its models.
+
+    Raises StartupError when one of them ends before it listens; its own message is on stderr by then.
+    """
+    async with AsyncExitStack() as stack:
+        # The two models load side by side, and so start side by side.
+        target, draft = await asyncio.gather(
+            stack.enter_async_context(running_service("target_service", _model_flags(options, "target"))),
+            stack.enter_async_context(running_service("draft_service", _model_flags(options, "draft"))),
+        )
+        coordinator = await stack.enter_async_context(
+            running_service(
+                "coordinator",
+                [
+                    *("--target", target, "--draft", draft, "--log-level", options.log_level),
+                    *("--host", HOST, "--port", str(options.coordinator_port)),
+                    *("--batch-size", str(options.batch_size), "--draft-count", str(options.draft_count)),
+                ],
+            )
+        )
+        yield Addresses(coordinator, draft, target)
+
+
+def _model_flags(options: ClusterOptions, role: str) -> list[str]:
+    model = options.target_model if role == "target" else options.draft_model
+    port = options.target_port if role == "target" else options.draft_port
+    return [
+        *("--model", model, "--dtype", options.dtype, "--log-level", options.log_level),
+        *("--host", HOST, "--port", str(port), "--threads", str(os.cpu_count() or 1)),
+    ]
+
+
+@asynccontextmanager
+async def running_service(module: str, flags: Sequence[str]) -> AsyncIterator[str]:
+    """Run `python -m module`; yield the address it listens on, and stop it with SIGTERM."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", module, *flags),
+        stdout=asyncio.subprocess.PIPE,
+        # Ctrl-C reaches this process only, which then stops the services in order.
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        line = (await process.stdout.readline()).decode()
+        if " listening on " not in line:
+            raise StartupError(f"{module} ended with status {await process.wait()} before it listened; see above")
+        yield line.rpartition(" ")[2].strip()
+    finally:
+        await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
