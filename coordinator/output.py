@@ -67,7 +67,7 @@ class Output:
         return self._rules.max_new_tokens - self.count
 
     def extend(self, token_ids: Sequence[int], accepted_count: int) -> list[OutputToken]:
-        """Add a round's tokens, the first `accepted_count` of them from the draft; stop at the one that ends the output."""
+        """Add a round's tokens up to the one that ends the output; the first `accepted_count` are the draft's."""
         tokens: list[OutputToken] = []
         for position, token_id in enumerate(token_ids):
             tokens.append(OutputToken(token_id, self._push(token_id), accepted=position < accepted_count))

@@ -8,7 +8,7 @@ from coordinator.sequence import Sequence
 
 class Policy(Protocol):
     def select(self, window: Window[Sequence], batch_size: int) -> list[Sequence]:
-        """Choose 1 to `batch_size` sequences of `window`, which is not empty and has the least recently served first."""
+        """Choose 1 to `batch_size` sequences of a window that is not empty, least recently served first."""
         ...
 
 

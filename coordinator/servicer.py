@@ -28,7 +28,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateTextResponse]:
         sequence = self._admission.admit(request_from_pb(request))
         # Called however the call ends: answered, cancelled, timed out or cut off.
-        context.add_done_callback(lambda _: self._scheduler.abandon(sequence))
+        context.add_done_callback(lambda _: self._scheduler.abandon(sequence))  # type: ignore[arg-type]
         self._scheduler.submit(sequence)
         async for piece in sequence.pieces():
             yield piece_to_pb(piece)

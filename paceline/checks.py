@@ -1,4 +1,4 @@
-"""What makes a row wrong whatever the cache holds. Draft and target service reject the same things in the same words."""
+"""What makes a row wrong whatever the cache holds: draft and target service reject the same in the same words."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -56,7 +56,8 @@ def check_row(row: Row, model: ModelDescription, final_length: int) -> None:
     check_token_ids(row.token_ids, model.vocabulary_size, "token_ids")
     if final_length > model.max_length:
         raise InvalidRequest(
-            f"sequence {row.sequence_id!r} would grow to {final_length} tokens; the model takes {model.max_length} at most",
+            f"sequence {row.sequence_id!r} would grow to {final_length} tokens; "
+            f"the model takes {model.max_length} at most",
             field="token_ids",
         )
 

@@ -55,7 +55,7 @@ class Client:
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> AsyncIterator[OutputPiece]:
-        """Yield pieces as rounds commit them; the last one carries the finish. Closing the iterator cancels the call."""
+        """Yield pieces as rounds commit them, the last with the finish. Closing the iterator cancels the call."""
         with translated_errors():
             call = self._stub.GenerateText(request_to_pb(request), timeout=timeout_s)
             try:

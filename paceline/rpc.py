@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.rpc import status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
@@ -41,7 +42,7 @@ Handler = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turn exceptions into statuses, for unary and server-streaming methods."""
 
-    async def intercept_service(  # type: ignore[override]
+    async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
@@ -94,7 +95,7 @@ def translated_errors() -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]
         if status is None:
-            status = rpc_status.status_pb2.Status(code=error.code().value[0], message=error.details() or "")
+            status = status_pb2.Status(code=error.code().value[0], message=error.details() or "")
         raise error_from_pb(status) from error
 
 

@@ -40,7 +40,7 @@ class Verifier:
         )
 
     def _settle(self, row: VerifyRow, choices: Sequence[int]) -> Verdict:
-        """Keep the accepted part of the cache; `choices` are the target's at the last committed and each draft token."""
+        """Keep the accepted part of the cache; `choices` follow the last committed token and each draft token."""
         accepted = accepted_count(row.draft_token_ids, choices)
         cached_length = row.base_length + len(row.token_ids) + accepted
         self.runner.pool.truncate(row.sequence_id, cached_length)

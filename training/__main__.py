@@ -1,4 +1,4 @@
-"""Make the built-in pair: `python -m training --data train.jsonl --output paceline/builtin`."""
+"""Make the built-in pair, step by step: `python -m training target|outputs|draft`; see README.md beside this."""
 
 import json
 import random
@@ -8,9 +8,11 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
-from training import problems, target
-from training.loop import MAX_LENGTH, fit, new_model
+from training import draft, outputs, problems, target
+from training.loop import MAX_LENGTH, Progress, bucketed, fit, new_model
 from training.tokenizer import save_tokenizer, train_tokenizer
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -45,8 +47,50 @@ def train_target(data: Data, work: Work, minutes: float = 60, token_budget: int 
         peak_rate=2e-3,
         report=console.print,
     )
-    model.to(torch.bfloat16).save_pretrained(folder)
+    save(model, progress, folder)
+
+
+def save(model: LlamaForCausalLM, progress: Progress, folder: Path) -> None:
+    """Store bfloat16 weights, to ship half the bytes, under a config that says to run them in float32."""
+    model.bfloat16().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
     (folder / "training.json").write_text(json.dumps(vars(progress)))
+
+
+@app.command("outputs")
+def make_outputs(data: Data, work: Work, minutes: float = 15, seed: int = 2) -> None:
+    """Let the target answer the seen problems, most with fresh numbers."""
+    seen, _ = problems.load(data)
+    rng = random.Random(seed)
+    questions = [problems.vary(problem, rng).question for problem in seen * 3]
+    rng.shuffle(questions)
+    tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))
+    prompts = [tokenizer.encode(problems.prompt_text(question)).ids for question in questions]
+    made = list(outputs.greedy_outputs(str(work / "target"), prompts, minutes=minutes))
+    console.print(f"{len(made)} outputs, {sum(len(one) - one.prompt_count for one in made)} tokens")
+    (work / "outputs.json").write_text(json.dumps([vars(one) for one in made]))
+
+
+@app.command("draft")
+def train_draft(work: Work, minutes: float = 30, token_budget: int = 4096, seed: int = 3) -> None:
+    """Distil the draft from the target's outputs."""
+    torch.manual_seed(seed)
+    rows = [outputs.Output(**row) for row in json.loads((work / "outputs.json").read_text())]
+    teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
+    taught = list(outputs.lessons(teacher, bucketed(rows, 8192, random.Random(seed)), console.print))
+    tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))
+    model = new_model(draft.DRAFT_SHAPE, tokenizer.get_vocab())
+    progress = fit(
+        model,
+        draft.batches(taught, token_budget, seed),
+        draft.distillation_loss,
+        minutes=minutes,
+        peak_rate=4e-3,
+        report=console.print,
+    )
+    save_tokenizer(tokenizer, work / "draft", MAX_LENGTH)
+    save(model, progress, work / "draft")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def new_model(shape: Shape, vocabulary: dict[str, int]) -> LlamaForCausalLM:
 def bucketed(rows: Sequence[Row], token_budget: int, rng: random.Random) -> Iterator[list[Row]]:
     """Yield batches of similar length, at most `token_budget` tokens with padding, in random order."""
     ordered = sorted(rows, key=lambda row: len(row) + rng.random() * 8)
-    batches: list[list[T]] = [[]]
+    batches: list[list[Row]] = [[]]
     for row in ordered:
         if batches[-1] and (len(batches[-1]) + 1) * len(row) > token_budget:
             batches.append([])
@@ -101,5 +101,5 @@ def fit(
         if time.monotonic() - last_report > 20:
             last_report = time.monotonic()
             report(f"{share:5.1%} step {step_count} tokens {token_count} loss {loss.item():.4f} rate {rate:.2e}")
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     return Progress(step_count, token_count, sum(tail) / max(1, len(tail)))

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from training.loop import IGNORED, Shape, bucketed
+from training.outputs import padded
 from training.problems import Problem, prompt_text, vary
 from training.tokenizer import END
 
@@ -28,8 +29,7 @@ def batches(problems: Sequence[Problem], tokenizer: Tokenizer, token_budget: int
         texts = [example_text(vary(p, rng) if rng.random() < VARIED_SHARE else p) for p in problems]
         rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
         for batch in bucketed(rows, token_budget, rng):
-            width = max(map(len, batch))
-            yield torch.tensor([row + [IGNORED] * (width - len(row)) for row in batch])
+            yield padded(batch)
 
 
 def next_token_loss(model: LlamaForCausalLM, batch: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -38,7 +38,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write the files that Hugging Face's `AutoTokenizer` reads."""
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,

@@ -1,4 +1,4 @@
-"""`paceline demo`: the three services at work on the built-in pair, and what speculation gained, measured here and now."""
+"""`paceline demo`: the three services at work on the built-in pair, and what speculation gains on this machine."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from paceline.cli.options import BatchSize, DraftCount, DraftModel, Dtype, MaxNe
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client, Completion
 from paceline.launcher import ClusterOptions, running_cluster
-from paceline.types import ClusterDescription, GenerationRequest, OutputPiece, UserMessage
+from paceline.types import ClusterDescription, GenerationRequest, OutputPiece, OutputToken, UserMessage
 
 if TYPE_CHECKING:
     from paceline.engine.reference import HuggingFaceReference
@@ -122,7 +122,7 @@ async def _print_stream(
     console: Console, prompt: str, stream: asyncio.Queue[OutputPiece], task: asyncio.Task[None]
 ) -> Completion:
     console.print(prompt, style="bold")
-    tokens = []
+    tokens: list[OutputToken] = []
     while True:
         getter = asyncio.ensure_future(stream.get())
         await asyncio.wait([getter, task], return_when=asyncio.FIRST_COMPLETED)

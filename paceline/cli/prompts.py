@@ -6,7 +6,7 @@ PROMPTS = (
     "A train ticket costs $18 and a bus ticket costs $7. How much do 4 train tickets and 5 bus tickets cost together?",
     "Lena reads 24 pages a day. Her book has 312 pages. How many days does she need to finish the book?",
     "There are 6 shelves with 35 books each. 48 books are lent out. How many books remain on the shelves?",
-    "A farmer collects 156 eggs and packs them into boxes of 12. He sells each box for $4. How much money does he make?",
+    "A farmer collects 156 eggs and packs them into boxes of 12. Each box sells for $4. How much does he make?",
     "Nina saves $25 a week for 8 weeks. Then she spends $120 on a bicycle. How much money does she have left?",
     "A tank holds 500 liters. A pump fills 40 liters a minute. How many liters are missing after 9 minutes?",
     "Marco runs 5 miles on each weekday and 8 miles on Saturday. How many miles does he run in 3 weeks?",

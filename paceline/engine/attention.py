@@ -6,7 +6,7 @@ values to `ragged_attention`. Positions never mix between sequences, so nothing 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ class PackedPass:
 def span_mask(
     new_count: int, length: int, group_count: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | None:
-    """Lower-right causal mask for `new_count` queries over `length` keys, repeated for `group_count` heads a KV head."""
+    """Lower-right causal mask for `new_count` queries over `length` keys, once for each head of a KV head's group."""
     if new_count == 1 or new_count == length:
         return None
     mask = torch.full((new_count, length), float("-inf"), dtype=dtype, device=device).triu(length - new_count + 1)
@@ -60,9 +60,10 @@ def ragged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Store the new keys and values, then attend sequence by sequence.
 
-    `query` is [1, H, T, D], `key` and `value` [1, KV heads, T, D] for the T tokens of the packed row. Returns [1, T, H, D].
+    For the T tokens of the packed row `query` is [1, H, T, D], `key` and `value` are [1, KV heads, T, D], and the
+    result is [1, T, H, D].
     """
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    layer = cast(int, module.layer_idx)  # noqa: B009: torch types every attribute as a module
     _, head_count, token_count, head_size = query.shape
     output = query.new_empty(token_count, head_count, head_size)
     for span in packed_pass.spans:

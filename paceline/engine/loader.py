@@ -121,9 +121,9 @@ def _resolve_dtype(model: str, dtype: DtypeName, config: Any) -> torch.dtype | L
 def _read_weights(model: str, folder: Path, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:
     if not any(folder.glob("*.safetensors")):
         raise ModelNotUsable(f"model {model!r} has no safetensors weights; other formats are not loaded")
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
@@ -134,6 +134,8 @@ def _read_weights(model: str, folder: Path, dtype: torch.dtype | Literal["auto"]
         )
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelNotUsable(f"model {model!r}: the weights cannot be read, perhaps half written: {error}") from error
+    module: PreTrainedModel
+    module, report = loaded
     # transformers fills what a file lacks with random numbers and only warns.
     if missing := sorted(report["missing_keys"]):
         raise ModelNotUsable(
@@ -141,7 +143,8 @@ def _read_weights(model: str, folder: Path, dtype: torch.dtype | Literal["auto"]
         )
     if module.dtype not in DTYPES.values():
         raise ModelNotUsable(f"model {model!r} holds {module.dtype} weights; start with --dtype float32 or bfloat16")
-    return module.eval()
+    module.eval()  # type: ignore[no-untyped-call]
+    return module
 
 
 def _read_tokenizer(model: str, folder: Path) -> TokenizerFiles | None:

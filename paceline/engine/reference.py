@@ -4,6 +4,7 @@ Loads the checkpoint a second time, with transformers' own attention; shares not
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -15,14 +16,16 @@ from paceline.builtin import resolve_model
 class HuggingFaceReference:
     def __init__(self, model: str, dtype: str) -> None:
         """`dtype` is a torch type's name, such as `float32`."""
-        transformers_logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         folder = resolve_model(model)
         self._folder = folder
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True
+        )
 
     def encode(self, text: str, *, chat: bool) -> list[int]:
         """Tokenize a prompt as a user of transformers would, in the chat template or raw."""
-        tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
         if chat:
             messages = [{"role": "user", "content": text}]
             encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)

@@ -69,7 +69,7 @@ class Runner:
             for row in rows:
                 self.pool.truncate(row.sequence_id, row.base_length)
             raise
-        return logits.split([row.logit_count for row in rows])
+        return torch.split(logits, [row.logit_count for row in rows])
 
     def _pack(self, rows: Sequence[PackedRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PackedPass]:
         """Lay the rows end to end: token ids [1, T], positions [1, T], indices of wanted logits, and the spans."""

@@ -1,0 +1,36 @@
+"""Distil the draft: at every output position, match the target's distribution over its likeliest tokens.
+
+Word-level distillation on the teacher's own outputs (Kim and Rush, arXiv 1606.07947): greedy speculation asks the
+draft for the target's argmax on just such text.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import torch
+from transformers import LlamaForCausalLM
+
+from training.loop import Shape, bucketed
+from training.outputs import Lesson, padded
+
+DRAFT_SHAPE = Shape(hidden_size=128, layer_count=2, head_count=4, kv_head_count=2, mlp_size=384)
+
+
+def batches(lessons: Sequence[Lesson], token_budget: int, seed: int) -> Iterator[list[Lesson]]:
+    rng = random.Random(seed)
+    for _ in count():
+        yield from bucketed(lessons, token_budget, rng)
+
+
+def distillation_loss(model: LlamaForCausalLM, batch: list[Lesson]) -> tuple[torch.Tensor, int]:
+    """Cross-entropy against the teacher's probabilities, over output positions only."""
+    tokens = padded([lesson.output.token_ids for lesson in batch]).clamp_min(0)
+    starts = [(row, lesson.output.prompt_count - 1, len(lesson) - 1) for row, lesson in enumerate(batch)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = model.model(input_ids=tokens).last_hidden_state
+        logits = model.lm_head(torch.cat([hidden[row, start:stop] for row, start, stop in starts]))
+    choices = torch.cat([lesson.choices for lesson in batch]).long()
+    weights = torch.cat([lesson.weights for lesson in batch]).float()
+    likelihoods = logits.float().log_softmax(-1).gather(1, choices)
+    return -(weights * likelihoods).sum(-1).mean(), tokens.numel()
