@@ -11,8 +11,8 @@ from paceline.errors import PacelineError, PeerFailed, TokenizerNotFound
 from paceline.rpc import translated_errors
 from paceline.types import ModelDescription, Proposal, ProposeRow, TokenizerFiles, Verdict, VerifyRow
 from paceline.v1 import draft_service_pb2, target_service_pb2
-from paceline.v1.draft_service_pb2_grpc import DraftServiceAsyncStub, DraftServiceStub
-from paceline.v1.target_service_pb2_grpc import TargetServiceAsyncStub, TargetServiceStub
+from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
+from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 
 Result = TypeVar("Result")
 
@@ -21,7 +21,7 @@ TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"]
 
 class RemoteDrafter:
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
-        self._stub: DraftServiceAsyncStub = DraftServiceStub(channel)
+        self._stub = DraftServiceStub(channel)
         self._timeout_s = timeout_s
 
     async def propose(self, rows: Rows[ProposeRow]) -> list[Proposal | PacelineError]:
@@ -43,7 +43,7 @@ class RemoteDrafter:
 
 class RemoteVerifier:
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
-        self._stub: TargetServiceAsyncStub = TargetServiceStub(channel)
+        self._stub = TargetServiceStub(channel)
         self._timeout_s = timeout_s
 
     async def verify(self, rows: Rows[VerifyRow]) -> list[Verdict | PacelineError]:

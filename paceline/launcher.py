@@ -28,6 +28,8 @@ class ClusterOptions:
     draft_port: int = 0
     target_port: int = 0
     log_level: str = "warning"
+    threads: int = max(1, (os.cpu_count() or 1) // 2)
+    """For each of the two model services, which share the cores: more threads than cores make both crawl."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def _model_flags(options: ClusterOptions, role: str) -> list[str]:
     port = options.target_port if role == "target" else options.draft_port
     return [
         *("--model", model, "--dtype", options.dtype, "--log-level", options.log_level),
-        *("--host", HOST, "--port", str(port), "--threads", str(os.cpu_count() or 1)),
+        *("--host", HOST, "--port", str(port), "--threads", str(options.threads)),
     ]
 
 

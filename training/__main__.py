@@ -77,7 +77,7 @@ def train_draft(work: Work, minutes: float = 30, token_budget: int = 4096, seed:
     """Distil the draft from the target's outputs."""
     torch.manual_seed(seed)
     rows = [outputs.Output(**row) for row in json.loads((work / "outputs.json").read_text())]
-    teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
+    teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
     taught = list(outputs.lessons(teacher, bucketed(rows, 8192, random.Random(seed)), console.print))
     tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))
     model = new_model(draft.DRAFT_SHAPE, tokenizer.get_vocab())

@@ -56,14 +56,14 @@ def ragged_attention(
     attention_mask: torch.Tensor | None,
     scaling: float,
     packed_pass: PackedPass,
-    **_: Any,
+    **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """Store the new keys and values, then attend sequence by sequence.
 
     For the T tokens of the packed row `query` is [1, H, T, D], `key` and `value` are [1, KV heads, T, D], and the
     result is [1, T, H, D].
     """
-    layer = cast(int, module.layer_idx)  # noqa: B009: torch types every attribute as a module
+    layer = cast(int, module.layer_idx)
     _, head_count, token_count, head_size = query.shape
     output = query.new_empty(token_count, head_count, head_size)
     for span in packed_pass.spans:
