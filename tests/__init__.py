@@ -1,0 +1,1 @@
+"""Tests; the files mirror the modules."""
