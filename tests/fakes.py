@@ -1,0 +1,116 @@
+"""Peers of the remote services that need no model: a made-up language whose next token is a function of the prefix."""
+
+import random
+from collections.abc import Callable, Sequence
+
+from paceline.errors import PacelineError, PrefixNotCached
+from paceline.types import ModelDescription, Proposal, ProposeRow, Verdict, VerifyRow
+
+VOCABULARY_SIZE = 50
+END_TOKEN_ID = 3
+
+
+def next_token(prefix: Sequence[int]) -> int:
+    """What the made-up target chooses after `prefix`; every token of it matters."""
+    value = 17
+    for token in prefix:
+        value = (value * 31 + token + 1) % 1_000_003
+    return value % VOCABULARY_SIZE
+
+
+def continuation(prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+    """The target's own output: the truth that every test compares with."""
+    token_ids = list(prompt)
+    while len(token_ids) - len(prompt) < max_new_tokens:
+        token_ids.append(next_token(token_ids))
+        if token_ids[-1] == END_TOKEN_ID:
+            break
+    return token_ids[len(prompt) :]
+
+
+class FakeCache:
+    """Tokens by sequence id, by the rules of the state protocol."""
+
+    def __init__(self) -> None:
+        self.token_ids: dict[str, list[int]] = {}
+
+    def append(self, sequence_id: str, base_length: int, token_ids: Sequence[int]) -> list[int]:
+        cached = self.token_ids.get(sequence_id, [])
+        if base_length > len(cached):
+            raise PrefixNotCached(f"{base_length} > {len(cached)}")
+        self.token_ids[sequence_id] = [*cached[:base_length], *token_ids]
+        return self.token_ids[sequence_id]
+
+    async def release(self, sequence_ids: Sequence[str]) -> None:
+        for sequence_id in sequence_ids:
+            self.token_ids.pop(sequence_id, None)
+
+    def evict(self) -> None:
+        self.token_ids.clear()
+
+
+class FakeVerifier(FakeCache):
+    """A target. `before` is called ahead of every verify call: it may raise, or evict."""
+
+    def __init__(self, before: Callable[[int], None] = lambda number: None) -> None:
+        super().__init__()
+        self.calls: list[list[VerifyRow]] = []
+        self._before = before
+
+    async def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | PacelineError]:
+        self.calls.append(list(rows))
+        self._before(len(self.calls))
+        return [self._verify(row) for row in rows]
+
+    def _verify(self, row: VerifyRow) -> Verdict | PacelineError:
+        try:
+            prefix = self.append(row.sequence_id, row.base_length, row.token_ids)
+        except PacelineError as error:
+            return error
+        accepted = 0
+        while accepted < len(row.draft_token_ids) and row.draft_token_ids[accepted] == next_token(prefix):
+            prefix.append(row.draft_token_ids[accepted])
+            accepted += 1
+        return Verdict(accepted, next_token(prefix), len(prefix))
+
+
+class FakeDrafter(FakeCache):
+    """A draft that is right with probability `skill`; `before` as in FakeVerifier."""
+
+    def __init__(self, skill: float, seed: int = 0, before: Callable[[int], None] = lambda number: None) -> None:
+        super().__init__()
+        self.calls: list[list[ProposeRow]] = []
+        self._skill = skill
+        self._random = random.Random(seed)
+        self._before = before
+
+    async def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | PacelineError]:
+        self.calls.append(list(rows))
+        self._before(len(self.calls))
+        return [self._propose(row) for row in rows]
+
+    def _propose(self, row: ProposeRow) -> Proposal | PacelineError:
+        try:
+            prefix = self.append(row.sequence_id, row.base_length, row.token_ids)
+        except PacelineError as error:
+            return error
+        drafts: list[int] = []
+        for _ in range(row.draft_count):
+            right = self._random.random() < self._skill
+            drafts.append(next_token([*prefix, *drafts]) if right else self._random.randrange(VOCABULARY_SIZE))
+        prefix += drafts[:-1]
+        return Proposal(tuple(drafts), len(prefix))
+
+
+def describe(model_id: str, tokenizer_fingerprint: str = "", vocabulary_size: int = VOCABULARY_SIZE) -> ModelDescription:
+    return ModelDescription(
+        model_id=model_id,
+        architecture="Fake",
+        vocabulary_size=vocabulary_size,
+        tokenizer_fingerprint=tokenizer_fingerprint,
+        max_length=1000,
+        end_token_ids=(END_TOKEN_ID,),
+        device="cpu",
+        dtype="float32",
+        parameter_count=0,
+    )

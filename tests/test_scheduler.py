@@ -1,0 +1,215 @@
+"""The real loop over fake services: the output is the target's own whatever the draft does, and nothing is left behind."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.admission import Admission
+from coordinator.policies import Continuous
+from coordinator.pool import SequencePool
+from coordinator.round import RoundLimits
+from coordinator.scheduler import Scheduler
+from coordinator.sequence import Sequence as Generation
+from coordinator.startup import Pair
+from paceline.errors import Overloaded, PacelineError, PeerUnavailable
+from paceline.types import FinishReason, GenerationRequest, OutputPiece, TokenIds, Usage
+from tests.fakes import VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation, describe
+
+PAIR = Pair(describe("draft"), describe("target"), None)
+
+
+@asynccontextmanager
+async def scheduling(
+    drafter: FakeDrafter,
+    verifier: FakeVerifier,
+    *,
+    batch_size: int = 4,
+    draft_count: int = 3,
+    draft_max_length: int = 1000,
+    queue_limit: int = 100,
+) -> AsyncIterator[tuple[Admission, Scheduler]]:
+    limits = RoundLimits(draft_count, draft_max_length, VOCABULARY_SIZE)
+    pool = SequencePool(batch_size, queue_limit)
+    scheduler = Scheduler(pool, Continuous(), drafter, verifier, batch_size=batch_size, limits=limits)
+    task = asyncio.create_task(scheduler.run())
+    try:
+        yield Admission(PAIR, default_max_new_tokens=40, draft_count=draft_count), scheduler
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await scheduler.drain()
+
+
+def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(4, VOCABULARY_SIZE) for _ in range(rng.choice([1, 2, 7, 60]))) for _ in range(count)]
+
+
+async def collect(sequence: Generation) -> tuple[list[int], OutputPiece]:
+    pieces = [piece async for piece in sequence.pieces()]
+    return [token.token_id for piece in pieces for token in piece.tokens], pieces[-1]
+
+
+async def generate_all(
+    admission: Admission, scheduler: Scheduler, all_prompts: Sequence[tuple[int, ...]], max_new_tokens: int
+) -> list[list[int]]:
+    sequences = [admission.admit(GenerationRequest(TokenIds(one), max_new_tokens)) for one in all_prompts]
+    for sequence in sequences:
+        scheduler.submit(sequence)
+    return [output for output, _ in await asyncio.gather(*map(collect, sequences))]
+
+
+async def run_and_compare(
+    skill: float, batch_size: int, draft_count: int, draft_max_length: int, max_new_tokens: int, seed: int
+) -> None:
+    drafter, verifier = FakeDrafter(skill, seed), FakeVerifier()
+    async with scheduling(
+        drafter, verifier, batch_size=batch_size, draft_count=draft_count, draft_max_length=draft_max_length
+    ) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(12, seed), max_new_tokens)
+    assert outputs == [continuation(prompt, max_new_tokens) for prompt in prompts(12, seed)]
+    assert not drafter.token_ids
+    assert not verifier.token_ids
+    assert all(len(call) <= batch_size for call in verifier.calls)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    skill=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    batch_size=st.integers(1, 9),
+    draft_count=st.integers(0, 7),
+    draft_max_length=st.sampled_from([1, 20, 1000]),
+    max_new_tokens=st.integers(1, 40),
+    seed=st.integers(0, 10),
+)
+def test_output_is_the_targets_own_for_any_draft_group_size_and_draft_count(
+    skill: float, batch_size: int, draft_count: int, draft_max_length: int, max_new_tokens: int, seed: int
+) -> None:
+    asyncio.run(run_and_compare(skill, batch_size, draft_count, draft_max_length, max_new_tokens, seed))
+
+
+async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
+    drafter, verifier = FakeDrafter(skill=1.0), FakeVerifier()
+    prompt = (9, 9, 9)
+    async with scheduling(drafter, verifier, draft_count=4) as (admission, scheduler):
+        sequence = admission.admit(GenerationRequest(TokenIds(prompt), 10, ignore_end_tokens=True))
+        scheduler.submit(sequence)
+        pieces = [piece async for piece in sequence.pieces()]
+    assert [len(piece.tokens) for piece in pieces] == [5, 5]
+    assert pieces[-1].finish is not None
+    assert pieces[-1].finish.usage == Usage(3, 10, drafted_count=8, accepted_count=8, round_count=2)
+    assert [token.accepted for token in pieces[0].tokens] == [True, True, True, True, False]
+
+
+async def test_the_draft_keeps_its_cache_between_rounds() -> None:
+    drafter, verifier = FakeDrafter(skill=1.0), FakeVerifier()
+    async with scheduling(drafter, verifier, draft_count=4) as (admission, scheduler):
+        await generate_all(admission, scheduler, [(9, 9, 9)], 30)
+    assert [len(row.token_ids) for call in drafter.calls for row in call][1:] == [2] * (len(drafter.calls) - 1)
+
+
+async def test_a_draft_that_fails_costs_no_output() -> None:
+    def fail(number: int) -> None:
+        if number % 2:
+            raise PeerUnavailable("the draft is away")
+
+    async with scheduling(FakeDrafter(0.8, before=fail), FakeVerifier()) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(8), 30)
+    assert outputs == [continuation(prompt, 30) for prompt in prompts(8)]
+
+
+async def test_evicted_caches_are_rebuilt_from_the_coordinators_tokens() -> None:
+    drafter = FakeDrafter(0.8, before=lambda number: drafter.evict() if number % 5 == 0 else None)
+    verifier = FakeVerifier(before=lambda number: verifier.evict() if number % 3 == 0 else None)
+    async with scheduling(drafter, verifier) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(8), 30)
+    assert outputs == [continuation(prompt, 30) for prompt in prompts(8)]
+
+
+async def test_a_failed_verify_call_fails_its_group_with_the_reason_and_the_next_request_works() -> None:
+    def fail_first(number: int) -> None:
+        if number == 1:
+            raise PeerUnavailable("the target is away")
+
+    async with scheduling(FakeDrafter(0.5), FakeVerifier(before=fail_first)) as (admission, scheduler):
+        sequence = admission.admit(GenerationRequest(TokenIds((5,))))
+        scheduler.submit(sequence)
+        with pytest.raises(PeerUnavailable, match="the target is away"):
+            await collect(sequence)
+        assert await generate_all(admission, scheduler, [(5,)], 10) == [continuation((5,), 10)]
+
+
+async def test_an_abandoned_sequence_leaves_both_caches_and_its_place() -> None:
+    drafter, verifier = FakeDrafter(0.5), FakeVerifier()
+    async with scheduling(drafter, verifier, batch_size=1) as (admission, scheduler):
+        gone = admission.admit(GenerationRequest(TokenIds((5, 6)), 900, ignore_end_tokens=True))
+        waiting = admission.admit(GenerationRequest(TokenIds((8,)), 10))
+        scheduler.submit(gone)
+        scheduler.submit(waiting)
+        async for _ in gone.pieces():
+            break
+        scheduler.abandon(gone)
+        assert (await collect(waiting))[0] == continuation((8,), 10)
+    assert not drafter.token_ids
+    assert not verifier.token_ids
+    assert scheduler.pool.live_count == scheduler.pool.waiting_count == 0
+
+
+async def test_a_full_queue_refuses_with_a_time_to_retry_and_loses_nothing_accepted() -> None:
+    async with scheduling(FakeDrafter(0.5), FakeVerifier(), batch_size=1, queue_limit=1) as (admission, scheduler):
+        accepted = [admission.admit(GenerationRequest(TokenIds((n,)), 10)) for n in (5, 6)]
+        for sequence in accepted:
+            scheduler.submit(sequence)
+        with pytest.raises(Overloaded) as refusal:
+            scheduler.submit(admission.admit(GenerationRequest(TokenIds((7,)), 10)))
+        assert refusal.value.retry_after_s > 0
+        outputs = [(await collect(sequence))[0] for sequence in accepted]
+    assert outputs == [continuation((5,), 10), continuation((6,), 10)]
+
+
+async def test_a_request_may_cap_its_drafts_or_turn_them_off() -> None:
+    drafter, verifier = FakeDrafter(1.0), FakeVerifier()
+    async with scheduling(drafter, verifier, draft_count=5) as (admission, scheduler):
+        for cap in (0, 2):
+            sequence = admission.admit(GenerationRequest(TokenIds((5, 5)), 12, max_draft_count=cap))
+            scheduler.submit(sequence)
+            assert (await collect(sequence))[0] == continuation((5, 5), 12)
+    assert {row.draft_count for call in drafter.calls for row in call} <= {1, 2}
+
+
+async def test_output_ends_with_the_end_token_and_says_so() -> None:
+    prompt = next(p for p in prompts(50) if len(continuation(p, 100)) < 100)
+    async with scheduling(FakeDrafter(1.0), FakeVerifier(), draft_count=7) as (admission, scheduler):
+        sequence = admission.admit(GenerationRequest(TokenIds(prompt), 100))
+        scheduler.submit(sequence)
+        output, last = await collect(sequence)
+    assert output == continuation(prompt, 100)
+    assert last.finish is not None
+    assert last.finish.reason is FinishReason.END_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (GenerationRequest(TokenIds(())), "prompt"),
+        (GenerationRequest(TokenIds((5,) * 1000)), "prompt"),
+        (GenerationRequest(TokenIds((VOCABULARY_SIZE,))), "prompt.token_ids"),
+        (GenerationRequest(TokenIds((5,)), max_new_tokens=0), "max_new_tokens"),
+        (GenerationRequest(TokenIds((5,)), max_new_tokens=-3), "max_new_tokens"),
+        (GenerationRequest(TokenIds((5,)), max_new_tokens=2**31 - 1), "max_new_tokens"),
+        (GenerationRequest(TokenIds((5,)), stop_token_ids=(-1,)), "stop_token_ids"),
+        (GenerationRequest(TokenIds((5,)), max_draft_count=-1), "max_draft_count"),
+        (GenerationRequest(TokenIds((5,)), stop_strings=("",)), "stop_strings"),
+        (GenerationRequest(TokenIds((5,)), stop_strings=("x",) * 17), "stop_strings"),
+    ],
+)
+def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: str) -> None:
+    with pytest.raises(PacelineError) as refusal:
+        Admission(PAIR, default_max_new_tokens=40, draft_count=3).admit(request_)
+    assert getattr(refusal.value, "field", None) == field
