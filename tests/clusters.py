@@ -1,0 +1,68 @@
+"""Real servers over real gRPC on free ports, in this process: what most tests of the services run against."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from coordinator.config import CoordinatorSettings
+from coordinator.serving import running_coordinator
+from draft_service import servicer as draft_servicer
+from paceline.client import Client
+from paceline.engine.loader import load_model
+from paceline.engine.runner import Runner
+from paceline.engine.worker import ModelWorker
+from paceline.rpc import open_channel, running_server
+from target_service import servicer as target_servicer
+
+KV_MEMORY_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Cluster:
+    client: Client
+    coordinator_address: str
+    draft: Runner
+    target: Runner
+
+    @property
+    def held_sequence_count(self) -> int:
+        return self.draft.pool.sequence_count + self.target.pool.sequence_count
+
+
+@dataclass(frozen=True)
+class ModelServer:
+    runner: Runner
+    address: str
+    channel: grpc.aio.Channel
+
+
+@asynccontextmanager
+async def model_server(role: str, model: str | Path, kv_memory_bytes: int = KV_MEMORY_BYTES) -> AsyncIterator[ModelServer]:
+    """Serve one model as `draft` or `target`."""
+    module = {"draft": draft_servicer, "target": target_servicer}[role]
+    add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
+    # One thread: the tests run on machines with few cores, where more only wait for each other.
+    worker = ModelWorker(1)
+    runner = Runner(await worker.run(load_model, str(model)), kv_memory_bytes)
+    async with running_server(
+        "127.0.0.1", 0, [module.SERVICE_NAME], lambda server: add(runner, worker, server), grace_s=1
+    ) as server:
+        await server.set_serving(True)
+        async with open_channel(server.address) as channel:
+            yield ModelServer(runner, server.address, channel)
+    worker.close()
+
+
+@asynccontextmanager
+async def cluster(
+    target: str | Path, draft: str | Path, *, batch_size: int = 8, draft_count: int = 5
+) -> AsyncIterator[Cluster]:
+    async with model_server("target", target) as verifying, model_server("draft", draft) as drafting:
+        settings = CoordinatorSettings(
+            draft=drafting.address, target=verifying.address, batch_size=batch_size, draft_count=draft_count
+        )
+        async with running_coordinator(settings) as server, Client(server.address) as client:
+            yield Cluster(client, server.address, drafting.runner, verifying.runner)

@@ -1,0 +1,108 @@
+"""The promise: float32 greedy output through the three services equals Hugging Face `generate` at batch 1."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from paceline.cli.prompts import PROMPTS
+from paceline.engine.reference import HuggingFaceReference
+from paceline.types import GenerationRequest, TokenIds, Usage, UserMessage
+from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
+from tests.clusters import Cluster, cluster
+from tests.conftest import PairOfCheckpoints
+
+BATCH_SIZES = (1, 4, 8)
+DRAFT_COUNTS = (0, 1, 5)
+PROMPT_LENGTHS = (1, 2, 3, 5, 17, 33, 64, 70, 120, 250, 8, 130)
+
+
+def requests(seed: int) -> list[tuple[tuple[int, ...], int]]:
+    """Prompts of very different lengths with limits that make them leave at different times."""
+    rng = random.Random(seed)
+    return [
+        (tuple(rng.randrange(8, VOCABULARY_SIZE) for _ in range(length)), rng.choice([1, 9, 30, 48]))
+        for length in PROMPT_LENGTHS
+    ]
+
+
+async def generate(
+    running: Cluster, prompts: Sequence[tuple[tuple[int, ...], int]], draft_count: int
+) -> tuple[list[list[int]], list[Usage]]:
+    """Send all prompts at once with staggered starts, so that sequences join while others leave."""
+
+    async def one(number: int, prompt: tuple[int, ...], limit: int) -> tuple[list[int], Usage]:
+        for _ in range(number * 3):
+            await asyncio.sleep(0)
+        request = GenerationRequest(TokenIds(prompt), max_new_tokens=limit, max_draft_count=draft_count)
+        completion = await running.client.complete(request)
+        return completion.token_ids, completion.finish.usage
+
+    results = await asyncio.gather(*(one(n, prompt, limit) for n, (prompt, limit) in enumerate(prompts)))
+    return [tokens for tokens, _ in results], [usage for _, usage in results]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_tiny_pairs_equal_hugging_face(family: str, pairs: dict[str, PairOfCheckpoints]) -> None:
+    pair = pairs[family]
+    prompts = requests(seed=3)
+    reference = HuggingFaceReference(str(pair.target), "float32")
+    expected = [reference.generate(prompt, limit) for prompt, limit in prompts]
+    accepted = 0
+    for batch_size in BATCH_SIZES:
+        async with cluster(pair.target, pair.draft, batch_size=batch_size) as running:
+            for draft_count in DRAFT_COUNTS:
+                outputs, usages = await generate(running, prompts, draft_count)
+                assert outputs == expected, f"B = {batch_size}, {draft_count} drafts"
+                accepted += sum(usage.accepted_count for usage in usages)
+                assert all(usage.drafted_count == 0 for usage in usages) or draft_count > 0
+    # Rejections alone would leave the accepting path untried, and the other way round.
+    assert accepted > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+async def test_the_built_in_pair_equals_hugging_face(batch_size: int) -> None:
+    prompts = PROMPTS[:12]
+    limits = [(30, 80, 120)[number % 3] for number in range(len(prompts))]
+    reference = HuggingFaceReference("builtin:target", "float32")
+    expected = [
+        reference.generate(reference.encode(prompt, chat=True), limit)
+        for prompt, limit in zip(prompts, limits, strict=True)
+    ]
+    async with cluster("builtin:target", "builtin:draft", batch_size=batch_size) as running:
+        for draft_count in DRAFT_COUNTS:
+            completions = await asyncio.gather(
+                *(
+                    running.client.complete(
+                        GenerationRequest(UserMessage(prompt), max_new_tokens=limit, max_draft_count=draft_count)
+                    )
+                    for prompt, limit in zip(prompts, limits, strict=True)
+                )
+            )
+            assert [completion.token_ids for completion in completions] == expected
+    assert running.held_sequence_count == 0
+
+
+@pytest.mark.slow
+async def test_the_built_in_draft_is_accepted_on_problems_it_never_saw() -> None:
+    async with cluster("builtin:target", "builtin:draft") as running:
+        completions = await asyncio.gather(
+            *(
+                running.client.complete(GenerationRequest(UserMessage(prompt), max_new_tokens=120))
+                for prompt in PROMPTS
+            )
+        )
+    usages = [completion.finish.usage for completion in completions]
+    acceptance = sum(usage.accepted_count for usage in usages) / sum(usage.drafted_count for usage in usages)
+    assert acceptance >= 0.6
+
+
+async def test_an_unrelated_draft_changes_nothing(pairs: dict[str, PairOfCheckpoints]) -> None:
+    prompts = requests(seed=4)
+    reference = HuggingFaceReference(str(pairs["llama"].target), "float32")
+    async with cluster(pairs["llama"].target, pairs["qwen3"].target, batch_size=4) as running:
+        outputs, usages = await generate(running, prompts, draft_count=5)
+    assert outputs == [reference.generate(prompt, limit) for prompt, limit in prompts]
+    assert sum(usage.accepted_count for usage in usages) < 0.2 * sum(usage.drafted_count for usage in usages)
