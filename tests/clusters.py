@@ -37,10 +37,13 @@ class ModelServer:
     runner: Runner
     address: str
     channel: grpc.aio.Channel
+    worker: ModelWorker
 
 
 @asynccontextmanager
-async def model_server(role: str, model: str | Path, kv_memory_bytes: int = KV_MEMORY_BYTES) -> AsyncIterator[ModelServer]:
+async def model_server(
+    role: str, model: str | Path, kv_memory_bytes: int = KV_MEMORY_BYTES
+) -> AsyncIterator[ModelServer]:
     """Serve one model as `draft` or `target`."""
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
@@ -52,7 +55,7 @@ async def model_server(role: str, model: str | Path, kv_memory_bytes: int = KV_M
     ) as server:
         await server.set_serving(True)
         async with open_channel(server.address) as channel:
-            yield ModelServer(runner, server.address, channel)
+            yield ModelServer(runner, server.address, channel, worker)
     worker.close()
 
 

@@ -102,7 +102,9 @@ class FakeDrafter(FakeCache):
         return Proposal(tuple(drafts), len(prefix))
 
 
-def describe(model_id: str, tokenizer_fingerprint: str = "", vocabulary_size: int = VOCABULARY_SIZE) -> ModelDescription:
+def describe(
+    model_id: str, tokenizer_fingerprint: str = "", vocabulary_size: int = VOCABULARY_SIZE
+) -> ModelDescription:
     return ModelDescription(
         model_id=model_id,
         architecture="Fake",

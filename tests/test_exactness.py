@@ -89,10 +89,7 @@ async def test_the_built_in_pair_equals_hugging_face(batch_size: int) -> None:
 async def test_the_built_in_draft_is_accepted_on_problems_it_never_saw() -> None:
     async with cluster("builtin:target", "builtin:draft") as running:
         completions = await asyncio.gather(
-            *(
-                running.client.complete(GenerationRequest(UserMessage(prompt), max_new_tokens=120))
-                for prompt in PROMPTS
-            )
+            *(running.client.complete(GenerationRequest(UserMessage(prompt), max_new_tokens=120)) for prompt in PROMPTS)
         )
     usages = [completion.finish.usage for completion in completions]
     acceptance = sum(usage.accepted_count for usage in usages) / sum(usage.drafted_count for usage in usages)

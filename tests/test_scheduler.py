@@ -1,4 +1,4 @@
-"""The real loop over fake services: the output is the target's own whatever the draft does, and nothing is left behind."""
+"""The real loop over fake services: the output is the target's own whatever the draft does."""
 
 import asyncio
 import random

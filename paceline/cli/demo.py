@@ -13,7 +13,16 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.options import BatchSize, DraftCount, DraftModel, Dtype, MaxNewTokens, TargetModel, as_prompt
+from paceline.cli.options import (
+    BatchSize,
+    DraftCount,
+    DraftModel,
+    Dtype,
+    MaxNewTokens,
+    TargetModel,
+    as_prompt,
+    run_async,
+)
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client, Completion
 from paceline.launcher import ClusterOptions, running_cluster
@@ -54,7 +63,7 @@ def command(
     options = ClusterOptions(
         target_model=target_model, draft_model=draft_model, dtype=dtype, batch_size=batch_size, draft_count=draft_count
     )
-    asyncio.run(_demo(options, max_new_tokens, runs))
+    run_async(_demo(options, max_new_tokens, runs))
 
 
 async def _demo(options: ClusterOptions, max_new_tokens: int, runs: int) -> None:

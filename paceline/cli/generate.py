@@ -1,6 +1,5 @@
 """`paceline generate`: one prompt, streamed."""
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ from paceline.cli.options import (
     as_prompt,
     connected,
     draft_limit,
+    run_async,
 )
 from paceline.launcher import ClusterOptions
 from paceline.types import GenerationRequest, Usage
@@ -39,7 +39,7 @@ def command(
     options = ClusterOptions(
         target_model=target_model, draft_model=draft_model, dtype=dtype, batch_size=1, draft_count=draft_count
     )
-    asyncio.run(_generate(prompt, address, options, chat, max_new_tokens, tuple(stop or ()), draft_limit(speculation)))
+    run_async(_generate(prompt, address, options, chat, max_new_tokens, tuple(stop or ()), draft_limit(speculation)))
 
 
 async def _generate(

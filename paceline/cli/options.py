@@ -1,14 +1,19 @@
 """Options that several commands take, and how a command reaches a cluster."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
 from paceline.client import Client
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.types import ClusterDescription, Prompt, Text, UserMessage
+
+Result = TypeVar("Result")
 
 TargetModel = Annotated[str, typer.Option(help="Checkpoint directory, or builtin:target.")]
 DraftModel = Annotated[str, typer.Option(help="Checkpoint directory, or builtin:draft.")]
@@ -24,6 +29,21 @@ Chat = Annotated[
     typer.Option("--chat/--raw", help="Put prompts into the chat template, or not. Unset: where the model has one."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens of output.")]
+
+
+def run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a command's work. SIGTERM ends it as Ctrl-C does: orderly, with no service left behind."""
+
+    async def cancellable() -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
 
 
 @asynccontextmanager

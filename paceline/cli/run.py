@@ -26,6 +26,7 @@ from paceline.cli.options import (
     as_prompt,
     connected,
     draft_limit,
+    run_async,
 )
 from paceline.client import Client
 from paceline.errors import Overloaded, PacelineError
@@ -64,7 +65,7 @@ def command(
             max_draft_count=draft_limit(speculation),
         )
 
-    failed_count = asyncio.run(_run(lines, output_file, address, options, request, console))
+    failed_count = run_async(_run(lines, output_file, address, options, request, console))
     console.print(f"{len(lines) - failed_count} of {len(lines)} lines answered, in {output_file}")
     if failed_count:
         raise typer.Exit(1)

@@ -1,12 +1,11 @@
 """`paceline up`: the three services on this machine, until Ctrl-C."""
 
-import asyncio
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from paceline.cli.options import BatchSize, DraftCount, DraftModel, Dtype, TargetModel
+from paceline.cli.options import BatchSize, DraftCount, DraftModel, Dtype, TargetModel, run_async
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.rpc import termination
 
@@ -35,7 +34,7 @@ def command(
         target_port=target_port,
         log_level="info",
     )
-    asyncio.run(_up(options))
+    run_async(_up(options))
 
 
 async def _up(options: ClusterOptions) -> None:

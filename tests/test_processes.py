@@ -1,0 +1,189 @@
+"""Real processes: how services and commands start, fail to start, and stop."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from paceline.client import Client
+from paceline.launcher import Addresses, ClusterOptions, running_cluster, running_service
+from paceline.types import GenerationRequest, Text
+from tests.conftest import PairOfCheckpoints
+
+pytestmark = pytest.mark.slow
+
+
+async def start(*arguments: str) -> Process:
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments, stdout=PIPE, stderr=PIPE)
+
+
+async def ended(process: Process) -> tuple[int, str, str]:
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def paceline(*arguments: str) -> tuple[int, str, str]:
+    return await ended(await start("paceline", *arguments))
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Addresses]:
+    async with running_cluster(ClusterOptions()) as addresses:
+        yield addresses
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["target_service", "--model", "/nowhere"], "is not a directory"),
+        (["draft_service", "--model", "builtin:other"], "builtin:target and builtin:draft"),
+        (["draft_service", "--host", "host.invalid", "--port", "1"], "cannot listen on host.invalid:1"),
+        (
+            ["coordinator", "--draft", "127.0.0.1:1", "--target", "127.0.0.1:1", "--startup-timeout-s", "0.5"],
+            "the target service at 127.0.0.1:1 did not answer within 0.5 s",
+        ),
+    ],
+)
+async def test_a_service_that_cannot_start_says_why_in_one_line(arguments: Sequence[str], words: str) -> None:
+    status, out, err = await ended(await start(*arguments))
+    assert status == 1
+    assert words in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert out == ""
+
+
+async def test_a_taken_port_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, _, err = await ended(await start("draft_service", "--port", str(port)))
+    assert status == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in err
+
+
+async def test_the_coordinator_waits_for_services_that_come_later() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    target = f"127.0.0.1:{port}"
+    async with running_service("draft_service", []) as draft:
+        coordinator = await start("coordinator", "--draft", draft, "--target", target)
+        assert coordinator.stderr is not None
+        assert coordinator.stdout is not None
+        assert b"waiting for the target service" in await coordinator.stderr.readline()
+        async with running_service("target_service", ["--port", str(port)]):
+            address = (await coordinator.stdout.readline()).decode().split()[-1]
+            async with Client(address) as client:
+                completion = await client.complete(GenerationRequest(Text("2 + 2 ="), max_new_tokens=5))
+            assert len(completion.token_ids) <= 5
+            coordinator.terminate()
+            assert (await ended(coordinator))[0] == 0
+
+
+async def test_sigterm_lets_a_running_stream_end_and_the_process_exits_cleanly() -> None:
+    async with running_service("draft_service", []) as draft, running_service("target_service", []) as target:
+        coordinator = await start("coordinator", "--draft", draft, "--target", target)
+        assert coordinator.stdout is not None
+        address = (await coordinator.stdout.readline()).decode().split()[-1]
+        async with Client(address) as client:
+            request = GenerationRequest(Text("2 + 2 ="), max_new_tokens=60, ignore_end_tokens=True)
+            stream = client.generate(request)
+            tokens = list((await anext(stream)).tokens)
+            coordinator.terminate()
+            async for piece in stream:
+                tokens += piece.tokens
+            assert len(tokens) == 60
+        assert (await ended(coordinator))[0] == 0
+
+
+async def test_run_answers_every_good_line_in_order_and_names_the_bad_ones(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"prompt": "A hen lays 3 eggs a day. How many eggs in 5 days?"}),
+        "{broken",
+        json.dumps({"question_id": 81, "turns": ["Tom has 4 apples and eats 1. How many are left?", "And then?"]}),
+        "",
+        json.dumps({"prompt": ""}),
+        json.dumps(["no object"]),
+        json.dumps({"id": "last", "prompt": "x" * 20_000}),
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    flags = ["--input", str(tmp_path / "in.jsonl"), "--max-new-tokens", "20"]
+    async with running() as addresses:
+        status, _, err = await paceline(
+            "run", *flags, "--output", str(tmp_path / "out.jsonl"), "--address", addresses.coordinator
+        )
+        await paceline(
+            *("run", *flags, "--output", str(tmp_path / "plain.jsonl"), "--address", addresses.coordinator),
+            "--no-speculation",
+        )
+    assert status == 1
+    assert "line 2 is not JSON" in err
+    outputs = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [output["id"] for output in outputs] == [1, 2, 81, 5, 6, "last"]
+    assert [sorted(output) for output in outputs[1:2]] == [["error", "id", "prompt"]]
+    answered = [output for output in outputs if "error" not in output]
+    assert [output["id"] for output in answered] == [1, 81, 5]
+    for output in answered:
+        assert set(output) == {"id", "prompt", "text", "token_ids", "finish_reason", "usage"}
+        usage = output["usage"]
+        assert usage["output_count"] == len(output["token_ids"]) == usage["accepted_count"] + usage["round_count"]
+    assert "leaves no room for output" in outputs[-1]["error"]
+    plain = [json.loads(line) for line in (tmp_path / "plain.jsonl").read_text().splitlines()]
+    assert [one.get("token_ids") for one in plain] == [one.get("token_ids") for one in outputs]
+    assert all(one["usage"]["drafted_count"] == 0 for one in plain if "usage" in one)
+
+
+async def test_up_prints_its_addresses_serves_and_stops_all_three() -> None:
+    process = await start("paceline", "up", "--coordinator-port", "0", "--draft-port", "0", "--target-port", "0")
+    assert process.stdout is not None
+    lines = [(await process.stdout.readline()).decode().split() for _ in range(3)]
+    assert [line[0] for line in lines] == ["coordinator", "draft", "target"]
+    status, out, err = await paceline("generate", "2 + 2 =", "--address", lines[0][1], "--max-new-tokens", "8")
+    assert status == 0
+    assert out.strip()
+    assert "draft tokens accepted" in err
+    process.send_signal(signal.SIGINT)
+    assert (await ended(process))[0] == 0
+    for _, address, *_ in lines:
+        host, port = address.split(":")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, int(port))
+
+
+async def test_commands_say_what_is_wrong_in_one_line(tmp_path: Path, pairs: dict[str, PairOfCheckpoints]) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}')
+    for arguments, words in [
+        (["generate", "x", "--address", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["generate", "x", "--draft-model", str(pairs["llama"].target)], "different tokenizers"),
+        (["run", "--input", str(tmp_path / "missing"), "--output", "out"], "missing cannot be read"),
+        (["run", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "no/out")], "cannot be written"),
+    ]:
+        status, _, err = await paceline(*arguments)
+        assert status in (1, 2)
+        assert words in " ".join(err.replace("│", " ").split())
+        assert "Traceback" not in err
+
+
+async def test_a_terminated_command_leaves_no_service_behind() -> None:
+    process = await start("paceline", "generate", "x", "--max-new-tokens", "3000")
+    while not (found := _children(process.pid)):
+        await asyncio.sleep(0.05)
+    process.terminate()
+    await ended(process)
+    assert not [pid for pid in found if Path(f"/proc/{pid}").exists()]
+
+
+def _children(pid: int) -> list[int]:
+    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
+        return []
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

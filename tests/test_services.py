@@ -1,0 +1,201 @@
+"""The model services over real gRPC: the state protocol row by row, health, reflection, and what bad input gets."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from coordinator.clients import RemoteDrafter, RemoteVerifier
+from paceline.codec.status import error_from_pb
+from paceline.errors import (
+    DuplicateSequence,
+    InvalidRequest,
+    Overloaded,
+    PacelineError,
+    PrefixNotCached,
+    SequenceNotFound,
+    TokenizerNotFound,
+)
+from paceline.rpc import translated_errors
+from paceline.types import Proposal, ProposeRow, Verdict, VerifyRow
+from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
+from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
+from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from tests.checkpoints import MAX_LENGTH, VOCABULARY_SIZE
+from tests.clusters import ModelServer, model_server
+from tests.conftest import PairOfCheckpoints
+
+TIMEOUT_S = 60.0
+PROMPT = (20, 21, 22, 23)
+
+
+@pytest.fixture
+async def target(pairs: dict[str, PairOfCheckpoints]) -> AsyncIterator[ModelServer]:
+    async with model_server("target", pairs["llama"].target) as server:
+        yield server
+
+
+@pytest.fixture
+async def draft(pairs: dict[str, PairOfCheckpoints]) -> AsyncIterator[ModelServer]:
+    async with model_server("draft", pairs["llama"].target) as server:
+        yield server
+
+
+async def verify(server: ModelServer, *rows: VerifyRow) -> list[Verdict | PacelineError]:
+    return await RemoteVerifier(server.channel, TIMEOUT_S).verify(rows)
+
+
+async def decode(server: ModelServer, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Decode plainly, one whole resend a token: the slowest way that is surely right."""
+    token_ids = list(prompt)
+    for _ in range(count):
+        (verdict,) = await verify(server, VerifyRow("reference", 0, tuple(token_ids), ()))
+        assert isinstance(verdict, Verdict)
+        token_ids.append(verdict.next_token_id)
+    return token_ids[len(prompt) :]
+
+
+async def test_drafts_are_accepted_up_to_the_first_wrong_one(target: ModelServer) -> None:
+    right = await decode(target, PROMPT, 4)
+    wrong = (right[2] + 1) % VOCABULARY_SIZE
+    results = await verify(
+        target,
+        VerifyRow("a", 0, PROMPT, (right[0], right[1], wrong)),
+        VerifyRow("b", 0, PROMPT, tuple(right[:3])),
+        VerifyRow("c", 0, PROMPT, ()),
+    )
+    assert results == [Verdict(2, right[2], 6), Verdict(3, right[3], 7), Verdict(0, right[0], 4)]
+    assert [target.runner.pool.length(one) for one in "abc"] == [6, 7, 4]
+
+
+async def test_repeating_a_call_repeats_its_answer(target: ModelServer) -> None:
+    row = VerifyRow("a", 0, PROMPT, (1, 2))
+    assert await verify(target, row) == await verify(target, row)
+    again = VerifyRow("a", 2, PROMPT[2:], (1, 2))
+    assert await verify(target, again) == await verify(target, again) == await verify(target, row)
+
+
+async def test_a_bad_row_fails_alone(target: ModelServer) -> None:
+    good = VerifyRow("good", 0, PROMPT, ())
+    (alone,) = await verify(target, good)
+    cases: list[tuple[VerifyRow, type[PacelineError], str]] = [
+        (VerifyRow("new", 3, (20,), ()), PrefixNotCached, "beyond the 0 cached"),
+        (VerifyRow("good", 0, PROMPT, ()), DuplicateSequence, "earlier row"),
+        (VerifyRow("", 0, PROMPT, ()), InvalidRequest, "sequence_id"),
+        (VerifyRow("x" * 129, 0, PROMPT, ()), InvalidRequest, "sequence_id"),
+        (VerifyRow("minus", -1, PROMPT, ()), InvalidRequest, "base_length"),
+        (VerifyRow("empty", 0, (), (1,)), InvalidRequest, "token_ids"),
+        (VerifyRow("vocabulary", 0, (VOCABULARY_SIZE,), ()), InvalidRequest, "outside the vocabulary"),
+        (VerifyRow("negative", 0, (-1,), ()), InvalidRequest, "outside the vocabulary"),
+        (VerifyRow("drafts", 0, PROMPT, (VOCABULARY_SIZE,)), InvalidRequest, "draft_token_ids"),
+        (VerifyRow("long", 0, (5,) * (MAX_LENGTH + 1), ()), InvalidRequest, str(MAX_LENGTH)),
+    ]
+    results = await verify(target, good, *(row for row, _, _ in cases))
+    assert results[0] == alone
+    for result, (_, kind, words) in zip(results[1:], cases, strict=True):
+        assert type(result) is kind
+        assert words in str(result)
+    assert target.runner.pool.sequence_count == 1
+
+
+async def test_a_base_beyond_the_cache_names_the_cached_length_and_keeps_it(target: ModelServer) -> None:
+    await verify(target, VerifyRow("a", 0, PROMPT, ()))
+    (result,) = await verify(target, VerifyRow("a", 5, (9,), ()))
+    assert isinstance(result, PrefixNotCached)
+    assert result.metadata == {"cached_length": "4"}
+    assert target.runner.pool.length("a") == 4
+
+
+async def test_a_call_without_rows_is_refused(target: ModelServer, draft: ModelServer) -> None:
+    with pytest.raises(InvalidRequest, match="rows is empty"):
+        await verify(target)
+    with pytest.raises(InvalidRequest, match="rows is empty"):
+        await RemoteDrafter(draft.channel, TIMEOUT_S).propose([])
+
+
+async def test_a_full_cache_fails_the_row_with_a_time_to_retry(pairs: dict[str, PairOfCheckpoints]) -> None:
+    async with model_server("target", pairs["llama"].target, kv_memory_bytes=40_000) as server:
+        results = await verify(server, *(VerifyRow(one, 0, PROMPT, ()) for one in "abc"))
+        assert [isinstance(result, Verdict) for result in results] == [True, False, False]
+        assert isinstance(results[1], Overloaded)
+        assert results[1].retry_after_s > 0
+
+
+async def test_the_draft_proposes_its_models_own_greedy_tokens_and_rows_may_want_different_counts(
+    draft: ModelServer, target: ModelServer
+) -> None:
+    own = await decode(target, PROMPT, 5)
+    drafter = RemoteDrafter(draft.channel, TIMEOUT_S)
+    results = await drafter.propose([ProposeRow("a", 0, PROMPT, 5), ProposeRow("b", 0, PROMPT, 2)])
+    assert results == [Proposal(tuple(own), 8), Proposal(tuple(own[:2]), 5)]
+    follow = await drafter.propose([ProposeRow("a", 8, (own[4],), 1)])
+    assert follow == [Proposal(tuple(await decode(target, (*PROMPT, *own), 1)), 9)]
+
+
+async def test_a_bad_draft_row_fails_alone(draft: ModelServer) -> None:
+    rows = [
+        ProposeRow("good", 0, PROMPT, 2),
+        ProposeRow("none", 0, PROMPT, 0),
+        ProposeRow("huge", 0, PROMPT, 2**31 - 1),
+        ProposeRow("gone", 7, PROMPT, 2),
+    ]
+    results = await RemoteDrafter(draft.channel, TIMEOUT_S).propose(rows)
+    assert isinstance(results[0], Proposal)
+    assert [type(result) for result in results[1:]] == [InvalidRequest, InvalidRequest, PrefixNotCached]
+
+
+async def test_rollback_truncates_and_tells_apart_unknown_and_too_long(target: ModelServer) -> None:
+    await verify(target, VerifyRow("a", 0, PROMPT, ()))
+    lengths = [("a", 2), ("unknown", 0), ("a", 3), ("a", -1)]
+    request = target_service_pb2.RollbackTargetSequencesRequest(
+        sequences=[common_pb2.SequenceLength(sequence_id=one, length=length) for one, length in lengths]
+    )
+    response = await TargetServiceStub(target.channel).RollbackTargetSequences(request)
+    first, *failed = response.results
+    assert (first.cached_length, first.HasField("status")) == (2, False)
+    kinds = [type(error_from_pb(result.status)) for result in failed]
+    assert kinds == [SequenceNotFound, PrefixNotCached, InvalidRequest]
+    assert target.runner.pool.length("a") == 2
+
+
+async def test_release_frees_what_is_known_and_is_safe_to_repeat(draft: ModelServer) -> None:
+    await RemoteDrafter(draft.channel, TIMEOUT_S).propose([ProposeRow("a", 0, PROMPT, 1)])
+    stub = DraftServiceStub(draft.channel)
+    request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=["a", "unknown"])
+    counts = [(await stub.ReleaseDraftSequences(request)).released_count for _ in range(2)]
+    assert counts == [1, 0]
+    model = await RemoteDrafter(draft.channel, TIMEOUT_S).describe(TIMEOUT_S)
+    assert (model.sequence_count, model.cache_used_bytes) == (0, 0)
+
+
+async def test_a_model_without_tokenizer_says_so(target: ModelServer) -> None:
+    with pytest.raises(TokenizerNotFound), translated_errors():
+        call = TargetServiceStub(target.channel).DownloadTokenizer(target_service_pb2.DownloadTokenizerRequest())
+        async for _ in call:
+            pass
+
+
+async def test_health_answers_while_the_model_works(target: ModelServer) -> None:
+    stub = health_pb2_grpc.HealthStub(target.channel)
+    finish = threading.Event()
+    busy = asyncio.ensure_future(target.worker.run(finish.wait))
+    waiting = asyncio.ensure_future(verify(target, VerifyRow("a", 0, PROMPT, ())))
+    try:
+        for service in ("", "paceline.v1.TargetService"):
+            response = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert response.status == health_pb2.HealthCheckResponse.SERVING
+        assert not waiting.done()
+    finally:
+        finish.set()
+    await busy
+    assert isinstance((await waiting)[0], Verdict)
+
+
+async def test_reflection_lists_the_services(target: ModelServer) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(target.channel)
+    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    names = {one.name async for response in call for one in response.list_services_response.service}
+    assert {"paceline.v1.TargetService", "grpc.health.v1.Health"} <= names
