@@ -5,7 +5,7 @@ async with Client("127.0.0.1:7700") as client:
         print("".join(token.text for token in piece.tokens), end="")
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -54,7 +54,7 @@ class Client:
 
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
-    ) -> AsyncIterator[OutputPiece]:
+    ) -> AsyncGenerator[OutputPiece, None]:
         """Yield pieces as rounds commit them, the last with the finish. Closing the iterator cancels the call."""
         with translated_errors():
             call = self._stub.GenerateText(request_to_pb(request), timeout=timeout_s)

@@ -23,22 +23,24 @@ class ServiceSettings(BaseSettings):
         frozen=True, cli_kebab_case=True, cli_avoid_json=True, cli_hide_none_type=True, extra="forbid"
     )
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: Port = Field(0, description="port to listen on; 0 takes any free one")
-    shutdown_grace_s: Seconds = Field(10, description="seconds that running calls get after SIGTERM")
-    log_format: LogFormat = Field("console", description="how log lines look")
-    log_level: LogLevel = Field("info", description="least level that is logged")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: Port = Field(default=0, description="port to listen on; 0 takes any free one")
+    shutdown_grace_s: Seconds = Field(default=10, description="seconds that running calls get after SIGTERM")
+    log_format: LogFormat = Field(default="console", description="how log lines look")
+    log_level: LogLevel = Field(default="info", description="least level that is logged")
 
 
 class ModelServiceSettings(ServiceSettings):
     """What the draft and the target service can be told."""
 
     model: str = Field(description="checkpoint directory, or builtin:target or builtin:draft")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto takes what the checkpoint says")
-    threads: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="threads for model work; unset: torch's choice"
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="auto takes what the checkpoint says"
     )
-    kv_memory: ByteSize = Field(ByteSize(2 << 30), description="most memory for the cache, such as 512MiB")
+    threads: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="threads for model work; unset: torch's choice"
+    )
+    kv_memory: ByteSize = Field(default=ByteSize(2 << 30), description="most memory for the cache, such as 512MiB")
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

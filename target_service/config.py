@@ -11,4 +11,4 @@ class TargetSettings(ModelServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
-    model: str = Field("builtin:target", description="checkpoint directory, or builtin:target")
+    model: str = Field(default="builtin:target", description="checkpoint directory, or builtin:target")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import sys
@@ -180,10 +179,12 @@ async def test_a_terminated_command_leaves_no_service_behind() -> None:
         await asyncio.sleep(0.05)
     process.terminate()
     await ended(process)
-    assert not [pid for pid in found if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in found if _is_alive(pid)]
 
 
 def _children(pid: int) -> list[int]:
-    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
-        return []
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
