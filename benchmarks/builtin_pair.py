@@ -48,33 +48,38 @@ async def measure(
         for _ in range(runs + 1):  # the first of each warms up
             for name, max_draft_count in (("plain", 0), ("speculative", None)):
                 began = time.perf_counter()
-                outputs[name] = await asyncio.gather(
-                    *(
-                        client.complete(
-                            GenerationRequest(
-                                UserMessage(question), max_new_tokens=max_new_tokens, max_draft_count=max_draft_count
-                            )
-                        )
-                        for question in questions
-                    )
-                )
-                elapsed_s = time.perf_counter() - began
-                rates[name].append(sum(len(one.tokens) for one in outputs[name]) / elapsed_s)
-    usages = [one.finish.usage for one in outputs["speculative"]]
+                outputs[name] = await _answer(client, questions, max_new_tokens, max_draft_count)
+                token_count = sum(len(one.tokens) for one in outputs[name])
+                rates[name].append(token_count / (time.perf_counter() - began))
+    return _summary(options, outputs, {name: median(all_rates[1:]) for name, all_rates in rates.items()})
+
+
+async def _answer(
+    client: Client, questions: Sequence[str], max_new_tokens: int, max_draft_count: int | None
+) -> list[Completion]:
+    requests = [
+        GenerationRequest(UserMessage(question), max_new_tokens=max_new_tokens, max_draft_count=max_draft_count)
+        for question in questions
+    ]
+    return await asyncio.gather(*map(client.complete, requests))
+
+
+def _summary(
+    options: ClusterOptions, outputs: dict[str, list[Completion]], rates: dict[str, float]
+) -> dict[str, object]:
+    plain, speculative = outputs["plain"], outputs["speculative"]
+    usages = [one.finish.usage for one in speculative]
     drafted, accepted = sum(u.drafted_count for u in usages), sum(u.accepted_count for u in usages)
-    plain, speculative = median(rates["plain"][1:]), median(rates["speculative"][1:])
     return {
-        "problems": len(questions),
+        "problems": len(plain),
         "batch_size": options.batch_size,
         "draft_count": options.draft_count,
         "acceptance": round(accepted / drafted, 3) if drafted else None,
         "tokens_per_round": round(sum(u.output_count for u in usages) / sum(u.round_count for u in usages), 2),
-        "plain_tokens_per_s": round(plain),
-        "speculative_tokens_per_s": round(speculative),
-        "speedup": round(speculative / plain, 2),
-        "identical": sum(
-            a.token_ids == b.token_ids for a, b in zip(outputs["plain"], outputs["speculative"], strict=True)
-        ),
+        "plain_tokens_per_s": round(rates["plain"]),
+        "speculative_tokens_per_s": round(rates["speculative"]),
+        "speedup": round(rates["speculative"] / rates["plain"], 2),
+        "identical": sum(a.token_ids == b.token_ids for a, b in zip(plain, speculative, strict=True)),
     }
 
 
