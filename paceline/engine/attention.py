@@ -64,28 +64,23 @@ def ragged_attention(
     result is [1, T, H, D].
     """
     layer = cast(int, module.layer_idx)
-    _, head_count, token_count, head_size = query.shape
-    output = query.new_empty(token_count, head_count, head_size)
+    new = torch.stack((key, value))  # [2, 1, KV heads, T, D]
+    rows = []
     for span in packed_pass.spans:
-        new = slice(span.start, span.stop)
-        packed_pass.pool.write(layer, span.sequence_id, key[0, :, new], value[0, :, new])
-        keys, values = packed_pass.pool.views(layer, span.sequence_id)
-        rows = _attend(query[:, :, new], keys, values, span, scaling)  # [H, q, D]
-        output[new] = rows.transpose(0, 1)
-    return output.unsqueeze(0), None
+        count = span.stop - span.start
+        keys, values = packed_pass.pool.write(layer, span.sequence_id, new.narrow(3, span.start, count))
+        rows.append(_attend(query.narrow(2, span.start, count), keys, values, span, scaling))
+    return torch.cat(rows, dim=2).transpose(1, 2), None
 
 
 def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: Span, scaling: float) -> torch.Tensor:
-    _, head_count, query_count, head_size = query.shape
+    """Attend for one sequence; `query` and the result are [1, H, q, D]."""
     if span.is_prefill:
-        out = F.scaled_dot_product_attention(
-            query, keys[None], values[None], is_causal=True, scale=scaling, enable_gqa=True
-        )
-        return out[0]
+        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling, enable_gqa=True)
     # Heads that share a KV head are folded into the query rows: keys are read once for all of them.
-    folded = query.reshape(1, keys.shape[0], -1, head_size)
-    out = F.scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=span.mask, scale=scaling)
-    return out.view(head_count, query_count, head_size)
+    folded = query.reshape(1, keys.shape[1], -1, query.shape[3])
+    attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=span.mask, scale=scaling)
+    return attended.view(query.shape)
 
 
 AttentionInterface.register(ATTENTION_NAME, ragged_attention)

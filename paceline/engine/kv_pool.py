@@ -31,19 +31,22 @@ class KvShape:
         return 2 * self.layer_count * self.kv_head_count * self.head_size * self.dtype.itemsize
 
 
-@dataclass
 class _Entry:
-    slab: torch.Tensor
-    """[2, layers, KV heads, capacity, head size]: keys, then values."""
-    length: int = 0
+    """One sequence's memory and length."""
 
-    @property
-    def capacity(self) -> int:
-        return self.slab.shape[3]
+    def __init__(self, slab: torch.Tensor) -> None:
+        self.length = 0
+        self.place(slab)
+
+    def place(self, slab: torch.Tensor) -> None:
+        """Use `slab`, [layers, 2, 1, KV heads, capacity, head size]: of each layer the keys, then the values."""
+        self.slab = slab
+        self.layers = slab.unbind(0)
+        self.capacity = slab.shape[4]
 
 
 class KvPool:
-    """Append, truncate, release, and views for attention."""
+    """Append, write, truncate, release."""
 
     def __init__(self, shape: KvShape, capacity_bytes: int) -> None:
         self.shape = shape
@@ -96,17 +99,18 @@ class KvPool:
         self.used_bytes -= entry.slab.nbytes
         return True
 
-    def write(self, layer: int, sequence_id: str, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Fill the last q tokens of one layer; `keys` and `values` are [KV heads, q, head size]."""
-        entry = self._entries[sequence_id]
-        start = entry.length - keys.shape[1]
-        entry.slab[0, layer, :, start : entry.length] = keys
-        entry.slab[1, layer, :, start : entry.length] = values
+    def write(self, layer: int, sequence_id: str, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fill the last q tokens of one layer and return all its keys and values, as views.
 
-    def views(self, layer: int, sequence_id: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one layer's keys and values, each [KV heads, length, head size], without copying."""
+        `new` is [2, 1, KV heads, q, head size], keys then values; the views are [1, KV heads, length, head size].
+        """
         entry = self._entries[sequence_id]
-        return entry.slab[0, layer, :, : entry.length], entry.slab[1, layer, :, : entry.length]
+        # `narrow`, for this runs once a row and layer, and indexing costs several times as much.
+        count = new.shape[3]
+        memory = entry.layers[layer]
+        memory.narrow(3, entry.length - count, count).copy_(new)
+        keys, values = memory.narrow(3, 0, entry.length).unbind(0)
+        return keys, values
 
     def _with_capacity(self, sequence_id: str, kept_length: int, length: int) -> _Entry:
         entry = self._entries.get(sequence_id)
@@ -117,8 +121,8 @@ class KvPool:
         if entry is None:
             entry = self._entries[sequence_id] = _Entry(slab)
         else:
-            slab[:, :, :, :kept_length] = entry.slab[:, :, :, :kept_length]
-            entry.slab = slab
+            slab[..., :kept_length, :] = entry.slab[..., :kept_length, :]
+            entry.place(slab)
         return entry
 
     def _allocate(self, capacity: int, freed_bytes: int) -> torch.Tensor:
@@ -131,7 +135,7 @@ class KvPool:
             )
         self.used_bytes += needed_bytes - freed_bytes
         return torch.empty(
-            (2, shape.layer_count, shape.kv_head_count, capacity, shape.head_size),
+            (shape.layer_count, 2, 1, shape.kv_head_count, capacity, shape.head_size),
             dtype=shape.dtype,
             device=shape.device,
         )
