@@ -73,20 +73,35 @@ def make_outputs(data: Data, work: Work, minutes: float = 15, seed: int = 2) -> 
 
 
 @app.command("draft")
-def train_draft(work: Work, minutes: float = 30, token_budget: int = 4096, seed: int = 3) -> None:
-    """Distil the draft from the target's outputs."""
+def train_draft(
+    data: Data,
+    work: Work,
+    minutes: float = 30,
+    token_budget: int = 4096,
+    seed: int = 3,
+    start_from: Annotated[Path | None, typer.Option(help="Draft to go on from; unset: a fresh one")] = None,
+) -> None:
+    """Distil the draft: the target's own outputs, and what it thinks of the worked answers."""
     torch.manual_seed(seed)
-    rows = [outputs.Output(**row) for row in json.loads((work / "outputs.json").read_text())]
-    teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
-    taught = list(outputs.lessons(teacher, bucketed(rows, 8192, random.Random(seed)), console.print))
+    rng = random.Random(seed)
     tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))
-    model = new_model(draft.DRAFT_SHAPE, tokenizer.get_vocab())
+    own = [outputs.Output(**row) for row in json.loads((work / "outputs.json").read_text())]
+    seen, _ = problems.load(data)
+    gold = [draft.as_output(problems.vary(problem, rng), tokenizer) for problem in seen]
+    teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
+    lessons = [outputs.own_lesson(output) for output in own]
+    lessons += outputs.lessons(teacher, bucketed(gold, 8192, rng), console.print)
+    model = (
+        LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32)
+        if start_from
+        else new_model(draft.DRAFT_SHAPE, tokenizer.get_vocab())
+    )
     progress = fit(
         model,
-        draft.batches(taught, token_budget, seed),
+        draft.batches(lessons, token_budget, seed),
         draft.distillation_loss,
         minutes=minutes,
-        peak_rate=4e-3,
+        peak_rate=2e-3 if start_from else 4e-3,
         report=console.print,
     )
     save_tokenizer(tokenizer, work / "draft", MAX_LENGTH)

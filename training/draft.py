@@ -9,12 +9,21 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 import torch
+from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from training.loop import Shape, bucketed
-from training.outputs import Lesson, padded
+from training.outputs import Lesson, Output, padded
+from training.problems import Problem, prompt_text
+from training.target import example_text
 
 DRAFT_SHAPE = Shape(hidden_size=128, layer_count=2, head_count=4, kv_head_count=2, mlp_size=384)
+
+
+def as_output(problem: Problem, tokenizer: Tokenizer) -> Output:
+    """A worked answer in the shape of an output, for the teacher to comment on."""
+    prompt_count = len(tokenizer.encode(prompt_text(problem.question)).ids)
+    return Output(tuple(tokenizer.encode(example_text(problem)).ids), prompt_count)
 
 
 def batches(lessons: Sequence[Lesson], token_budget: int, seed: int) -> Iterator[list[Lesson]]:

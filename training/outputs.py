@@ -70,6 +70,15 @@ def greedy_outputs(
                 yield Output(tuple(token_ids), prompt_count)
 
 
+def own_lesson(output: Output) -> Lesson:
+    """The target's greedy output is its own best lesson: all weight on the token it chose, and no pass is needed."""
+    chosen = torch.tensor(output.token_ids[output.prompt_count :], dtype=torch.int16)
+    choices = chosen[:, None].expand(-1, TEACHER_CHOICES)
+    weights = torch.zeros(choices.shape, dtype=torch.float16)
+    weights[:, 0] = 1
+    return Lesson(output, choices, weights)
+
+
 @torch.no_grad()
 def lessons(
     teacher: LlamaForCausalLM, batches: Iterable[list[Output]], report: Callable[[str], None]

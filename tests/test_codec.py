@@ -1,0 +1,109 @@
+"""Round trips through protobuf and through statuses."""
+
+from collections.abc import Iterable
+
+import pytest
+from google.rpc import status_pb2
+from grpc import StatusCode
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import errors, types
+from paceline.codec import generation, models, rounds, status
+from tests.fakes import describe
+
+COUNTS = st.integers(0, 2**31 - 1)
+IDS = st.lists(COUNTS).map(tuple)
+PROMPTS = st.builds(types.Text, st.text()) | st.builds(types.UserMessage, st.text()) | st.builds(types.TokenIds, IDS)
+
+
+def error_kinds(root: type[errors.PacelineError] = errors.PacelineError) -> Iterable[type[errors.PacelineError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from error_kinds(child)
+
+
+@pytest.mark.parametrize("kind", list(error_kinds()))
+def test_every_error_survives_the_wire(kind: type[errors.PacelineError]) -> None:
+    error = kind("what is wrong", {"key": "value"})
+    if isinstance(error, errors.InvalidRequest):
+        error.field = "some_field"
+    if isinstance(error, errors.Overloaded):
+        error.retry_after_s = 2.5
+    back = status.error_from_pb(status.error_to_pb(error))
+    assert type(back) is kind
+    assert vars(back) == vars(error)
+
+
+def test_reasons_tell_all_errors_apart() -> None:
+    assert len({kind.reason for kind in error_kinds()}) == len(list(error_kinds()))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (StatusCode.UNAVAILABLE, errors.PeerUnavailable),
+        (StatusCode.DEADLINE_EXCEEDED, errors.CallTimedOut),
+        (StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
+        (StatusCode.UNIMPLEMENTED, errors.PeerFailed),
+    ],
+)
+def test_a_strangers_status_becomes_the_nearest_error(code: StatusCode, kind: type[errors.PacelineError]) -> None:
+    assert type(status.error_from_pb(status_pb2.Status(code=code.value[0], message="x"))) is kind
+
+
+@given(st.lists(st.builds(types.ProposeRow, st.text(), COUNTS, IDS, COUNTS)))
+def test_propose_rows_survive_the_wire(rows: list[types.ProposeRow]) -> None:
+    assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb(rows)) == rows
+
+
+@given(st.lists(st.builds(types.VerifyRow, st.text(), COUNTS, IDS, IDS)))
+def test_verify_rows_survive_the_wire(rows: list[types.VerifyRow]) -> None:
+    assert rounds.verify_rows_from_pb(rounds.verify_rows_to_pb(rows)) == rows
+
+
+def test_results_survive_the_wire_beside_failed_rows() -> None:
+    failed = errors.PrefixNotCached("gone")
+    asked = [types.ProposeRow(one, 0, (1,), 2) for one in "ab"]
+    proposals = rounds.proposals_from_pb(rounds.proposals_to_pb(asked, [types.Proposal((1, 2), 9), failed]))
+    assert proposals[0] == types.Proposal((1, 2), 9)
+    assert isinstance(proposals[1], errors.PrefixNotCached)
+    rows = [types.VerifyRow(one, 0, (1,), ()) for one in "ab"]
+    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows, [failed, types.Verdict(0, 0, 0)]))
+    assert isinstance(verdicts[0], errors.PrefixNotCached)
+    assert verdicts[1] == types.Verdict(0, 0, 0)
+
+
+@given(
+    st.builds(
+        types.GenerationRequest,
+        PROMPTS,
+        st.none() | COUNTS,
+        st.lists(st.text()).map(tuple),
+        IDS,
+        st.booleans(),
+        st.none() | COUNTS,
+    )
+)
+def test_requests_survive_the_wire(request: types.GenerationRequest) -> None:
+    assert generation.request_from_pb(generation.request_to_pb(request)) == request
+
+
+@pytest.mark.parametrize("reason", [None, *types.FinishReason])
+def test_pieces_survive_the_wire(reason: types.FinishReason | None) -> None:
+    finish = types.GenerationFinish(reason, types.Usage(1, 2, 3, 4, 5)) if reason else None
+    piece = types.OutputPiece((types.OutputToken(5, "é", True), types.OutputToken(0, "", False)), finish)
+    assert generation.piece_from_pb(generation.piece_to_pb(piece)) == piece
+
+
+def test_descriptions_survive_the_wire() -> None:
+    cluster = types.ClusterDescription(describe("t", "print"), describe("d"), 1, 2, 3, 4, 5, 6, 7)
+    assert generation.cluster_from_pb(generation.cluster_to_pb(cluster)) == cluster
+
+
+def test_a_big_tokenizer_travels_in_pieces() -> None:
+    files = types.TokenizerFiles("é" * (models.PIECE_BYTES + 1), "", '{"eos_token": "x"}')
+    pieces = list(models.tokenizer_to_pb(files))
+    assert max(len(piece.content) for piece in pieces) <= models.PIECE_BYTES
+    assert len(pieces) == 4
+    assert models.tokenizer_from_pb(pieces) == files

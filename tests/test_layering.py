@@ -1,0 +1,65 @@
+"""The import rules of the layout, read from the sources."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SERVICES = ("draft_service", "target_service", "coordinator")
+HEAVY = {"torch", "transformers", "safetensors"}
+MODEL_WORK = {"draft_service/drafter.py", "target_service/verifier.py"}
+WIRE = {"paceline/client.py", "coordinator/serving.py"}
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names of everything a file imports, `from a import b` as `a.b`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def sources(*packages: str) -> list[tuple[str, set[str]]]:
+    return [
+        (str(path.relative_to(ROOT)), imports(path))
+        for package in packages
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if "paceline/v1" not in str(path)
+    ]
+
+
+def packages_of(names: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_imports_no_other_service(service: str) -> None:
+    others = set(SERVICES) - {service}
+    assert not [path for path, names in sources(service) if packages_of(names) & others]
+
+
+def test_the_shared_library_imports_no_service() -> None:
+    assert not [path for path, names in sources("paceline") if packages_of(names) & set(SERVICES)]
+
+
+def test_torch_is_imported_by_the_engine_and_the_model_work_only() -> None:
+    heavy = {path for path, names in sources("paceline", *SERVICES) if packages_of(names) & HEAVY}
+    assert {path for path in heavy if not path.startswith("paceline/engine/")} <= MODEL_WORK
+
+
+def test_protobuf_stays_at_the_borders() -> None:
+    users = {path for path, names in sources("paceline", *SERVICES) if any("paceline.v1" in name for name in names)}
+    inside = {path for path in users if not path.startswith("paceline/codec/")}
+    assert {path for path in inside if Path(path).stem not in ("servicer", "clients")} <= WIRE
+
+
+def test_the_coordinator_runs_without_torch() -> None:
+    blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in sorted(HEAVY))
+    command = f"import sys; {blocked}; import coordinator.__main__, paceline.client, paceline.cli.run"
+    subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)

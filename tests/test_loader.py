@@ -1,0 +1,85 @@
+"""What the loader refuses, and the words it uses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from paceline.engine.loader import load_model
+from paceline.errors import ModelNotUsable
+from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE
+from tests.conftest import PairOfCheckpoints
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def checkpoint(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pairs["qwen3"].target, tmp_path / "checkpoint"))
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def drop_tensor(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def cut(folder: Path) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: shutil.rmtree(folder), "is not a directory"),
+        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{half"), "not a JSON object"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
+        (lambda folder: edit(folder, architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel; this version runs"),
+        (lambda folder: edit(folder, architectures=None), "architecture none"),
+        (lambda folder: edit(folder, use_sliding_window=True), "sliding-window"),
+        (lambda folder: edit(folder, dtype="float16"), "states dtype torch.float16"),
+        (lambda folder: (folder / WEIGHTS).unlink(), "no safetensors weights"),
+        (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "no safetensors weights"),
+        (cut, "cannot be read, perhaps half written"),
+        (drop_tensor, "1 tensors are missing from the weights, model.layers.1.mlp.up_proj.weight first"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{half"), "the tokenizer cannot be read"),
+    ],
+)
+def test_a_broken_checkpoint_is_refused_by_name(checkpoint: Path, damage: Callable[[Path], Any], words: str) -> None:
+    damage(checkpoint)
+    with pytest.raises(ModelNotUsable) as refusal:
+        load_model(str(checkpoint))
+    assert words in refusal.value.message
+    assert str(checkpoint) in refusal.value.message
+
+
+def test_an_unknown_built_in_name_lists_the_known_ones() -> None:
+    with pytest.raises(ModelNotUsable, match="builtin:target and builtin:draft are"):
+        load_model("builtin:other")
+
+
+def test_a_model_describes_itself(checkpoint: Path) -> None:
+    model = load_model(str(checkpoint)).description
+    assert model.architecture == "Qwen3ForCausalLM"
+    assert (model.vocabulary_size, model.max_length) == (VOCABULARY_SIZE, MAX_LENGTH)
+    assert model.end_token_ids == (END_TOKEN_ID,)
+    assert (model.dtype, model.device) == ("float32", "cpu")
+    assert model.tokenizer_fingerprint == ""
+
+
+def test_dtype_is_the_checkpoints_unless_told(checkpoint: Path) -> None:
+    assert load_model(str(checkpoint), "bfloat16").description.dtype == "bfloat16"
+    edit(checkpoint, dtype="bfloat16")
+    assert load_model(str(checkpoint)).description.dtype == "bfloat16"
+    assert load_model(str(checkpoint), "float32").description.dtype == "float32"

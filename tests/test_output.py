@@ -1,0 +1,112 @@
+"""Text pieces and stop conditions, one token at a time."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from coordinator.output import Output, StopRules, StopStringMatcher
+from paceline.text import Detokenizer
+from paceline.types import FinishReason
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, and a special one: every id sequence, broken UTF-8 included, is possible."""
+    tokenizer = Tokenizer(models.BPE({char: number for number, char in enumerate(ALPHABET)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+TOKENIZER = byte_tokenizer()
+END = TOKENIZER.token_to_id("<end>")
+SOME_TEXT = st.one_of(
+    st.lists(st.integers(0, END)),
+    st.text().map(lambda text: TOKENIZER.encode(text).ids),
+    st.text(alphabet="aé😀").map(lambda text: TOKENIZER.encode(text).ids),
+)
+
+
+@given(SOME_TEXT)
+def test_pieces_join_to_the_whole_decoded_at_once(token_ids: list[int]) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [detokenizer.push(one) for one in token_ids]
+    assert "".join(pieces) + detokenizer.flush() == TOKENIZER.decode(token_ids, skip_special_tokens=True)
+
+
+@given(st.text(alphabet="aé😀\u4e2d"))
+def test_no_piece_splits_a_character(text: str) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    assert "\ufffd" not in "".join(detokenizer.push(one) for one in TOKENIZER.encode(text).ids)
+
+
+@given(
+    st.lists(st.text(alphabet="abc", max_size=3)),
+    st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
+)
+def test_shown_text_ends_before_the_first_stop_string_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
+    matcher = StopStringMatcher(stops)
+    shown, stopped = "", False
+    for piece in pieces:
+        text, stopped = matcher.push(piece)
+        shown += text
+        if stopped:
+            break
+    shown += "" if stopped else matcher.drain()
+    whole = "".join(pieces)
+    # The first stop string to be completed ends the text, so look at each prefix in turn.
+    for length in range(len(whole) + 1):
+        if found := [at for stop in stops if (at := whole[:length].find(stop)) >= 0]:
+            assert stopped
+            assert shown == whole[: min(found)] or whole.startswith(shown)
+            assert not any(stop in shown for stop in stops)
+            return
+    assert (shown, stopped) == (whole, False)
+
+
+def output(**rules: object) -> Output:
+    values: dict[str, object] = {"max_new_tokens": 100, "end_token_ids": frozenset({END})}
+    return Output(StopRules(**values | rules), TOKENIZER)  # type: ignore[arg-type]
+
+
+def test_tokens_after_the_end_token_are_dropped() -> None:
+    grown = output()
+    tokens = grown.extend([*TOKENIZER.encode("ab").ids, END, 5, 6], accepted_count=4)
+    assert [token.token_id for token in tokens] == [*TOKENIZER.encode("ab").ids, END]
+    assert grown.finish_reason is FinishReason.END_TOKEN
+    assert [token.text for token in tokens] == ["a", "b", ""]
+
+
+def test_accepted_tokens_are_marked() -> None:
+    tokens = output().extend(TOKENIZER.encode("abc").ids, accepted_count=2)
+    assert [token.accepted for token in tokens] == [True, True, False]
+
+
+def test_the_limit_ends_the_output_and_flushes_a_broken_character() -> None:
+    grown = output(max_new_tokens=2)
+    tokens = grown.extend([*TOKENIZER.encode("a").ids, TOKENIZER.encode("é").ids[0], 5], accepted_count=0)
+    assert [token.text for token in tokens] == ["a", "\ufffd"]
+    assert grown.finish_reason is FinishReason.LENGTH
+
+
+def test_text_that_may_begin_a_stop_string_is_held_until_it_is_known_not_to() -> None:
+    grown = output(stop_strings=("abc",))
+    texts = [grown.extend([one], 0)[0].text for one in TOKENIZER.encode("xabab").ids]
+    assert texts == ["x", "", "", "ab", ""]
+    assert grown.extend(TOKENIZER.encode("c").ids, 0)[0].text == ""
+    assert grown.finish_reason is FinishReason.STOP_STRING
+
+
+def test_an_output_that_ends_otherwise_shows_what_was_held() -> None:
+    grown = output(stop_strings=("abc",))
+    tokens = grown.extend([*TOKENIZER.encode("ab").ids, END], accepted_count=0)
+    assert "".join(token.text for token in tokens) == "ab"
+
+
+def test_a_stop_token_is_part_of_the_output() -> None:
+    stop = TOKENIZER.encode("b").ids[0]
+    grown = output(stop_token_ids=frozenset({stop}))
+    assert len(grown.extend(TOKENIZER.encode("abc").ids, accepted_count=0)) == 2
+    assert grown.finish_reason is FinishReason.STOP_TOKEN
