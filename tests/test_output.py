@@ -21,7 +21,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = byte_tokenizer()
-END = TOKENIZER.token_to_id("<end>")
+END = len(ALPHABET)
 SOME_TEXT = st.one_of(
     st.lists(st.integers(0, END)),
     st.text().map(lambda text: TOKENIZER.encode(text).ids),
