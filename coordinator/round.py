@@ -50,9 +50,10 @@ async def run_round(group: Rows[Sequence], drafter: Drafter, verifier: Verifier,
     drafted_count = accepted_count = 0
     for sequence, row, verdict in zip(group, rows, verdicts, strict=True):
         if isinstance(verdict, Verdict):
-            drafted_count += len(row.draft_token_ids)
-            accepted_count += verdict.accepted_count
+            before = sequence.usage
             _commit(sequence, row, verdict)
+            drafted_count += sequence.usage.drafted_count - before.drafted_count
+            accepted_count += sequence.usage.accepted_count - before.accepted_count
         elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
             sequence.target_cached_length = 0  # the next round sends the whole sequence
         else:

@@ -39,14 +39,19 @@ class Sequence:
         return VerifyRow(self.sequence_id, base_length, tuple(self.token_ids[base_length:]), draft_token_ids)
 
     def commit(self, token_ids: Tokens[int], *, accepted_count: int, drafted_count: int) -> None:
-        """Add a round's tokens, up to the one that ends the output, and send them to the client."""
+        """Add a round's tokens, up to the one that ends the output, and send them to the client.
+
+        Drafts past the end of the output count neither as drafted nor as accepted: nobody asked for them.
+        """
         tokens = self.output.extend(token_ids, accepted_count)
         self.token_ids += [token.token_id for token in tokens]
+        if self.output.finish_reason:
+            drafted_count = min(drafted_count, len(tokens))
         self.usage = replace(
             self.usage,
             output_count=self.output.count,
             drafted_count=self.usage.drafted_count + drafted_count,
-            accepted_count=self.usage.accepted_count + accepted_count,
+            accepted_count=self.usage.accepted_count + min(accepted_count, len(tokens)),
             round_count=self.usage.round_count + 1,
         )
         finish = None

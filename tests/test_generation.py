@@ -46,7 +46,9 @@ async def test_streamed_text_joins_to_the_decoded_tokens(running: Cluster) -> No
     completion = await running.client.complete(GenerationRequest(UserMessage(PROMPTS[3]), max_new_tokens=90))
     assert completion.text == TOKENIZER.decode(completion.token_ids, skip_special_tokens=True)
     usage = completion.finish.usage
-    assert usage.output_count == len(completion.tokens) == usage.accepted_count + usage.round_count
+    assert usage.output_count == len(completion.tokens)
+    # Each round adds one token of the target's own, but for one that ends in an accepted end token.
+    assert usage.accepted_count + usage.round_count - usage.output_count in (0, 1)
     assert usage.accepted_count == sum(token.accepted for token in completion.tokens)
 
 

@@ -192,6 +192,8 @@ async def test_output_ends_with_the_end_token_and_says_so() -> None:
     assert output == continuation(prompt, 100)
     assert last.finish is not None
     assert last.finish.reason is FinishReason.END_TOKEN
+    # The draft is always right, so every draft that counts is accepted, the end token perhaps among them.
+    assert last.finish.usage.drafted_count == last.finish.usage.accepted_count
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ class Usage(_message.Message):
     output_count: _builtins.int
     """Tokens of the output, the end token included."""
     drafted_count: _builtins.int
-    """Draft tokens verified for this request."""
+    """Draft tokens verified for this request; those past the end of the output are left out."""
     accepted_count: _builtins.int
     """Draft tokens the target accepted."""
     round_count: _builtins.int
