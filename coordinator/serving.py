@@ -1,8 +1,12 @@
 """The coordinator's life: join the models, serve, drain. Everything is put together here."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+
+import structlog
 
 from coordinator.admission import Admission
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
@@ -16,6 +20,8 @@ from coordinator.startup import join_pair
 from paceline.rpc import RunningServer, open_channel, running_server, termination
 from paceline.service import announce
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
+
+log = structlog.get_logger()
 
 
 async def serve(settings: CoordinatorSettings) -> None:
@@ -46,6 +52,7 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
         admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens, draft_count=settings.draft_count)
         servicer = GenerationServicer(pair, admission, scheduler)
         rounds = asyncio.create_task(scheduler.run())
+        rounds.add_done_callback(_stop_if_failed)
         try:
             async with running_server(
                 settings.host,
@@ -61,3 +68,10 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
             with suppress(asyncio.CancelledError):
                 await rounds
             await scheduler.drain()
+
+
+def _stop_if_failed(rounds: asyncio.Task[None]) -> None:
+    """End the process when the loop is gone: requests would wait for ever, and whoever runs it can start a new one."""
+    if not rounds.cancelled() and (error := rounds.exception()):
+        log.critical("the scheduling loop failed; stopping", exc_info=error)
+        os.kill(os.getpid(), signal.SIGTERM)
