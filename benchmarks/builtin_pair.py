@@ -24,18 +24,15 @@ console = Console(highlight=False)
 
 def main(
     data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
-    problem_count: int = 96,
+    problem_count: int = 64,
     runs: int = 3,
     batch_size: int = 8,
     draft_count: int = 5,
     max_new_tokens: int = 160,
-    threads: Annotated[int | None, typer.Option(help="For each model service. Unset: half the cores.")] = None,
 ) -> None:
     _, unseen = problems.load(data)
     questions = [problem.question for problem in unseen[:problem_count]]
     options = ClusterOptions(batch_size=batch_size, draft_count=draft_count)
-    if threads:
-        options = ClusterOptions(batch_size=batch_size, draft_count=draft_count, threads=threads)
     console.print_json(json.dumps(asyncio.run(measure(questions, options, runs, max_new_tokens))))
 
 

@@ -15,6 +15,7 @@ from paceline.errors import StartupError
 
 STOP_TIMEOUT_S = 15.0
 HOST = "127.0.0.1"
+CORES = os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ class ClusterOptions:
     draft_port: int = 0
     target_port: int = 0
     log_level: str = "warning"
-    threads: int = max(1, (os.cpu_count() or 1) // 2)
-    """For each of the two model services, which share the cores: more threads than cores make both crawl."""
+    target_threads: int = CORES
+    draft_threads: int = max(1, CORES // 2)
+    """The two models take turns, so the target may use every core; a draft is too small to gain from that."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,10 @@ async def running_cluster(options: ClusterOptions) -> AsyncIterator[Addresses]:
 def _model_flags(options: ClusterOptions, role: str) -> list[str]:
     model = options.target_model if role == "target" else options.draft_model
     port = options.target_port if role == "target" else options.draft_port
+    threads = options.target_threads if role == "target" else options.draft_threads
     return [
         *("--model", model, "--dtype", options.dtype, "--log-level", options.log_level),
-        *("--host", HOST, "--port", str(port), "--threads", str(options.threads)),
+        *("--host", HOST, "--port", str(port), "--threads", str(threads)),
     ]
 
 
