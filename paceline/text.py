@@ -42,10 +42,6 @@ class TextCodec:
         self._special_tokens: Mapping[str, str] = json.loads(files.special_tokens_json)
         self._template = _environment().from_string(files.chat_template) if files.chat_template else None
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
     def encode(self, prompt: Prompt) -> list[int]:
         """Turn a prompt in any of its forms into token ids."""
         if isinstance(prompt, TokenIds):

@@ -101,10 +101,6 @@ def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> list[
     ]
 
 
-def lengths_to_pb(lengths: Iterable[types.SequenceLength]) -> list[common_pb2.SequenceLength]:
-    return [common_pb2.SequenceLength(sequence_id=one.sequence_id, length=one.length) for one in lengths]
-
-
 def lengths_from_pb(lengths: Iterable[common_pb2.SequenceLength]) -> list[types.SequenceLength]:
     return [types.SequenceLength(one.sequence_id, one.length) for one in lengths]
 

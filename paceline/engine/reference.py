@@ -4,6 +4,7 @@ Loads the checkpoint a second time, with transformers' own attention; shares not
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,14 +24,18 @@ class HuggingFaceReference:
             folder, dtype=getattr(torch, dtype), local_files_only=True
         )
 
+    @cached_property
+    def _tokenizer(self) -> Any:
+        # Read on first use: a checkpoint without tokenizer can still be asked in token ids.
+        return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+
     def encode(self, text: str, *, chat: bool) -> list[int]:
         """Tokenize a prompt as a user of transformers would, in the chat template or raw."""
-        tokenizer: Any = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
         if chat:
             messages = [{"role": "user", "content": text}]
-            encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+            encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         else:
-            encoded = tokenizer(text)
+            encoded = self._tokenizer(text)
         token_ids: list[int] = encoded["input_ids"]
         return token_ids
 
