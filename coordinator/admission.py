@@ -53,19 +53,22 @@ class Admission:
         return token_ids
 
     def _max_new_tokens(self, request: GenerationRequest, prompt_count: int) -> int:
-        room = self._pair.target.max_length - prompt_count
+        target = self._pair.target
+        most = min(target.max_length, target.cache.max_length)
+        limited_by = "the model takes" if most == target.max_length else "the target's whole cache holds"
+        room = most - prompt_count
         if room < 1:
             raise InvalidRequest(
-                f"prompt has {prompt_count} tokens and leaves no room for output: the model takes "
-                f"{self._pair.target.max_length} tokens, prompt and output together",
+                f"prompt has {prompt_count} tokens and leaves no room for output: {limited_by} {most} tokens, "
+                "prompt and output together",
                 field="prompt",
             )
         if request.max_new_tokens is None:
             return min(self._default_max_new_tokens, room)
         if not 1 <= request.max_new_tokens <= room:
             raise InvalidRequest(
-                f"max_new_tokens is {request.max_new_tokens}; after a prompt of {prompt_count} tokens this model has "
-                f"room for 1 to {room}",
+                f"max_new_tokens is {request.max_new_tokens}; after a prompt of {prompt_count} tokens there is room "
+                f"for 1 to {room}: {limited_by} {most}",
                 field="max_new_tokens",
             )
         return request.max_new_tokens

@@ -9,7 +9,7 @@ from paceline.codec.models import model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import proposals_from_pb, propose_rows_to_pb, verdicts_from_pb, verify_rows_to_pb
 from paceline.errors import PacelineError, PeerFailed, TokenizerNotFound
 from paceline.rpc import translated_errors
-from paceline.types import ModelDescription, Proposal, ProposeRow, TokenizerFiles, Verdict, VerifyRow
+from paceline.types import ModelDescription, Proposal, ProposeRow, TokenizerFiles, VerifyOutcome, VerifyRow
 from paceline.v1 import draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
@@ -46,7 +46,7 @@ class RemoteVerifier:
         self._stub = TargetServiceStub(channel)
         self._timeout_s = timeout_s
 
-    async def verify(self, rows: Rows[VerifyRow]) -> list[Verdict | PacelineError]:
+    async def verify(self, rows: Rows[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
         with translated_errors():
             response = await self._stub.VerifyTokens(verify_rows_to_pb(rows), timeout=self._timeout_s)
         return _one_each(rows, verdicts_from_pb(response))

@@ -5,9 +5,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.settings import Seconds, ServiceSettings
-
-Count = Annotated[int, Field(ge=1)]
+from paceline.settings import Count, Seconds, ServiceSettings
 
 
 class CoordinatorSettings(ServiceSettings):

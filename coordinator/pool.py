@@ -6,6 +6,7 @@ Owns places and order; knows nothing of services. A place that falls free is fil
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from itertools import count
 
 from coordinator.sequence import Sequence
 from paceline.errors import Overloaded
@@ -16,6 +17,10 @@ class SequencePool:
         """`capacity` sequences are live at most, `queue_limit` wait."""
         self._capacity = capacity
         self._queue_limit = queue_limit
+        self._live_limit = capacity
+        # Set by a preemption, cleared when a sequence ends: the limit rises only after an ending without one.
+        self._under_pressure = False
+        self._arrivals = count(1)
         self._waiting: deque[Sequence] = deque()
         # In order of last service, least recently served first; dicts keep insertion order.
         self._live: dict[Sequence, None] = {}
@@ -34,6 +39,7 @@ class SequencePool:
         """Add a sequence; Overloaded when the queue is full."""
         if len(self._waiting) >= self._queue_limit:
             raise Overloaded(f"{self._queue_limit} requests are waiting already; try again later")
+        sequence.arrival = next(self._arrivals)
         self._waiting.append(sequence)
         self._refill()
 
@@ -54,6 +60,21 @@ class SequencePool:
             self._live[sequence] = None
             self._in_flight.add(sequence)
 
+    def preempt(self) -> Sequence | None:
+        """Send the youngest live sequence that is in no round back to the head of the queue, and return it.
+
+        None when nothing would be gained: no other sequence is live. Fewer are live from then on, until one ends.
+        """
+        window = self.window()
+        if len(self._live) < 2 or not window:
+            return None
+        youngest = max(window, key=lambda sequence: sequence.arrival)
+        del self._live[youngest]
+        self._waiting.appendleft(youngest)
+        self._live_limit = len(self._live)
+        self._under_pressure = True
+        return youngest
+
     def settle(self, group: Iterable[Sequence]) -> list[Sequence]:
         """Put a round's sequences back; return those that ended and so left the pool."""
         self._in_flight.difference_update(group)
@@ -65,12 +86,16 @@ class SequencePool:
         retired = [one for one in self._live if one in gone]
         for sequence in retired:
             del self._live[sequence]
+        if retired:
+            rise = 0 if self._under_pressure else len(retired)
+            self._live_limit = min(self._capacity, self._live_limit + rise)
+            self._under_pressure = False
         if len(retired) < len(gone):
             self._waiting = deque(one for one in self._waiting if one not in gone)
         self._refill()
         return retired
 
     def _refill(self) -> None:
-        while self._waiting and len(self._live) < self._capacity:
+        while self._waiting and len(self._live) < self._live_limit:
             self._live[self._waiting.popleft()] = None
         self._changed.set()

@@ -10,8 +10,8 @@ from itertools import takewhile
 from typing import Protocol
 
 from coordinator.sequence import Sequence
-from paceline.errors import PacelineError, PrefixNotCached
-from paceline.types import Proposal, ProposeRow, Verdict, VerifyRow
+from paceline.errors import Overloaded, PacelineError, PrefixNotCached
+from paceline.types import Prefilled, Proposal, ProposeRow, Verdict, VerifyOutcome, VerifyRow
 
 
 class Drafter(Protocol):
@@ -19,7 +19,7 @@ class Drafter(Protocol):
 
 
 class Verifier(Protocol):
-    async def verify(self, rows: Rows[VerifyRow]) -> list[Verdict | PacelineError]: ...
+    async def verify(self, rows: Rows[VerifyRow]) -> list[VerifyOutcome | PacelineError]: ...
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class RoundLimits:
     """Tokens a sequence may have in the draft service."""
     vocabulary_size: int
     """The target's; a draft with a padded vocabulary may propose ids beyond it."""
+    prefill_chunk_tokens: int
+    """The target's; a sequence of which more is missing there has a prefill round or two before it, without drafts."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class RoundReport:
     accepted_count: int
     draft_error: PacelineError | None
     """Why the whole group went without drafts."""
+    shortage: Overloaded | None
+    """Why some rows found no room in the target's cache; their sequences are as they were."""
 
 
 async def run_round(group: Rows[Sequence], drafter: Drafter, verifier: Verifier, limits: RoundLimits) -> RoundReport:
@@ -48,17 +52,23 @@ async def run_round(group: Rows[Sequence], drafter: Drafter, verifier: Verifier,
     rows = [sequence.verify_row(drafts.get(sequence, ())) for sequence in group]
     verdicts = await verifier.verify(rows)
     drafted_count = accepted_count = 0
+    shortage: Overloaded | None = None
     for sequence, row, verdict in zip(group, rows, verdicts, strict=True):
         if isinstance(verdict, Verdict):
             before = sequence.usage
             _commit(sequence, row, verdict)
             drafted_count += sequence.usage.drafted_count - before.drafted_count
             accepted_count += sequence.usage.accepted_count - before.accepted_count
+        elif isinstance(verdict, Prefilled):
+            sequence.target_cached_length = verdict.cached_length
+        elif isinstance(verdict, Overloaded):
+            sequence.target_cached_length = row.base_length
+            shortage = verdict
         elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
             sequence.target_cached_length = 0  # the next round sends the whole sequence
         else:
             sequence.fail(verdict)
-    return RoundReport(drafted_count, accepted_count, draft_error)
+    return RoundReport(drafted_count, accepted_count, draft_error, shortage)
 
 
 async def _propose(
@@ -77,13 +87,15 @@ async def _propose(
         if isinstance(proposal, Proposal):
             drafts[sequence] = tuple(takewhile(lambda one: 0 <= one < limits.vocabulary_size, proposal.draft_token_ids))
             sequence.draft_cached_length = proposal.cached_length
-        else:
+        elif not isinstance(proposal, Overloaded):
             sequence.draft_cached_length = 0
     return drafts, None
 
 
 def _draft_count(sequence: Sequence, limits: RoundLimits) -> int:
     """Drafts worth asking for: a round adds one token more than it accepts, and the draft has a length limit too."""
+    if len(sequence.token_ids) - sequence.target_cached_length > limits.prefill_chunk_tokens:
+        return 0
     return min(
         limits.draft_count,
         sequence.max_draft_count,

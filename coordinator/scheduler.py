@@ -13,7 +13,7 @@ from coordinator.policies import Policy
 from coordinator.pool import SequencePool
 from coordinator.round import Drafter, RoundLimits, RoundReport, Verifier, run_round
 from coordinator.sequence import Sequence
-from paceline.errors import PacelineError, PeerFailed
+from paceline.errors import Overloaded, PacelineError, PeerFailed
 
 log = structlog.get_logger()
 
@@ -45,6 +45,7 @@ class Scheduler:
         self.round_count = 0
         self.drafted_count = 0
         self.accepted_count = 0
+        self.preemption_count = 0
         self._policy = policy
         self._drafter = drafter
         self._verifier = verifier
@@ -68,17 +69,19 @@ class Scheduler:
             group = self._policy.select(self.pool.window(), self.batch_size)
             self.pool.claim(group)
             try:
-                await self._run_round(group)
+                report = await self._run_round(group)
             finally:
                 self._free(self.pool.settle(group))
+            if report and report.shortage:
+                await self._relieve(report.shortage)
 
     async def drain(self) -> None:
         """Wait until the services were told of every sequence that ended."""
         await asyncio.gather(*self._releases)
 
-    async def _run_round(self, group: list[Sequence]) -> None:
+    async def _run_round(self, group: list[Sequence]) -> RoundReport | None:
         try:
-            self._count(await run_round(group, self._drafter, self._verifier, self.limits))
+            report = await run_round(group, self._drafter, self._verifier, self.limits)
         except Exception as error:
             if not isinstance(error, PacelineError):
                 log.error("a round failed unexpectedly", exc_info=error)
@@ -87,6 +90,29 @@ class Scheduler:
             for sequence in group:
                 if not sequence.ended:
                     sequence.fail(error)
+            return None
+        self._count(report)
+        return report
+
+    async def _relieve(self, shortage: Overloaded) -> None:
+        """Make room in the caches: the youngest sequence gives up its own and is sent whole later on.
+
+        One that is alone waits instead: what fills the cache belongs to others.
+        """
+        if self._releases:
+            # Sequences that ended a moment ago may be what still fills the cache.
+            await asyncio.wait(self._releases)
+            return
+        youngest = self.pool.preempt()
+        if youngest is None:
+            log.info("waiting for room in the target's cache", retry_after_s=shortage.retry_after_s)
+            await asyncio.sleep(shortage.retry_after_s)
+            return
+        self.preemption_count += 1
+        youngest.forget_caches()
+        log.info("preempted the youngest sequence", sequence_id=youngest.sequence_id, live=self.pool.live_count)
+        # Waited for: until the room is there, the next round would only find the same shortage.
+        await self._release([youngest.sequence_id])
 
     def _count(self, report: RoundReport) -> None:
         self.round_count += 1

@@ -25,6 +25,8 @@ class Sequence:
     draft_cached_length: int = 0
     """Leading committed tokens that the draft service holds, as far as is known."""
     target_cached_length: int = 0
+    arrival: int = 0
+    """Place in the order of submission."""
     ended: bool = False
     """Finished, failed or abandoned: no more rounds."""
     _events: asyncio.Queue[OutputPiece | PacelineError] = field(default_factory=asyncio.Queue)
@@ -37,6 +39,10 @@ class Sequence:
     def verify_row(self, draft_token_ids: tuple[int, ...]) -> VerifyRow:
         base_length = min(self.target_cached_length, len(self.token_ids) - 1)
         return VerifyRow(self.sequence_id, base_length, tuple(self.token_ids[base_length:]), draft_token_ids)
+
+    def forget_caches(self) -> None:
+        """The services were told to free it: the next round sends it whole."""
+        self.draft_cached_length = self.target_cached_length = 0
 
     def commit(self, token_ids: Tokens[int], *, accepted_count: int, drafted_count: int) -> None:
         """Add a round's tokens, up to the one that ends the output, and send them to the client.

@@ -46,5 +46,6 @@ class GenerationServicer(GenerationServiceServicer):
                 round_count=scheduler.round_count,
                 drafted_count=scheduler.drafted_count,
                 accepted_count=scheduler.accepted_count,
+                preemption_count=scheduler.preemption_count,
             )
         )

@@ -46,7 +46,12 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
             target_address=settings.target,
             timeout_s=settings.startup_timeout_s,
         )
-        limits = RoundLimits(settings.draft_count, pair.draft.max_length, pair.target.vocabulary_size)
+        limits = RoundLimits(
+            draft_count=settings.draft_count,
+            draft_max_length=min(pair.draft.max_length, pair.draft.cache.max_length),
+            vocabulary_size=pair.target.vocabulary_size,
+            prefill_chunk_tokens=pair.target.cache.prefill_chunk_tokens,
+        )
         pool = SequencePool(settings.batch_size, settings.queue_limit)
         scheduler = Scheduler(pool, Continuous(), drafter, verifier, batch_size=settings.batch_size, limits=limits)
         admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens, draft_count=settings.draft_count)

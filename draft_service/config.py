@@ -11,4 +11,4 @@ class DraftSettings(ModelServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
 
-    model: str = Field(default="builtin:draft", description="checkpoint directory, or builtin:draft")
+    model: str = Field(default="builtin:draft", description="checkpoint directory, hub id, or builtin:draft")

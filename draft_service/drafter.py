@@ -6,11 +6,13 @@ leaves the later passes.
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from paceline.checks import check_row, row_errors
 from paceline.engine.runner import PackedRow, Runner
 from paceline.engine.sampling import choose
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.types import Proposal, ProposeRow
+from paceline.types import Prefilled, Proposal, ProposeRow
 
 
 class Drafter:
@@ -21,43 +23,45 @@ class Drafter:
         """Return each row's proposal, or why it has none, in the order of `rows`.
 
         The last draft token is not fed back, so it is not cached: if all are accepted, the next call appends it
-        together with the target's next token, and no pass is spent on catching up.
+        together with the target's next token, and no pass is spent on catching up. A long prompt that was taken in
+        part has no drafts yet.
         """
-        failed = row_errors(rows, self._check)
-        drafts: dict[int, list[int]] = {index: [] for index in range(len(rows)) if index not in failed}
+        results: dict[int, Proposal | PacelineError] = dict(row_errors(rows, self._check))
+        drafts: dict[int, list[int]] = {index: [] for index in range(len(rows)) if index not in results}
         pending = list(drafts)
         while pending:
             for index, outcome in zip(pending, self._step([(rows[i], drafts[i]) for i in pending]), strict=True):
-                if isinstance(outcome, PacelineError):
-                    failed[index] = outcome
-                else:
+                if isinstance(outcome, int):
                     drafts[index].append(outcome)
-            pending = [i for i in pending if i not in failed and len(drafts[i]) < rows[i].draft_count]
-        return [failed.get(index) or self._proposal(row, drafts[index]) for index, row in enumerate(rows)]
+                elif isinstance(outcome, Prefilled):
+                    results[index] = Proposal((), outcome.cached_length)
+                else:
+                    results[index] = outcome
+            pending = [i for i in pending if i not in results and len(drafts[i]) < rows[i].draft_count]
+        return [
+            results.get(index) or Proposal(tuple(drafts[index]), _cached_length(row, drafts[index]))
+            for index, row in enumerate(rows)
+        ]
 
-    def _step(self, rows: Sequence[tuple[ProposeRow, list[int]]]) -> list[int | PacelineError]:
+    def _step(self, rows: Sequence[tuple[ProposeRow, list[int]]]) -> list[int | Prefilled | PacelineError]:
         """Run one pass: a row's committed tokens at first, then its last draft token. Return the next draft tokens."""
         outcomes = self.runner.forward(
             [
-                PackedRow(row.sequence_id, self._cached_length(row, drafts), tuple(drafts[-1:]))
+                PackedRow(row.sequence_id, _cached_length(row, drafts), tuple(drafts[-1:]))
                 if drafts
                 else PackedRow(row.sequence_id, row.base_length, row.token_ids)
                 for row, drafts in rows
             ]
         )
-        logits = [outcome for outcome in outcomes if not isinstance(outcome, PacelineError)]
-        choices = iter(choose(logits))
-        return [outcome if isinstance(outcome, PacelineError) else next(choices)[0] for outcome in outcomes]
-
-    def _proposal(self, row: ProposeRow, drafts: list[int]) -> Proposal:
-        return Proposal(tuple(drafts), self._cached_length(row, drafts))
-
-    def _cached_length(self, row: ProposeRow, drafts: list[int]) -> int:
-        """Tokens cached once `drafts` are known: the last of them is not."""
-        return row.base_length + len(row.token_ids) + len(drafts) - 1
+        choices = iter(choose([outcome for outcome in outcomes if isinstance(outcome, Tensor)]))
+        return [next(choices)[0] if isinstance(outcome, Tensor) else outcome for outcome in outcomes]
 
     def _check(self, row: ProposeRow) -> None:
         if row.draft_count < 1:
             raise InvalidRequest(f"draft_count is {row.draft_count}; ask for at least 1", field="draft_count")
-        final_length = row.base_length + len(row.token_ids) + row.draft_count - 1
-        check_row(row, self.runner.model.description, final_length)
+        check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + row.draft_count - 1)
+
+
+def _cached_length(row: ProposeRow, drafts: Sequence[int]) -> int:
+    """Tokens cached once `drafts` are known: the last of them is not."""
+    return row.base_length + len(row.token_ids) + len(drafts) - 1

@@ -1,10 +1,10 @@
 """What makes a row wrong whatever the cache holds: draft and target service reject the same in the same words."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from paceline.errors import DuplicateSequence, InvalidRequest, PacelineError
-from paceline.types import ModelDescription
 
 MAX_SEQUENCE_ID_LENGTH = 128
 
@@ -39,8 +39,16 @@ def row_errors(rows: Sequence[RowT], check: Callable[[RowT], None]) -> dict[int,
     return errors
 
 
-def check_row(row: Row, model: ModelDescription, final_length: int) -> None:
-    """Raise InvalidRequest unless the model could take the row, which would grow to `final_length` cached tokens."""
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    vocabulary_size: int
+    model_max_length: int
+    cache_max_length: int
+    """Tokens one sequence may have when it has the cache to itself."""
+
+
+def check_row(row: Row, limits: RowLimits, final_length: int) -> None:
+    """Raise InvalidRequest unless the row could ever be taken; it would grow to `final_length` cached tokens."""
     if not 0 < len(row.sequence_id) <= MAX_SEQUENCE_ID_LENGTH:
         raise InvalidRequest(
             f"sequence_id has {len(row.sequence_id)} characters; give it 1 to {MAX_SEQUENCE_ID_LENGTH}",
@@ -53,13 +61,13 @@ def check_row(row: Row, model: ModelDescription, final_length: int) -> None:
             "token_ids is empty; send at least the last committed token, with base_length before it",
             field="token_ids",
         )
-    check_token_ids(row.token_ids, model.vocabulary_size, "token_ids")
-    if final_length > model.max_length:
-        raise InvalidRequest(
-            f"sequence {row.sequence_id!r} would grow to {final_length} tokens; "
-            f"the model takes {model.max_length} at most",
-            field="token_ids",
-        )
+    check_token_ids(row.token_ids, limits.vocabulary_size, "token_ids")
+    for limit, what in ((limits.model_max_length, "model takes"), (limits.cache_max_length, "whole cache holds")):
+        if final_length > limit:
+            raise InvalidRequest(
+                f"sequence {row.sequence_id!r} would grow to {final_length} tokens; the {what} {limit} at most",
+                field="token_ids",
+            )
 
 
 def check_token_ids(token_ids: Sequence[int], vocabulary_size: int, field: str) -> None:

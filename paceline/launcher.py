@@ -23,6 +23,10 @@ class ClusterOptions:
     target_model: str = "builtin:target"
     draft_model: str = "builtin:draft"
     dtype: str = "auto"
+    device: str = "auto"
+    kv_memory: str = "2GiB"
+    layout: str = "paged"
+    numerics: str = "fast"
     batch_size: int = 8
     draft_count: int = 5
     coordinator_port: int = 0
@@ -73,8 +77,10 @@ def _model_flags(options: ClusterOptions, role: str) -> list[str]:
     port = options.target_port if role == "target" else options.draft_port
     threads = options.target_threads if role == "target" else options.draft_threads
     return [
-        *("--model", model, "--dtype", options.dtype, "--log-level", options.log_level),
+        *("--model", model, "--dtype", options.dtype, "--device", options.device, "--log-level", options.log_level),
         *("--host", HOST, "--port", str(port), "--threads", str(threads)),
+        *("--kv-memory", options.kv_memory, "--layout", options.layout),
+        *(("--numerics", options.numerics) if role == "target" else ()),
     ]
 
 

@@ -7,13 +7,20 @@ win over variables. Knows nothing of what the settings mean to the services.
 import sys
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ByteSize, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from paceline.kv_memory import parse_kv_memory
 from paceline.telemetry import LogFormat, LogLevel
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _kv_memory(setting: str) -> str:
+    parse_kv_memory(setting)
+    return setting
 
 
 class ServiceSettings(BaseSettings):
@@ -33,14 +40,24 @@ class ServiceSettings(BaseSettings):
 class ModelServiceSettings(ServiceSettings):
     """What the draft and the target service can be told."""
 
-    model: str = Field(description="checkpoint directory, or builtin:target or builtin:draft")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    model: str = Field(description="checkpoint directory, hub id, or builtin:target or builtin:draft")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="auto takes what the checkpoint says"
     )
-    threads: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="threads for model work; unset: torch's choice"
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes cuda where there is one")
+    threads: Count | None = Field(default=None, description="threads for model work; unset: torch's choice")
+    kv_memory: Annotated[str, AfterValidator(_kv_memory)] = Field(
+        default="2GiB", description="most memory for the cache: bytes such as 512MiB, or a share of what is free: 60%%"
     )
-    kv_memory: ByteSize = Field(default=ByteSize(2 << 30), description="most memory for the cache, such as 512MiB")
+    layout: Literal["paged", "dense"] = Field(
+        default="paged", description="dense keeps one padded rectangle and realigns it, as the paper's algorithms do"
+    )
+    page_tokens: Count = Field(default=16, description="tokens a page of the cache holds")
+    prefix_sharing: bool = Field(default=True, description="compute equal beginnings of prompts once")
+    prefill_chunk_tokens: Count = Field(
+        default=256, description="most prompt tokens a call computes, so that long prompts do not stop other streams"
+    )
+    sequence_ttl_s: Seconds = Field(default=600, description="seconds after which a sequence no call names is dropped")
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

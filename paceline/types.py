@@ -44,9 +44,41 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A verify row that was taken in part, for others should not wait for a long prompt: send the rest next."""
+
+    cached_length: int
+
+
+VerifyOutcome = Verdict | Prefilled
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceLength:
     sequence_id: str
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDescription:
+    layout: str = ""
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    """Held by sequences."""
+    idle_bytes: int = 0
+    """Kept for prompts that begin alike; given up when memory is wanted."""
+    sequence_count: int = 0
+    token_bytes: int = 0
+    max_length: int = 0
+    """Tokens one sequence may have when it has the cache to itself."""
+    page_tokens: int = 0
+    prefill_chunk_tokens: int = 0
+    """Most prompt tokens one call computes for all its rows."""
+    shared_token_count: int = 0
+    """Tokens that were taken over from earlier prompts instead of being computed, since the start."""
+    realigned_bytes: int = 0
+    """Copied by the dense layout to keep its rectangle, since the start; 0 in the paged one."""
+    realignment_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +93,9 @@ class ModelDescription:
     device: str
     dtype: str
     parameter_count: int
-    cache_capacity_bytes: int = 0
-    cache_used_bytes: int = 0
-    sequence_count: int = 0
     has_chat_template: bool = False
+    numerics: str = "fast"
+    cache: CacheDescription = CacheDescription()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +195,7 @@ class ClusterDescription:
     round_count: int
     drafted_count: int
     accepted_count: int
+    preemption_count: int
 
 
 Metadata = Mapping[str, str]

@@ -1,5 +1,7 @@
 """Settings of the target service: `PACELINE_TARGET_*` or flags."""
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -7,8 +9,11 @@ from paceline.settings import ModelServiceSettings
 
 
 class TargetSettings(ModelServiceSettings):
-    """The target service of Paceline: proposes tokens with a small model."""
+    """The target service of Paceline: verifies draft tokens with the model whose output is wanted."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
-    model: str = Field(default="builtin:target", description="checkpoint directory, or builtin:target")
+    model: str = Field(default="builtin:target", description="checkpoint directory, hub id, or builtin:target")
+    numerics: Literal["fast", "strict"] = Field(
+        default="fast", description="strict: no result depends on what is computed beside it, in any dtype; slower"
+    )

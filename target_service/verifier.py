@@ -7,49 +7,51 @@ al. (arXiv 2211.17192) for greedy decoding, which keeps the target's output for 
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from paceline.checks import check_row, check_token_ids, row_errors
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.runner import Outcome, PackedRow, Runner
 from paceline.engine.sampling import choose
 from paceline.errors import PacelineError
-from paceline.types import Verdict, VerifyRow
+from paceline.types import Verdict, VerifyOutcome, VerifyRow
 
 
 class Verifier:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
 
-    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | PacelineError]:
-        """Return each row's verdict, or why it has none, in the order of `rows`.
+    def verify(self, rows: Sequence[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
+        """Return each row's verdict, how far a long one got, or why it has none, in the order of `rows`.
 
         Rejected draft tokens leave the cache by a change of length; full acceptance of k drafts yields k + 1 tokens.
         """
         failed = row_errors(rows, self._check)
         live = [index for index in range(len(rows)) if index not in failed]
         outcomes = dict(zip(live, self.runner.forward([self._packed(rows[i]) for i in live]), strict=True))
-        logits = {i: outcome for i, outcome in outcomes.items() if not isinstance(outcome, PacelineError)}
+        logits = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, Tensor)}
         choices = dict(zip(logits, choose(list(logits.values())), strict=True))
-        failed |= {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, PacelineError)}
-        return [failed.get(index) or self._settle(row, choices[index]) for index, row in enumerate(rows)]
+        return [
+            failed.get(index) or self._settle(row, outcomes[index], choices.get(index, ()))
+            for index, row in enumerate(rows)
+        ]
 
     def _packed(self, row: VerifyRow) -> PackedRow:
         return PackedRow(
-            row.sequence_id,
-            row.base_length,
-            row.token_ids + row.draft_token_ids,
-            logit_count=len(row.draft_token_ids) + 1,
+            row.sequence_id, row.base_length, row.token_ids + row.draft_token_ids, len(row.draft_token_ids)
         )
 
-    def _settle(self, row: VerifyRow, choices: Sequence[int]) -> Verdict:
+    def _settle(self, row: VerifyRow, outcome: Outcome, choices: Sequence[int]) -> VerifyOutcome | PacelineError:
         """Keep the accepted part of the cache; `choices` follow the last committed token and each draft token."""
+        if not isinstance(outcome, Tensor):
+            return outcome
         accepted = accepted_count(row.draft_token_ids, choices)
         cached_length = row.base_length + len(row.token_ids) + accepted
-        self.runner.pool.truncate(row.sequence_id, cached_length)
+        self.runner.cache.truncate(row.sequence_id, cached_length)
         return Verdict(accepted, choices[accepted], cached_length)
 
     def _check(self, row: VerifyRow) -> None:
-        model = self.runner.model.description
-        check_token_ids(row.draft_token_ids, model.vocabulary_size, "draft_token_ids")
-        check_row(row, model, row.base_length + len(row.token_ids) + len(row.draft_token_ids))
+        check_token_ids(row.draft_token_ids, self.runner.model.description.vocabulary_size, "draft_token_ids")
+        check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + len(row.draft_token_ids))
 
 
 def accepted_count(draft_token_ids: Sequence[int], choices: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -11,13 +11,14 @@ from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from draft_service import servicer as draft_servicer
 from paceline.client import Client
-from paceline.engine.loader import load_model
+from paceline.engine.loader import DtypeName, load_model
+from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.rpc import open_channel, running_server
 from target_service import servicer as target_servicer
 
-KV_MEMORY_BYTES = 256 << 20
+OPTIONS = EngineOptions(kv_memory="256MiB")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Cluster:
 
     @property
     def held_sequence_count(self) -> int:
-        return self.draft.pool.sequence_count + self.target.pool.sequence_count
+        return self.draft.cache.sequence_count + self.target.cache.sequence_count
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,14 @@ class ModelServer:
 
 @asynccontextmanager
 async def model_server(
-    role: str, model: str | Path, kv_memory_bytes: int = KV_MEMORY_BYTES
+    role: str, model: str | Path, options: EngineOptions = OPTIONS, dtype: DtypeName = "auto"
 ) -> AsyncIterator[ModelServer]:
     """Serve one model as `draft` or `target`."""
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
     # One thread: the tests run on machines with few cores, where more only wait for each other.
     worker = ModelWorker(1)
-    runner = Runner(await worker.run(load_model, str(model)), kv_memory_bytes)
+    runner = Runner(await worker.run(load_model, str(model), dtype), options)
     async with running_server(
         "127.0.0.1", 0, [module.SERVICE_NAME], lambda server: add(runner, worker, server), grace_s=1
     ) as server:
@@ -61,9 +62,19 @@ async def model_server(
 
 @asynccontextmanager
 async def cluster(
-    target: str | Path, draft: str | Path, *, batch_size: int = 8, draft_count: int = 5
+    target: str | Path,
+    draft: str | Path,
+    *,
+    batch_size: int = 8,
+    draft_count: int = 5,
+    options: EngineOptions = OPTIONS,
+    dtype: DtypeName = "auto",
 ) -> AsyncIterator[Cluster]:
-    async with model_server("target", target) as verifying, model_server("draft", draft) as drafting:
+    draft_options = replace(options, numerics="fast")
+    async with (
+        model_server("target", target, options, dtype) as verifying,
+        model_server("draft", draft, draft_options, dtype) as drafting,
+    ):
         settings = CoordinatorSettings(
             draft=drafting.address, target=verifying.address, batch_size=batch_size, draft_count=draft_count
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints import FAMILIES, write_checkpoint, write_related_draft
+from tests.checkpoints import FAMILIES, write_model, write_related_draft
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PairOfCheckpoin
     found = {}
     for family in FAMILIES:
         folder = tmp_path_factory.mktemp(family)
-        target = write_checkpoint(folder / "target", family, seed=5)
+        target = write_model(folder / "target", family)
         found[family] = PairOfCheckpoints(target, write_related_draft(folder / "draft", target, family, noise=0.05))
     return found

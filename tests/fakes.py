@@ -3,11 +3,21 @@
 import random
 from collections.abc import Callable, Sequence
 
-from paceline.errors import PacelineError, PrefixNotCached
-from paceline.types import ModelDescription, Proposal, ProposeRow, Verdict, VerifyRow
+from paceline.errors import Overloaded, PacelineError, PrefixNotCached
+from paceline.types import (
+    CacheDescription,
+    ModelDescription,
+    Prefilled,
+    Proposal,
+    ProposeRow,
+    Verdict,
+    VerifyOutcome,
+    VerifyRow,
+)
 
 VOCABULARY_SIZE = 50
 END_TOKEN_ID = 3
+CHUNK_TOKENS = 16
 
 
 def next_token(prefix: Sequence[int]) -> int:
@@ -29,15 +39,19 @@ def continuation(prompt: Sequence[int], max_new_tokens: int) -> list[int]:
 
 
 class FakeCache:
-    """Tokens by sequence id, by the rules of the state protocol."""
+    """Tokens by sequence id, by the rules of the state protocol, within a capacity."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity_tokens: int = 10**6) -> None:
         self.token_ids: dict[str, list[int]] = {}
+        self._capacity_tokens = capacity_tokens
 
     def append(self, sequence_id: str, base_length: int, token_ids: Sequence[int]) -> list[int]:
         cached = self.token_ids.get(sequence_id, [])
         if base_length > len(cached):
             raise PrefixNotCached(f"{base_length} > {len(cached)}")
+        others = sum(len(held) for name, held in self.token_ids.items() if name != sequence_id)
+        if others + base_length + len(token_ids) > self._capacity_tokens:
+            raise Overloaded("no room", retry_after_s=0.001)
         self.token_ids[sequence_id] = [*cached[:base_length], *token_ids]
         return self.token_ids[sequence_id]
 
@@ -50,27 +64,35 @@ class FakeCache:
 
 
 class FakeVerifier(FakeCache):
-    """A target. `before` is called ahead of every verify call: it may raise, or evict."""
+    """A target that takes `CHUNK_TOKENS` of a prompt a call.
 
-    def __init__(self, before: Callable[[int], None] = lambda number: None) -> None:
-        super().__init__()
+    `before` is called ahead of every verify call: it may raise, or evict.
+    """
+
+    def __init__(self, before: Callable[[int], None] = lambda number: None, *, capacity_tokens: int = 10**6) -> None:
+        super().__init__(capacity_tokens)
         self.calls: list[list[VerifyRow]] = []
-        self._before = before
+        self.before = before
 
-    async def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | PacelineError]:
+    async def verify(self, rows: Sequence[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
         self.calls.append(list(rows))
-        self._before(len(self.calls))
+        self.before(len(self.calls))
         return [self._verify(row) for row in rows]
 
-    def _verify(self, row: VerifyRow) -> Verdict | PacelineError:
+    def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
+        taken = row.token_ids[:CHUNK_TOKENS]
+        whole = len(taken) == len(row.token_ids)
         try:
-            prefix = self.append(row.sequence_id, row.base_length, row.token_ids)
+            prefix = self.append(row.sequence_id, row.base_length, taken + (row.draft_token_ids if whole else ()))
         except PacelineError as error:
             return error
+        if not whole:
+            return Prefilled(len(prefix))
         accepted = 0
-        while accepted < len(row.draft_token_ids) and row.draft_token_ids[accepted] == next_token(prefix):
-            prefix.append(row.draft_token_ids[accepted])
+        start = len(prefix) - len(row.draft_token_ids)
+        while start + accepted < len(prefix) and prefix[start + accepted] == next_token(prefix[: start + accepted]):
             accepted += 1
+        del prefix[start + accepted :]
         return Verdict(accepted, next_token(prefix), len(prefix))
 
 
@@ -115,4 +137,5 @@ def describe(
         device="cpu",
         dtype="float32",
         parameter_count=0,
+        cache=CacheDescription(max_length=1000, prefill_chunk_tokens=CHUNK_TOKENS),
     )

@@ -97,7 +97,7 @@ def test_pieces_survive_the_wire(reason: types.FinishReason | None) -> None:
 
 
 def test_descriptions_survive_the_wire() -> None:
-    cluster = types.ClusterDescription(describe("t", "print"), describe("d"), 1, 2, 3, 4, 5, 6, 7)
+    cluster = types.ClusterDescription(describe("t", "print"), describe("d"), 1, 2, 3, 4, 5, 6, 7, 8)
     assert generation.cluster_from_pb(generation.cluster_to_pb(cluster)) == cluster
 
 

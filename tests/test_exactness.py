@@ -3,10 +3,13 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from paceline.cli.prompts import PROMPTS
+from paceline.engine.options import EngineOptions
 from paceline.engine.reference import HuggingFaceReference
 from paceline.types import GenerationRequest, TokenIds, Usage, UserMessage
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
@@ -96,10 +99,60 @@ async def test_the_built_in_draft_is_accepted_on_problems_it_never_saw() -> None
     assert acceptance >= 0.6
 
 
+def shared_requests(seed: int) -> list[tuple[tuple[int, ...], int]]:
+    """The prompts of `requests`, most of them behind one of two beginnings."""
+    rng = random.Random(seed)
+    openings = [tuple(rng.randrange(8, VOCABULARY_SIZE) for _ in range(length)) for length in (0, 37, 90)]
+    return [(openings[number % 3] + prompt, limit) for number, (prompt, limit) in enumerate(requests(seed))]
+
+
+TIGHT = {"paged": "150KiB", "dense": "450KiB"}
+"""Memory for about two of the longest sequences, so that others are preempted."""
+
+
+@pytest.mark.parametrize("memory", ["ample", "tight"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        EngineOptions(page_tokens=1),
+        EngineOptions(page_tokens=16),
+        EngineOptions(page_tokens=16, prefix_sharing=False),
+        EngineOptions(page_tokens=40, prefill_chunk_tokens=24),
+        EngineOptions(layout="dense"),
+        EngineOptions(numerics="strict"),
+    ],
+    ids=["pages of 1", "pages of 16", "no sharing", "pages of 40, chunks of 24", "dense", "strict"],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_every_cache_equals_hugging_face(
+    family: str, options: EngineOptions, memory: str, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    pair = pairs[family]
+    prompts = shared_requests(seed=6)
+    expected = expected_outputs(str(pair.target))
+    kv_memory = "64MiB" if memory == "ample" else TIGHT[options.layout]
+    async with cluster(pair.target, pair.draft, options=replace(options, kv_memory=kv_memory)) as running:
+        for draft_count in (0, 5):
+            outputs, _ = await generate(running, prompts, draft_count)
+            assert outputs == expected, f"{draft_count} drafts"
+        description = await running.client.describe()
+        held = running.target.describe().cache
+    assert (description.preemption_count > 0) == (memory == "tight")
+    assert (held.shared_token_count > 0) == (options.layout == "paged" and options.prefix_sharing)
+    assert (held.realigned_bytes > 0) == (options.layout == "dense")
+    assert running.held_sequence_count == 0
+
+
+@cache
+def expected_outputs(target: str) -> list[list[int]]:
+    reference = HuggingFaceReference(target, "float32")
+    return [reference.generate(prompt, limit) for prompt, limit in shared_requests(seed=6)]
+
+
 async def test_an_unrelated_draft_changes_nothing(pairs: dict[str, PairOfCheckpoints]) -> None:
     prompts = requests(seed=4)
-    reference = HuggingFaceReference(str(pairs["llama"].target), "float32")
-    async with cluster(pairs["llama"].target, pairs["qwen3"].target, batch_size=4) as running:
+    reference = HuggingFaceReference(str(pairs["Llama"].target), "float32")
+    async with cluster(pairs["Llama"].target, pairs["Qwen3"].target, batch_size=4) as running:
         outputs, usages = await generate(running, prompts, draft_count=5)
     assert outputs == [reference.generate(prompt, limit) for prompt, limit in prompts]
     assert sum(usage.accepted_count for usage in usages) < 0.2 * sum(usage.drafted_count for usage in usages)

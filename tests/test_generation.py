@@ -136,7 +136,7 @@ async def test_the_cluster_describes_its_models_and_counts(running: Cluster) -> 
 
 async def test_a_pair_with_different_tokenizers_is_refused(pairs: dict[str, PairOfCheckpoints]) -> None:
     with pytest.raises(IncompatiblePair, match="different tokenizers"):
-        async with cluster("builtin:target", pairs["llama"].target):
+        async with cluster("builtin:target", pairs["Llama"].target):
             pass
 
 

@@ -19,7 +19,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def checkpoint(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(pairs["qwen3"].target, tmp_path / "checkpoint"))
+    return Path(shutil.copytree(pairs["Qwen3"].target, tmp_path / "checkpoint"))
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -45,10 +45,12 @@ def cut(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "config.json").write_text("{half"), "not a JSON object"),
         (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
-        (lambda folder: edit(folder, architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel; this version runs"),
+        (lambda folder: edit(folder, architectures=["T5ForConditionalGeneration"]), "architecture T5For"),
+        (lambda folder: edit(folder, is_encoder_decoder=True), "is an encoder-decoder (is_encoder_decoder is set)"),
+        (lambda folder: edit(folder, layer_types=["full_attention", "linear_attention"]), "kind linear_attention"),
         (lambda folder: edit(folder, architectures=None), "architecture none"),
         (lambda folder: edit(folder, use_sliding_window=True), "sliding-window"),
-        (lambda folder: edit(folder, dtype="float16"), "states dtype torch.float16"),
+        (lambda folder: edit(folder, dtype="float64"), "states dtype torch.float64"),
         (lambda folder: (folder / WEIGHTS).unlink(), "no safetensors weights"),
         (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "no safetensors weights"),
         (cut, "cannot be read, perhaps half written"),

@@ -164,7 +164,7 @@ async def test_commands_say_what_is_wrong_in_one_line(tmp_path: Path, pairs: dic
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}')
     for arguments, words in [
         (["generate", "x", "--address", "127.0.0.1:1"], "127.0.0.1:1"),
-        (["generate", "x", "--draft-model", str(pairs["llama"].target)], "different tokenizers"),
+        (["generate", "x", "--draft-model", str(pairs["Llama"].target)], "different tokenizers"),
         (["run", "--input", str(tmp_path / "missing"), "--output", "out"], "missing cannot be read"),
         (["run", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "no/out")], "cannot be written"),
     ]:

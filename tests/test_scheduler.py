@@ -18,7 +18,7 @@ from coordinator.sequence import Sequence as Generation
 from coordinator.startup import Pair
 from paceline.errors import Overloaded, PacelineError, PeerUnavailable
 from paceline.types import FinishReason, GenerationRequest, OutputPiece, TokenIds, Usage
-from tests.fakes import VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation, describe
+from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation, describe
 
 PAIR = Pair(describe("draft"), describe("target"), None)
 
@@ -33,7 +33,7 @@ async def scheduling(
     draft_max_length: int = 1000,
     queue_limit: int = 100,
 ) -> AsyncIterator[tuple[Admission, Scheduler]]:
-    limits = RoundLimits(draft_count, draft_max_length, VOCABULARY_SIZE)
+    limits = RoundLimits(draft_count, draft_max_length, VOCABULARY_SIZE, CHUNK_TOKENS)
     pool = SequencePool(batch_size, queue_limit)
     scheduler = Scheduler(pool, Continuous(), drafter, verifier, batch_size=batch_size, limits=limits)
     task = asyncio.create_task(scheduler.run())
@@ -107,6 +107,59 @@ async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
     assert [token.accepted for token in pieces[0].tokens] == [True, True, True, True, False]
 
 
+async def run_within(capacity_tokens: int, batch_size: int, seed: int) -> Scheduler:
+    """Serve 12 prompts from a target cache that cannot hold a full batch of them."""
+    drafter, verifier = FakeDrafter(0.7, seed), FakeVerifier(capacity_tokens=capacity_tokens)
+    async with scheduling(drafter, verifier, batch_size=batch_size) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(12, seed), 30)
+    assert outputs == [continuation(prompt, 30) for prompt in prompts(12, seed)]
+    assert not drafter.token_ids
+    assert not verifier.token_ids
+    return scheduler
+
+
+@settings(max_examples=40, deadline=None)
+@given(capacity_tokens=st.integers(95, 400), batch_size=st.integers(1, 9), seed=st.integers(0, 10))
+def test_a_cache_too_small_for_the_batch_changes_no_output(capacity_tokens: int, batch_size: int, seed: int) -> None:
+    asyncio.run(run_within(capacity_tokens, batch_size, seed))
+
+
+async def test_the_youngest_sequence_is_preempted_and_resent_whole() -> None:
+    scheduler = await run_within(100, 6, 1)
+    assert scheduler.preemption_count > 0
+
+
+async def test_a_sequence_alone_waits_for_memory_that_others_hold() -> None:
+    verifier = FakeVerifier(capacity_tokens=40)
+    verifier.token_ids["of another coordinator"] = [1] * 30
+
+    def free_later(number: int) -> None:
+        if number == 3:
+            verifier.token_ids.pop("of another coordinator")
+
+    verifier.before = free_later
+    async with scheduling(FakeDrafter(0.5), verifier) as (admission, scheduler):
+        assert await generate_all(admission, scheduler, [(9,) * 12], 8) == [continuation((9,) * 12, 8)]
+    assert scheduler.preemption_count == 0
+
+
+async def test_a_long_prompt_goes_in_chunks_while_others_go_on() -> None:
+    verifier = FakeVerifier()
+    long, short = (9,) * (5 * CHUNK_TOKENS), (8, 8)
+    async with scheduling(FakeDrafter(1.0), verifier, draft_count=0) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, [short, long], 12)
+    assert outputs == [continuation(short, 12), continuation(long, 12)]
+    assert [len(call) for call in verifier.calls[:5]] == [2] * 5
+
+
+async def test_drafts_wait_until_the_prompt_is_nearly_cached() -> None:
+    drafter = FakeDrafter(1.0)
+    async with scheduling(drafter, FakeVerifier()) as (admission, scheduler):
+        await generate_all(admission, scheduler, [(9,) * (3 * CHUNK_TOKENS)], 5)
+    assert len(drafter.calls[0]) == 1
+    assert scheduler.round_count - len(drafter.calls) >= 2
+
+
 async def test_the_draft_keeps_its_cache_between_rounds() -> None:
     drafter, verifier = FakeDrafter(skill=1.0), FakeVerifier()
     async with scheduling(drafter, verifier, draft_count=4) as (admission, scheduler):
@@ -126,7 +179,7 @@ async def test_a_draft_that_fails_costs_no_output() -> None:
 
 async def test_evicted_caches_are_rebuilt_from_the_coordinators_tokens() -> None:
     drafter = FakeDrafter(0.8, before=lambda number: drafter.evict() if number % 5 == 0 else None)
-    verifier = FakeVerifier(before=lambda number: verifier.evict() if number % 3 == 0 else None)
+    verifier = FakeVerifier(before=lambda number: verifier.evict() if number % 7 == 0 else None)
     async with scheduling(drafter, verifier) as (admission, scheduler):
         outputs = await generate_all(admission, scheduler, prompts(8), 30)
     assert outputs == [continuation(prompt, 30) for prompt in prompts(8)]

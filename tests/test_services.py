@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.clients import RemoteDrafter, RemoteVerifier
 from paceline.codec.status import error_from_pb
+from paceline.engine.options import EngineOptions
 from paceline.errors import (
     DuplicateSequence,
     InvalidRequest,
@@ -21,7 +22,7 @@ from paceline.errors import (
     TokenizerNotFound,
 )
 from paceline.rpc import translated_errors
-from paceline.types import Proposal, ProposeRow, Verdict, VerifyRow
+from paceline.types import Proposal, ProposeRow, Verdict, VerifyOutcome, VerifyRow
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
@@ -35,17 +36,17 @@ PROMPT = (20, 21, 22, 23)
 
 @pytest.fixture
 async def target(pairs: dict[str, PairOfCheckpoints]) -> AsyncIterator[ModelServer]:
-    async with model_server("target", pairs["llama"].target) as server:
+    async with model_server("target", pairs["Llama"].target) as server:
         yield server
 
 
 @pytest.fixture
 async def draft(pairs: dict[str, PairOfCheckpoints]) -> AsyncIterator[ModelServer]:
-    async with model_server("draft", pairs["llama"].target) as server:
+    async with model_server("draft", pairs["Llama"].target) as server:
         yield server
 
 
-async def verify(server: ModelServer, *rows: VerifyRow) -> list[Verdict | PacelineError]:
+async def verify(server: ModelServer, *rows: VerifyRow) -> list[VerifyOutcome | PacelineError]:
     return await RemoteVerifier(server.channel, TIMEOUT_S).verify(rows)
 
 
@@ -69,7 +70,7 @@ async def test_drafts_are_accepted_up_to_the_first_wrong_one(target: ModelServer
         VerifyRow("c", 0, PROMPT, ()),
     )
     assert results == [Verdict(2, right[2], 6), Verdict(3, right[3], 7), Verdict(0, right[0], 4)]
-    assert [target.runner.pool.length(one) for one in "abc"] == [6, 7, 4]
+    assert [target.runner.cache.length(one) for one in "abc"] == [6, 7, 4]
 
 
 async def test_repeating_a_call_repeats_its_answer(target: ModelServer) -> None:
@@ -99,7 +100,7 @@ async def test_a_bad_row_fails_alone(target: ModelServer) -> None:
     for result, (_, kind, words) in zip(results[1:], cases, strict=True):
         assert type(result) is kind
         assert words in str(result)
-    assert target.runner.pool.sequence_count == 1
+    assert target.runner.cache.sequence_count == 1
 
 
 async def test_a_base_beyond_the_cache_names_the_cached_length_and_keeps_it(target: ModelServer) -> None:
@@ -107,7 +108,7 @@ async def test_a_base_beyond_the_cache_names_the_cached_length_and_keeps_it(targ
     (result,) = await verify(target, VerifyRow("a", 5, (9,), ()))
     assert isinstance(result, PrefixNotCached)
     assert result.metadata == {"cached_length": "4"}
-    assert target.runner.pool.length("a") == 4
+    assert target.runner.cache.length("a") == 4
 
 
 async def test_a_call_without_rows_is_refused(target: ModelServer, draft: ModelServer) -> None:
@@ -118,7 +119,7 @@ async def test_a_call_without_rows_is_refused(target: ModelServer, draft: ModelS
 
 
 async def test_a_full_cache_fails_the_row_with_a_time_to_retry(pairs: dict[str, PairOfCheckpoints]) -> None:
-    async with model_server("target", pairs["llama"].target, kv_memory_bytes=40_000) as server:
+    async with model_server("target", pairs["Llama"].target, EngineOptions(kv_memory="2KiB", page_tokens=4)) as server:
         results = await verify(server, *(VerifyRow(one, 0, PROMPT, ()) for one in "abc"))
         assert [isinstance(result, Verdict) for result in results] == [True, False, False]
         assert isinstance(results[1], Overloaded)
@@ -159,7 +160,7 @@ async def test_rollback_truncates_and_tells_apart_unknown_and_too_long(target: M
     assert (first.cached_length, first.HasField("status")) == (2, False)
     kinds = [type(error_from_pb(result.status)) for result in failed]
     assert kinds == [SequenceNotFound, PrefixNotCached, InvalidRequest]
-    assert target.runner.pool.length("a") == 2
+    assert target.runner.cache.length("a") == 2
 
 
 async def test_release_frees_what_is_known_and_is_safe_to_repeat(draft: ModelServer) -> None:
@@ -169,7 +170,7 @@ async def test_release_frees_what_is_known_and_is_safe_to_repeat(draft: ModelSer
     counts = [(await stub.ReleaseDraftSequences(request)).released_count for _ in range(2)]
     assert counts == [1, 0]
     model = await RemoteDrafter(draft.channel, TIMEOUT_S).describe(TIMEOUT_S)
-    assert (model.sequence_count, model.cache_used_bytes) == (0, 0)
+    assert (model.cache.sequence_count, model.cache.used_bytes) == (0, 0)
 
 
 async def test_a_model_without_tokenizer_says_so(target: ModelServer) -> None:

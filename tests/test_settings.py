@@ -12,7 +12,7 @@ def test_flags_win_over_the_environment_and_both_over_defaults(monkeypatch: pyte
     monkeypatch.setenv("PACELINE_TARGET_KV_MEMORY", "512MiB")
     monkeypatch.setenv("PACELINE_TARGET_THREADS", "3")
     settings = parse_settings(TargetSettings, "target_service", ["--threads", "2", "--dtype", "bfloat16"])
-    assert (settings.kv_memory, settings.threads, settings.dtype) == (512 << 20, 2, "bfloat16")
+    assert (settings.kv_memory, settings.threads, settings.dtype) == ("512MiB", 2, "bfloat16")
     assert settings.model == "builtin:target"
 
 

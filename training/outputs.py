@@ -12,8 +12,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from paceline.engine.loader import load_model
+from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
-from paceline.types import Verdict, VerifyRow
+from paceline.types import Prefilled, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from training.loop import IGNORED
 
@@ -47,7 +48,8 @@ def greedy_outputs(
     model: str, prompts: Iterable[Sequence[int]], *, minutes: float, max_new_tokens: int = 320, batch_size: int = 64
 ) -> Iterator[Output]:
     """Decode prompts with the target until they or the minutes run out; a finished one's place is taken by the next."""
-    verifier = Verifier(Runner(load_model(model, "float32"), 4 << 30))
+    options = EngineOptions(kv_memory="4GiB", prefill_chunk_tokens=4096)
+    verifier = Verifier(Runner(load_model(model, "float32"), options))
     ends = set(verifier.runner.model.description.end_token_ids)
     ends_at = time.monotonic() + 60 * minutes
     source = enumerate(prompts)
@@ -61,6 +63,8 @@ def greedy_outputs(
             base_length = len(token_ids) - 1 if len(token_ids) > prompt_count else 0
             rows.append(VerifyRow(sequence_id, base_length, tuple(token_ids[base_length:]), ()))
         for row, verdict in zip(rows, verifier.verify(rows), strict=True):
+            if isinstance(verdict, Prefilled):
+                continue
             assert isinstance(verdict, Verdict)
             token_ids, prompt_count = live[row.sequence_id]
             token_ids.append(verdict.next_token_id)

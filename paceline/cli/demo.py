@@ -14,14 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.options import (
-    BatchSize,
-    DraftCount,
-    DraftModel,
-    Dtype,
     MaxNewTokens,
-    TargetModel,
     as_prompt,
     run_async,
+    with_cluster_flags,
 )
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client, Completion
@@ -50,19 +46,14 @@ class Measured:
         return self.output_count / self.elapsed_s
 
 
+@with_cluster_flags
 def command(
     max_new_tokens: MaxNewTokens = 160,
     runs: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, alternating; medians are shown.")] = 3,
-    target_model: TargetModel = "builtin:target",
-    draft_model: DraftModel = "builtin:draft",
-    dtype: Dtype = "auto",
-    batch_size: BatchSize = 8,
-    draft_count: DraftCount = 5,
+    *,
+    options: ClusterOptions,
 ) -> None:
     """Stream two dozen answers, then compare with plain decoding and with Hugging Face."""
-    options = ClusterOptions(
-        target_model=target_model, draft_model=draft_model, dtype=dtype, batch_size=batch_size, draft_count=draft_count
-    )
     run_async(_demo(options, max_new_tokens, runs))
 
 

@@ -8,21 +8,19 @@ from rich.console import Console
 from paceline.cli.options import (
     Address,
     Chat,
-    DraftCount,
-    DraftModel,
-    Dtype,
     MaxNewTokens,
     Speculation,
-    TargetModel,
     as_prompt,
     connected,
     draft_limit,
     run_async,
+    with_cluster_flags,
 )
 from paceline.launcher import ClusterOptions
 from paceline.types import GenerationRequest, Usage
 
 
+@with_cluster_flags
 def command(
     prompt: Annotated[str, typer.Argument(help="What to continue or answer.")],
     address: Address = None,
@@ -30,15 +28,10 @@ def command(
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the output; may be repeated.")] = None,
     speculation: Speculation = True,
     chat: Chat = None,
-    target_model: TargetModel = "builtin:target",
-    draft_model: DraftModel = "builtin:draft",
-    dtype: Dtype = "auto",
-    draft_count: DraftCount = 5,
+    *,
+    options: ClusterOptions,
 ) -> None:
     """Stream the answer to one prompt."""
-    options = ClusterOptions(
-        target_model=target_model, draft_model=draft_model, dtype=dtype, batch_size=1, draft_count=draft_count
-    )
     run_async(_generate(prompt, address, options, chat, max_new_tokens, tuple(stop or ()), draft_limit(speculation)))
 
 

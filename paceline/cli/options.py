@@ -1,10 +1,13 @@
 """Options that several commands take, and how a command reaches a cluster."""
 
 import asyncio
+import functools
+import inspect
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -15,11 +18,6 @@ from paceline.types import ClusterDescription, Prompt, Text, UserMessage
 
 Result = TypeVar("Result")
 
-TargetModel = Annotated[str, typer.Option(help="Checkpoint directory, or builtin:target.")]
-DraftModel = Annotated[str, typer.Option(help="Checkpoint directory, or builtin:draft.")]
-Dtype = Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="auto takes what the checkpoint says.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Most sequences in a round.")]
-DraftCount = Annotated[int, typer.Option(min=0, max=64, help="Draft tokens a round and sequence.")]
 Address = Annotated[
     str | None, typer.Option(help="HOST:PORT of a running coordinator. Unset: start services of its own.")
 ]
@@ -29,6 +27,52 @@ Chat = Annotated[
     typer.Option("--chat/--raw", help="Put prompts into the chat template, or not. Unset: where the model has one."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens of output.")]
+
+
+@dataclass(frozen=True)
+class ClusterFlags:
+    """Flags of every command that starts services of its own."""
+
+    target_model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, or builtin:target.")]
+    draft_model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, or builtin:draft.")]
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="auto takes what the checkpoint says.")
+    ]
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes cuda where there is one.")]
+    kv_memory: Annotated[
+        str, typer.Option(help="Most memory for each cache: bytes such as 512MiB, or a share of what is free: 40%.")
+    ]
+    layout: Annotated[
+        Literal["paged", "dense"], typer.Option(help="dense: the paper's padded and realigned rectangle.")
+    ]
+    numerics: Annotated[
+        Literal["fast", "strict"],
+        typer.Option(help="strict: in any dtype, speculative output equals plain decoding bit for bit."),
+    ]
+    batch_size: Annotated[int, typer.Option(min=1, help="Most sequences in a round.")]
+    draft_count: Annotated[int, typer.Option(min=0, max=64, help="Draft tokens a round and sequence.")]
+
+
+def with_cluster_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags above, which reach it as one argument `options`. Defaults are ClusterOptions' own."""
+    signature = inspect.signature(command, eval_str=True)
+    defaults = ClusterOptions()
+    flags = [
+        inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, one.name), annotation=one.type
+        )
+        for one in fields(ClusterFlags)
+    ]
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        chosen = {flag.name: values.pop(flag.name) for flag in flags}
+        command(options=ClusterOptions(**chosen), **values)
+
+    own = [one for name, one in signature.parameters.items() if name != "options"]
+    wrapped.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *flags)}
+    return wrapped
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:

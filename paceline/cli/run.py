@@ -15,18 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline.cli.lines import InputLine, read_lines
 from paceline.cli.options import (
     Address,
-    BatchSize,
     Chat,
-    DraftCount,
-    DraftModel,
-    Dtype,
     MaxNewTokens,
     Speculation,
-    TargetModel,
     as_prompt,
     connected,
     draft_limit,
     run_async,
+    with_cluster_flags,
 )
 from paceline.client import Client
 from paceline.errors import Overloaded, PacelineError
@@ -37,6 +33,7 @@ IN_FLIGHT = 64
 """Prompts sent ahead of their turn: enough to keep any batch full, few enough to leave the queue to others."""
 
 
+@with_cluster_flags
 def command(
     input_file: Annotated[Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`.")],
     output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go.")],
@@ -44,18 +41,12 @@ def command(
     max_new_tokens: MaxNewTokens = 256,
     speculation: Speculation = True,
     chat: Chat = None,
-    target_model: TargetModel = "builtin:target",
-    draft_model: DraftModel = "builtin:draft",
-    dtype: Dtype = "auto",
-    batch_size: BatchSize = 8,
-    draft_count: DraftCount = 5,
+    *,
+    options: ClusterOptions,
 ) -> None:
     """Answer every prompt of a file. A line that is wrong is reported and the rest still runs."""
     console = Console(stderr=True, highlight=False)
     lines = read_lines(input_file)
-    options = ClusterOptions(
-        target_model=target_model, draft_model=draft_model, dtype=dtype, batch_size=batch_size, draft_count=draft_count
-    )
 
     def request(line: InputLine, cluster: ClusterDescription) -> GenerationRequest:
         assert line.prompt is not None

@@ -1,34 +1,29 @@
 """`paceline up`: the three services on this machine, until Ctrl-C."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from paceline.cli.options import BatchSize, DraftCount, DraftModel, Dtype, TargetModel, run_async
+from paceline.cli.options import run_async, with_cluster_flags
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.rpc import termination
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")]
 
 
+@with_cluster_flags
 def command(
-    target_model: TargetModel = "builtin:target",
-    draft_model: DraftModel = "builtin:draft",
-    dtype: Dtype = "auto",
-    batch_size: BatchSize = 8,
-    draft_count: DraftCount = 5,
     coordinator_port: Port = 7700,
     draft_port: Port = 7701,
     target_port: Port = 7702,
+    *,
+    options: ClusterOptions,
 ) -> None:
     """Start the three services here and print their addresses."""
-    options = ClusterOptions(
-        target_model=target_model,
-        draft_model=draft_model,
-        dtype=dtype,
-        batch_size=batch_size,
-        draft_count=draft_count,
+    options = replace(
+        options,
         coordinator_port=coordinator_port,
         draft_port=draft_port,
         target_port=target_port,

@@ -112,6 +112,7 @@ def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.D
         round_count=cluster.round_count,
         drafted_count=cluster.drafted_count,
         accepted_count=cluster.accepted_count,
+        preemption_count=cluster.preemption_count,
     )
 
 
@@ -126,4 +127,5 @@ def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> 
         round_count=message.round_count,
         drafted_count=message.drafted_count,
         accepted_count=message.accepted_count,
+        preemption_count=message.preemption_count,
     )

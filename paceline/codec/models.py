@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from typing import Any
 
 from paceline import types
 from paceline.v1 import common_pb2, target_service_pb2
@@ -11,12 +12,19 @@ PIECE_BYTES = 1 << 20
 
 
 def model_to_pb(model: types.ModelDescription) -> common_pb2.ModelDescription:
-    return common_pb2.ModelDescription(**{field.name: getattr(model, field.name) for field in fields(model)})
+    cache = common_pb2.CacheDescription(**_values(types.CacheDescription, model.cache))
+    return common_pb2.ModelDescription(**_values(types.ModelDescription, model) | {"cache": cache})
 
 
 def model_from_pb(message: common_pb2.ModelDescription) -> types.ModelDescription:
-    values = {field.name: getattr(message, field.name) for field in fields(types.ModelDescription)}
-    return types.ModelDescription(**values | {"end_token_ids": tuple(message.end_token_ids)})
+    cache = types.CacheDescription(**_values(types.CacheDescription, message.cache))
+    values = _values(types.ModelDescription, message)
+    return types.ModelDescription(**values | {"end_token_ids": tuple(message.end_token_ids), "cache": cache})
+
+
+def _values(kind: type[Any], source: object) -> dict[str, Any]:
+    """What `source` has under the names of the fields of `kind`: message and value spell them alike."""
+    return {field.name: getattr(source, field.name) for field in fields(kind)}
 
 
 def tokenizer_to_pb(files: types.TokenizerFiles) -> Iterator[target_service_pb2.DownloadTokenizerResponse]:

@@ -77,11 +77,15 @@ def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list
 
 
 def verdicts_to_pb(
-    rows: Sequence[types.VerifyRow], results: Sequence[types.Verdict | PacelineError]
+    rows: Sequence[types.VerifyRow], results: Sequence[types.VerifyOutcome | PacelineError]
 ) -> target_service_pb2.VerifyTokensResponse:
-    def one(row: types.VerifyRow, result: types.Verdict | PacelineError) -> target_service_pb2.VerifyTokensResult:
+    def one(row: types.VerifyRow, result: types.VerifyOutcome | PacelineError) -> target_service_pb2.VerifyTokensResult:
         if isinstance(result, PacelineError):
             return target_service_pb2.VerifyTokensResult(sequence_id=row.sequence_id, status=error_to_pb(result))
+        if isinstance(result, types.Prefilled):
+            return target_service_pb2.VerifyTokensResult(
+                sequence_id=row.sequence_id, cached_length=result.cached_length
+            )
         return target_service_pb2.VerifyTokensResult(
             sequence_id=row.sequence_id,
             accepted_count=result.accepted_count,
@@ -92,13 +96,17 @@ def verdicts_to_pb(
     return target_service_pb2.VerifyTokensResponse(results=map(one, rows, results))
 
 
-def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> list[types.Verdict | PacelineError]:
-    return [
-        error_from_pb(result.status)
-        if result.HasField("status")
-        else types.Verdict(result.accepted_count, result.next_token_id, result.cached_length)
-        for result in response.results
-    ]
+def verdicts_from_pb(
+    response: target_service_pb2.VerifyTokensResponse,
+) -> list[types.VerifyOutcome | PacelineError]:
+    def one(result: target_service_pb2.VerifyTokensResult) -> types.VerifyOutcome | PacelineError:
+        if result.HasField("status"):
+            return error_from_pb(result.status)
+        if not result.HasField("next_token_id"):
+            return types.Prefilled(result.cached_length)
+        return types.Verdict(result.accepted_count, result.next_token_id, result.cached_length)
+
+    return [one(result) for result in response.results]
 
 
 def lengths_from_pb(lengths: Iterable[common_pb2.SequenceLength]) -> list[types.SequenceLength]:

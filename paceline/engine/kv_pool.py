@@ -1,141 +1,239 @@
-"""Keys and values by sequence, within a budget of bytes.
+"""The default cache: fixed-size pages of one memory, a page table a sequence, equal beginnings shared.
 
-Owns the memory and the lengths; knows nothing of tokens, models or calls. First form: one slab a sequence, grown by
-half, so that attention reads views and truncation is a change of length. The interface is made for pages.
+Owns tables, lengths and the memory; `pages` counts references and `prefix_index` knows contents. Knows nothing of
+models or calls.
 
-Invariants: a sequence's length is at most its slab's capacity; the slabs' bytes sum to `used_bytes`, never above
-`capacity_bytes`; truncation copies nothing.
+Invariants: a sequence has exactly the pages its length needs; a page's references are the tables it is in, plus one
+when the index holds it; nothing is ever written to a page that a second table or the index holds; truncation copies
+nothing.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from paceline.errors import Overloaded, PrefixNotCached, SequenceNotFound
+from paceline.engine.kv_cache import Attention, KvShape, Span, check_base, check_length
+from paceline.engine.paged_attention import PagedAttention, Segment
+from paceline.engine.pages import PageAllocator
+from paceline.engine.prefix_index import ROOT, PrefixIndex, page_key
+from paceline.engine.strict_attention import StrictAttention
+from paceline.errors import Overloaded
+from paceline.types import CacheDescription
 
-SLAB_STEP = 64
-"""Slab capacities are multiples of this many tokens."""
+EVICTED_SHARE = 16
+"""When pages run out, this fraction of all goes at once, so that neighbours fall free together and form runs."""
 
 
-@dataclass(frozen=True)
-class KvShape:
-    layer_count: int
-    kv_head_count: int
-    head_size: int
-    dtype: torch.dtype
-    device: torch.device
+@dataclass
+class _Sequence:
+    token_ids: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of the leading full pages, as far as they were needed."""
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of keys and values of one token in all layers."""
-        return 2 * self.layer_count * self.kv_head_count * self.head_size * self.dtype.itemsize
-
-
-class _Entry:
-    """One sequence's memory and length."""
-
-    def __init__(self, slab: torch.Tensor) -> None:
-        self.length = 0
-        self.place(slab)
-
-    def place(self, slab: torch.Tensor) -> None:
-        """Use `slab`, [layers, 2, 1, KV heads, capacity, head size]: of each layer the keys, then the values."""
-        self.slab = slab
-        self.layers = slab.unbind(0)
-        self.capacity = slab.shape[4]
+    def length(self) -> int:
+        return len(self.token_ids)
 
 
 class KvPool:
-    """Append, write, truncate, release."""
-
-    def __init__(self, shape: KvShape, capacity_bytes: int) -> None:
+    def __init__(
+        self,
+        shape: KvShape,
+        capacity_bytes: int,
+        *,
+        page_tokens: int,
+        prefix_sharing: bool = True,
+        strict: bool = False,
+    ) -> None:
         self.shape = shape
-        self.capacity_bytes = capacity_bytes
-        self.used_bytes = 0
-        self._entries: dict[str, _Entry] = {}
-
-    @property
-    def sequence_count(self) -> int:
-        return len(self._entries)
-
-    def length(self, sequence_id: str) -> int:
-        """Cached tokens of the sequence; 0 when it is unknown."""
-        entry = self._entries.get(sequence_id)
-        return entry.length if entry else 0
-
-    def append(self, sequence_id: str, base_length: int, count: int) -> None:
-        """Keep the first `base_length` tokens and make room for `count` more, to be filled by `write`.
-
-        An unknown sequence is started when `base_length` is 0. Raises PrefixNotCached, or Overloaded when the budget
-        is spent; the sequence is then as it was.
-        """
-        cached_length = self.length(sequence_id)
-        if base_length > cached_length:
-            raise PrefixNotCached(
-                f"base_length {base_length} of sequence {sequence_id!r} is beyond the {cached_length} cached tokens; "
-                "send the whole sequence with base_length 0",
-                {"cached_length": str(cached_length)},
-            )
-        entry = self._with_capacity(sequence_id, base_length, base_length + count)
-        entry.length = base_length + count
-
-    def truncate(self, sequence_id: str, length: int) -> None:
-        """Keep the first `length` tokens. O(1)."""
-        entry = self._entries.get(sequence_id)
-        if entry is None:
-            raise SequenceNotFound(f"sequence {sequence_id!r} is not cached here", {"sequence_id": sequence_id})
-        if length > entry.length:
-            raise PrefixNotCached(
-                f"length {length} of sequence {sequence_id!r} is beyond the {entry.length} cached tokens",
-                {"cached_length": str(entry.length)},
-            )
-        entry.length = length
-
-    def release(self, sequence_id: str) -> bool:
-        """Free the sequence; False when it is unknown."""
-        entry = self._entries.pop(sequence_id, None)
-        if entry is None:
-            return False
-        self.used_bytes -= entry.slab.nbytes
-        return True
-
-    def write(self, layer: int, sequence_id: str, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Fill the last q tokens of one layer and return all its keys and values, as views.
-
-        `new` is [2, 1, KV heads, q, head size], keys then values; the views are [1, KV heads, length, head size].
-        """
-        entry = self._entries[sequence_id]
-        # `narrow`, for this runs once a row and layer, and indexing costs several times as much.
-        count = new.shape[3]
-        memory = entry.layers[layer]
-        memory.narrow(3, entry.length - count, count).copy_(new)
-        keys, values = memory.narrow(3, 0, entry.length).unbind(0)
-        return keys, values
-
-    def _with_capacity(self, sequence_id: str, kept_length: int, length: int) -> _Entry:
-        entry = self._entries.get(sequence_id)
-        if entry is not None and length <= entry.capacity:
-            return entry
-        grown = max(length, entry.capacity * 3 // 2 if entry else 0)
-        slab = self._allocate(-(-grown // SLAB_STEP) * SLAB_STEP, freed_bytes=entry.slab.nbytes if entry else 0)
-        if entry is None:
-            entry = self._entries[sequence_id] = _Entry(slab)
-        else:
-            slab[..., :kept_length, :] = entry.slab[..., :kept_length, :]
-            entry.place(slab)
-        return entry
-
-    def _allocate(self, capacity: int, freed_bytes: int) -> torch.Tensor:
-        shape = self.shape
-        needed_bytes = capacity * shape.token_bytes
-        if self.used_bytes - freed_bytes + needed_bytes > self.capacity_bytes:
-            raise Overloaded(
-                f"the cache has no room: {needed_bytes} bytes are needed for {capacity} tokens, "
-                f"{self.used_bytes} of {self.capacity_bytes} are in use; release sequences or raise --kv-memory-bytes",
-            )
-        self.used_bytes += needed_bytes - freed_bytes
-        return torch.empty(
-            (shape.layer_count, 2, 1, shape.kv_head_count, capacity, shape.head_size),
+        self._attention = StrictAttention if strict else PagedAttention
+        self.page_tokens = page_tokens
+        self._page_bytes = page_tokens * shape.token_bytes
+        self._prefix_sharing = prefix_sharing
+        self._pages = PageAllocator(capacity_bytes // self._page_bytes)
+        self._index = PrefixIndex()
+        self._sequences: dict[str, _Sequence] = {}
+        self._shared_token_count = 0
+        # Memory that was never written to is not resident, so the whole budget can be laid out at once.
+        self._memory = torch.empty(
+            (shape.layer_count, 2, self._pages.page_count * page_tokens, shape.kv_head_count, shape.head_size),
             dtype=shape.dtype,
             device=shape.device,
         )
+        self.layers = [tuple(layer.unbind(0)) for layer in self._memory.unbind(0)]
+        """Of each layer the keys and the values, [slots, KV heads, head size]."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._pages.page_count * self._page_bytes
+
+    @property
+    def max_length(self) -> int:
+        return self._pages.page_count * self.page_tokens
+
+    @property
+    def sequence_count(self) -> int:
+        return len(self._sequences)
+
+    def length(self, sequence_id: str) -> int:
+        sequence = self._sequences.get(sequence_id)
+        return sequence.length if sequence else 0
+
+    def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
+        check_base(sequence_id, base_length, self.length(sequence_id))
+        sequence = self._sequences.setdefault(sequence_id, _Sequence())
+        self._cut(sequence, base_length)
+        while key := self._key_of_next(sequence, next_token_ids[sequence.length - base_length :]):
+            page = self._index.find(key)
+            if page is None:
+                break
+            self._index.wake(page)
+            self._pages.share(page)
+            sequence.pages.append(page)
+            sequence.keys.append(key)
+            position = sequence.length - base_length
+            sequence.token_ids += next_token_ids[position : position + self.page_tokens]
+        self._shared_token_count += sequence.length - base_length
+        return sequence.length
+
+    def next_key(self, sequence_id: str, next_token_ids: Sequence[int]) -> bytes | None:
+        return self._key_of_next(self._sequences[sequence_id], next_token_ids)
+
+    def append(self, sequence_id: str, token_ids: Sequence[int]) -> None:
+        sequence = self._sequences[sequence_id]
+        length = sequence.length + len(token_ids)
+        try:
+            self._own_last_page(sequence)
+            self._grow(sequence, -(-length // self.page_tokens))
+        except Overloaded:
+            if not sequence.length:
+                self.release(sequence_id)
+            raise
+        sequence.token_ids += token_ids
+
+    def attention(self, spans: Sequence[Span]) -> Attention:
+        slots = [
+            slot
+            for span in spans
+            for segment in self._segments(span.sequence_id, span.base_length, span.length)
+            for slot in range(segment.start, segment.stop)
+        ]
+        segments = [self._segments(span.sequence_id, 0, span.length) for span in spans]
+        return self._attention(self.layers, spans, segments, torch.tensor(slots, device=self.shape.device))
+
+    def seal(self, sequence_id: str, length: int) -> None:
+        sequence = self._sequences[sequence_id]
+        size = self.page_tokens
+        for position in range(len(sequence.keys), length // size):
+            key = self._key(sequence, sequence.token_ids[position * size : (position + 1) * size])
+            sequence.keys.append(key)
+            if self._prefix_sharing and self._index.add(key, sequence.pages[position]):
+                self._pages.share(sequence.pages[position])
+
+    def truncate(self, sequence_id: str, length: int) -> None:
+        sequence = self._sequences.get(sequence_id)
+        check_length(sequence_id, length, sequence.length if sequence else None)
+        assert sequence is not None
+        self._cut(sequence, length)
+
+    def release(self, sequence_id: str) -> bool:
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is None:
+            return False
+        self._cut(sequence, 0)
+        return True
+
+    def describe(self) -> CacheDescription:
+        held = self._pages.page_count - self._pages.free_count - self._index.idle_count
+        return CacheDescription(
+            layout="paged",
+            capacity_bytes=self.capacity_bytes,
+            used_bytes=held * self._page_bytes,
+            idle_bytes=self._index.idle_count * self._page_bytes,
+            sequence_count=self.sequence_count,
+            token_bytes=self.shape.token_bytes,
+            max_length=self.max_length,
+            page_tokens=self.page_tokens,
+            shared_token_count=self._shared_token_count,
+        )
+
+    def _key(self, sequence: _Sequence, token_ids: Sequence[int]) -> bytes:
+        return page_key(sequence.keys[-1] if sequence.keys else ROOT, token_ids)
+
+    def _key_of_next(self, sequence: _Sequence, next_token_ids: Sequence[int]) -> bytes | None:
+        """Key of the full page that would come next; None in the middle of a page or with too few tokens."""
+        aligned = sequence.length == len(sequence.keys) * self.page_tokens
+        if not self._prefix_sharing or not aligned or len(next_token_ids) < self.page_tokens:
+            return None
+        return self._key(sequence, next_token_ids[: self.page_tokens])
+
+    def _cut(self, sequence: _Sequence, length: int) -> None:
+        del sequence.token_ids[length:]
+        del sequence.keys[length // self.page_tokens :]
+        # The last page first: it is of no use without those before it, so it should be the first to be evicted.
+        while len(sequence.pages) * self.page_tokens - length >= self.page_tokens:
+            self._drop(sequence.pages.pop())
+
+    def _drop(self, page: int) -> None:
+        self._pages.release(page)
+        if self._index.holds(page) and self._pages.references(page) == 1:
+            self._index.rest(page)
+
+    def _own_last_page(self, sequence: _Sequence) -> None:
+        """Make a partly filled last page safe to write to."""
+        kept = sequence.length % self.page_tokens
+        if not kept:
+            return
+        page = sequence.pages[-1]
+        if self._index.holds(page) and self._pages.references(page) == 2:
+            self._index.forget(page)
+            self._pages.release(page)
+        elif self._pages.references(page) > 1:
+            own = self._take(page)
+            start, source = own * self.page_tokens, page * self.page_tokens
+            self._memory[:, :, start : start + kept] = self._memory[:, :, source : source + kept]
+            sequence.pages[-1] = own
+            self._drop(page)
+
+    def _grow(self, sequence: _Sequence, page_count: int) -> None:
+        missing = page_count - len(sequence.pages)
+        if missing > self._pages.free_count:
+            self._evict(missing)
+        for _ in range(missing):
+            sequence.pages.append(self._take(sequence.pages[-1] if sequence.pages else None))
+
+    def _take(self, after: int | None) -> int:
+        if not self._pages.free_count:
+            self._evict(1)
+        page = self._pages.take(after)
+        assert page is not None
+        return page
+
+    def _evict(self, missing: int) -> None:
+        """Free resting pages until `missing` are free, and some more; Overloaded, and none freed, when too few rest."""
+        if missing > self._pages.free_count + self._index.idle_count:
+            used = self._pages.page_count - self._pages.free_count - self._index.idle_count
+            raise Overloaded(
+                f"the cache has no room: {missing * self._page_bytes} more bytes are needed, "
+                f"{used * self._page_bytes} of {self.capacity_bytes} are in use; "
+                "release sequences or raise --kv-memory",
+            )
+        wanted = max(missing, self._pages.page_count // EVICTED_SHARE)
+        while self._pages.free_count < wanted and (page := self._index.evict()) is not None:
+            self._pages.release(page)
+
+    def _segments(self, sequence_id: str, first: int, last: int) -> list[Segment]:
+        """Slots of the tokens [first, last) as maximal contiguous runs."""
+        pages = self._sequences[sequence_id].pages
+        size = self.page_tokens
+        segments: list[Segment] = []
+        for position in range(first // size, -(-last // size)):
+            start = pages[position] * size
+            low, high = start + max(first - position * size, 0), start + min(last - position * size, size)
+            if segments and segments[-1].stop == low:
+                segments[-1] = Segment(segments[-1].start, high)
+            else:
+                segments.append(Segment(low, high))
+        return segments

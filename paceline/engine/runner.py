@@ -1,19 +1,25 @@
 """One packed pass over the rows of a group, and the cache behind it.
 
-Owns the order of things: make room for each row, run the model once, undo on failure. Knows nothing of drafting or
-verifying. All calls come from one thread.
+Owns the order of things: take over what is shared, cut long prompts, make room, run the model, undo on failure. Knows
+nothing of drafting or verifying. All calls come from one thread.
 """
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from paceline.engine.attention import PackedPass, Span, span_mask
+from paceline.checks import RowLimits
+from paceline.engine.dense_cache import DenseCache
+from paceline.engine.kv_cache import KvCache
 from paceline.engine.kv_pool import KvPool
-from paceline.engine.loader import LoadedModel
-from paceline.errors import InvalidRequest, PacelineError
-from paceline.types import ModelDescription, SequenceLength
+from paceline.engine.memory import kv_memory_bytes
+from paceline.engine.model import LoadedModel
+from paceline.engine.options import EngineOptions
+from paceline.engine.passes import FastPasses, Piece, StrictPasses
+from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
+from paceline.types import ModelDescription, Prefilled, SequenceLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,82 +29,85 @@ class PackedRow:
     sequence_id: str
     base_length: int
     token_ids: tuple[int, ...]
-    logit_count: int = 1
-    """Trailing tokens whose logits are wanted."""
+    draft_count: int = 0
+    """Trailing tokens that are drafts; logits are wanted for them and for the token before them."""
+
+    @property
+    def logit_count(self) -> int:
+        return self.draft_count + 1
+
+
+Outcome = torch.Tensor | Prefilled | PacelineError
+"""Logits [draft_count + 1, V], or how far a long row got, or why a row could not run."""
 
 
 class Runner:
     """A loaded model with its cache."""
 
-    def __init__(self, model: LoadedModel, kv_memory_bytes: int) -> None:
+    def __init__(self, model: LoadedModel, options: EngineOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.model = model
-        self.pool = KvPool(model.kv_shape, kv_memory_bytes)
+        self.cache = make_cache(model, options)
+        self._options = options
+        self._passes = (StrictPasses if options.numerics == "strict" else FastPasses)(model, self.cache)
+        self._clock = clock
+        self._last_named: dict[str, float] = {}
+
+    @property
+    def limits(self) -> RowLimits:
+        """What no row may exceed, however empty the cache is."""
+        model = self.model.description
+        return RowLimits(model.vocabulary_size, model.max_length, self.cache.max_length)
 
     def describe(self) -> ModelDescription:
-        return replace(
-            self.model.description,
-            cache_capacity_bytes=self.pool.capacity_bytes,
-            cache_used_bytes=self.pool.used_bytes,
-            sequence_count=self.pool.sequence_count,
-        )
+        cache = replace(self.cache.describe(), prefill_chunk_tokens=self._options.prefill_chunk_tokens)
+        return replace(self.model.description, numerics=self._options.numerics, cache=cache)
 
-    def forward(self, rows: Sequence[PackedRow]) -> list[torch.Tensor | PacelineError]:
-        """Run the rows in one pass; return each row's last logits [logit_count, V], or why it could not run.
+    def forward(self, rows: Sequence[PackedRow]) -> list[Outcome]:
+        """Run the rows; each row's outcome tells its logits, that it was taken in part, or why it could not run.
 
-        Every row's cache then holds `base_length` plus its tokens. A row that finds no room leaves its cache as it
-        was; when the pass itself fails, every row's cache is cut to `base_length`.
+        Long prompts share the chunk and go on with the next call; a prompt that begins like one under way waits for
+        it. Every row's cache then holds what was run. When the run itself fails, every cache is cut to `base_length`.
         """
-        outcomes: dict[int, torch.Tensor | PacelineError] = {}
-        placed: list[int] = []
-        for index, row in enumerate(rows):
-            try:
-                self.pool.append(row.sequence_id, row.base_length, len(row.token_ids))
-            except PacelineError as error:
-                outcomes[index] = error
+        now = self._clock()
+        self._last_named |= {row.sequence_id: now for row in rows}
+        placing = _Placing(self.cache, self._options)
+        pieces = {index: placing.place(row) for index, row in enumerate(rows)}
+        running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
+        logits = dict(zip(running, self._run(list(running.values())), strict=True))
+        outcomes: list[Outcome] = []
+        for index, (row, piece) in enumerate(zip(rows, pieces.values(), strict=True)):
+            if isinstance(piece, PacelineError):
+                outcomes.append(piece)
+            elif isinstance(outcome := logits.get(index), PacelineError):
+                self.cache.truncate(row.sequence_id, row.base_length)
+                outcomes.append(outcome)
+            elif piece.logit_count:
+                assert outcome is not None
+                self.cache.seal(row.sequence_id, piece.length - row.draft_count)
+                outcomes.append(outcome)
             else:
-                placed.append(index)
-        if placed:
-            outcomes.update(zip(placed, self._run([rows[index] for index in placed]), strict=True))
-        return [outcomes[index] for index in range(len(rows))]
+                self.cache.seal(row.sequence_id, piece.length)
+                outcomes.append(Prefilled(piece.length))
+        return outcomes
 
-    @torch.inference_mode()
-    def _run(self, rows: Sequence[PackedRow]) -> Sequence[torch.Tensor]:
+    def _run(self, pieces: list[Piece]) -> Sequence[torch.Tensor | PacelineError]:
+        if not pieces:
+            return []
         try:
-            logits = self.model.logits(*self._pack(rows))
+            return self._passes.run(pieces)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                self._undo(pieces)
+                raise
+            refusal = Overloaded(f"no memory is left for a pass of {sum(len(one.token_ids) for one in pieces)} tokens")
+            return [refusal] * len(pieces)
         except BaseException:
-            for row in rows:
-                self.pool.truncate(row.sequence_id, row.base_length)
+            self._undo(pieces)
             raise
-        return torch.split(logits, [row.logit_count for row in rows])
 
-    def _pack(self, rows: Sequence[PackedRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PackedPass]:
-        """Lay the rows end to end: token ids [1, T], positions [1, T], indices of wanted logits, and the spans."""
-        shape = self.model.kv_shape
-        token_ids: list[int] = []
-        positions: list[int] = []
-        wanted: list[int] = []
-        spans: list[Span] = []
-        for row in rows:
-            start, count = len(token_ids), len(row.token_ids)
-            length = row.base_length + count
-            token_ids += row.token_ids
-            positions += range(row.base_length, length)
-            wanted += range(start + count - row.logit_count, start + count)
-            spans.append(
-                Span(
-                    row.sequence_id,
-                    start,
-                    start + count,
-                    span_mask(count, length, self.model.group_count, shape.dtype, shape.device),
-                    is_prefill=count == length,
-                )
-            )
-        return (
-            torch.tensor([token_ids], device=shape.device),
-            torch.tensor([positions], device=shape.device),
-            torch.tensor(wanted, device=shape.device),
-            PackedPass(self.pool, spans),
-        )
+    def _undo(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self.cache.truncate(piece.sequence_id, piece.base_length)
 
     def rollback(self, lengths: Iterable[SequenceLength]) -> list[int | PacelineError]:
         """Truncate each named sequence; return its cached length, or why it was left alone."""
@@ -108,11 +117,89 @@ class Runner:
         if one.length < 0:
             return InvalidRequest(f"length is {one.length}; it cannot be negative", field="length")
         try:
-            self.pool.truncate(one.sequence_id, one.length)
+            self.cache.truncate(one.sequence_id, one.length)
         except PacelineError as error:
             return error
+        self._last_named[one.sequence_id] = self._clock()
         return one.length
 
     def release(self, sequence_ids: Iterable[str]) -> int:
         """Free the named sequences; return how many were held."""
-        return sum(self.pool.release(sequence_id) for sequence_id in sequence_ids)
+        count = 0
+        for sequence_id in sequence_ids:
+            self._last_named.pop(sequence_id, None)
+            count += self.cache.release(sequence_id)
+        return count
+
+    def drop_idle(self) -> int:
+        """Free the sequences whose owner is gone: no call named them for the time to live. Return how many."""
+        oldest = self._clock() - self._options.sequence_ttl_s
+        return self.release([one for one, named in self._last_named.items() if named < oldest])
+
+
+class _Placing:
+    """Finds room in the cache for the rows of one call, within its share of prompt tokens."""
+
+    def __init__(self, cache: KvCache, options: EngineOptions) -> None:
+        self._cache = cache
+        self._budget = options.prefill_chunk_tokens
+        self._page_tokens = options.page_tokens
+        self._under_way: set[bytes] = set()
+
+    def place(self, row: PackedRow) -> Piece | PacelineError:
+        """Make room for what of the row goes into this pass, perhaps nothing; or tell why it cannot."""
+        try:
+            # What logits are wanted for must be computed, so it cannot be taken over.
+            shareable = row.token_ids[: len(row.token_ids) - row.logit_count]
+            base_length = self._cache.keep(row.sequence_id, row.base_length, shareable)
+            rest = row.token_ids[base_length - row.base_length :]
+            count = self._count(row, base_length, rest)
+            if count:
+                self._cache.append(row.sequence_id, rest[:count])
+        except PacelineError as error:
+            return error
+        whole = count == len(rest)
+        return Piece(row.sequence_id, base_length, rest[:count], row.logit_count if whole else 0)
+
+    def _count(self, row: PackedRow, base_length: int, rest: tuple[int, ...]) -> int:
+        """How many of the row's remaining tokens to run now: a decoding row's all, a prompt's what the chunk allows."""
+        new_count = len(rest) - row.draft_count
+        if new_count <= DECODED_TOKENS:
+            return len(rest)
+        key = self._cache.next_key(row.sequence_id, rest[:new_count])
+        if key is not None:
+            if key in self._under_way:
+                return 0
+            self._under_way.add(key)
+        if new_count <= self._budget:
+            self._budget -= new_count
+            return len(rest)
+        count = min(self._budget, new_count - 1)
+        self._budget -= count
+        # Ends with a page where it can, for only then may the next page be found in the cache.
+        beyond_page = (base_length + count) % self._page_tokens
+        return count - beyond_page if beyond_page < count else count
+
+
+DECODED_TOKENS = 16
+"""Rows that bring no more committed tokens than this always run whole: they are decoding, or nearly."""
+
+
+def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
+    """Lay out the cache that the options ask for. Raises StartupError when it could not hold one full sequence."""
+    capacity_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device)
+    if options.layout == "paged":
+        return KvPool(
+            model.kv_shape,
+            capacity_bytes,
+            page_tokens=options.page_tokens,
+            prefix_sharing=options.prefix_sharing,
+            strict=options.numerics == "strict",
+        )
+    if options.numerics == "strict":
+        raise StartupError("--numerics strict needs --layout paged: a rectangle's width depends on its longest row")
+    return DenseCache(model.kv_shape, capacity_bytes)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

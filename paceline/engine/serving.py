@@ -1,11 +1,14 @@
 """The part of a model service's life that draft and target share: load, serve until told to stop, drain."""
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import fields
 
 import grpc
 import structlog
 
 from paceline.engine.loader import load_model
+from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.rpc import running_server, termination
@@ -24,8 +27,8 @@ async def serve_model(
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
     worker = ModelWorker(settings.threads)
     try:
-        model = await worker.run(load_model, settings.model, settings.dtype)
-        runner = Runner(model, settings.kv_memory)
+        model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
+        runner = await worker.run(Runner, model, engine_options(settings))
         log.info("model loaded", model=settings.model, dtype=model.description.dtype, device=model.description.device)
         async with running_server(
             settings.host,
@@ -36,7 +39,23 @@ async def serve_model(
         ) as server:
             await server.set_serving(True)
             announce(name, server.address)
+            dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
             await termination()
+            dropping.cancel()
             log.info("stopping", grace_s=settings.shutdown_grace_s)
     finally:
         worker.close()
+
+
+def engine_options(settings: ModelServiceSettings) -> EngineOptions:
+    """Take what the engine knows from the settings of a service, which has more, and perhaps not all."""
+    known = {field.name for field in fields(EngineOptions)}
+    return EngineOptions(**settings.model_dump(include=known))
+
+
+async def drop_idle_sequences(runner: Runner, worker: ModelWorker, interval_s: float) -> None:
+    """Free sequences whose owner is gone, now and then, until cancelled."""
+    while True:
+        await asyncio.sleep(interval_s)
+        if count := await worker.run(runner.drop_idle):
+            log.info("dropped sequences that no call named for long", sequences=count)

@@ -118,10 +118,9 @@ class ModelDescription(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     PARAMETER_COUNT_FIELD_NUMBER: _builtins.int
-    CACHE_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
-    CACHE_USED_BYTES_FIELD_NUMBER: _builtins.int
-    SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name the service was started with: a directory or a built-in name."""
     architecture: _builtins.str
@@ -137,20 +136,20 @@ class ModelDescription(_message.Message):
     device: _builtins.str
     """Device the model runs on, such as `cpu`."""
     dtype: _builtins.str
-    """Element type of the weights and the cache: `float32` or `bfloat16`."""
+    """Element type of the weights and the cache: `float32`, `bfloat16` or `float16`."""
     parameter_count: _builtins.int
     """Parameters of the model, tied ones counted once."""
-    cache_capacity_bytes: _builtins.int
-    """Most bytes the cache may use."""
-    cache_used_bytes: _builtins.int
-    """Bytes the cache uses now."""
-    sequence_count: _builtins.int
-    """Sequences that hold cached tokens now."""
     has_chat_template: _builtins.bool
     """Tells whether the tokenizer has a chat template, so that `user_message` prompts work."""
+    numerics: _builtins.str
+    """`fast`, or `strict` when no result depends on what else is computed beside it."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end an output."""
+
+    @_builtins.property
+    def cache(self) -> Global___CacheDescription:
+        """Cache for keys and values."""
 
     def __init__(
         self,
@@ -164,15 +163,80 @@ class ModelDescription(_message.Message):
         device: _builtins.str = ...,
         dtype: _builtins.str = ...,
         parameter_count: _builtins.int = ...,
-        cache_capacity_bytes: _builtins.int = ...,
-        cache_used_bytes: _builtins.int = ...,
-        sequence_count: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
+        numerics: _builtins.str = ...,
+        cache: Global___CacheDescription | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache_capacity_bytes", b"cache_capacity_bytes", "cache_used_bytes", b"cache_used_bytes", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "max_length", b"max_length", "model_id", b"model_id", "parameter_count", b"parameter_count", "sequence_count", b"sequence_count", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "max_length", b"max_length", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelDescription: _TypeAlias = ModelDescription  # noqa: Y015
+
+@_typing.final
+class CacheDescription(_message.Message):
+    """Describes a cache and what it has done since the service started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    IDLE_BYTES_FIELD_NUMBER: _builtins.int
+    SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    PAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    SHARED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    REALIGNED_BYTES_FIELD_NUMBER: _builtins.int
+    REALIGNMENT_S_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    layout: _builtins.str
+    """`paged` or `dense`."""
+    capacity_bytes: _builtins.int
+    """Most bytes the cache may use."""
+    used_bytes: _builtins.int
+    """Bytes that sequences hold now."""
+    idle_bytes: _builtins.int
+    """Bytes kept for prompts that begin alike, given up when memory is wanted."""
+    sequence_count: _builtins.int
+    """Sequences that hold cached tokens now."""
+    token_bytes: _builtins.int
+    """Bytes one token takes."""
+    page_tokens: _builtins.int
+    """Tokens a page holds; 0 in the dense layout."""
+    prefill_chunk_tokens: _builtins.int
+    """Most prompt tokens that one call computes for all its rows together."""
+    shared_token_count: _builtins.int
+    """Tokens taken over from earlier prompts instead of being computed."""
+    realigned_bytes: _builtins.int
+    """Bytes the dense layout copied to keep its rectangle."""
+    realignment_s: _builtins.float
+    """Seconds that took."""
+    max_length: _builtins.int
+    """Tokens one sequence may have when it has the cache to itself."""
+    def __init__(
+        self,
+        *,
+        layout: _builtins.str = ...,
+        capacity_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        idle_bytes: _builtins.int = ...,
+        sequence_count: _builtins.int = ...,
+        token_bytes: _builtins.int = ...,
+        page_tokens: _builtins.int = ...,
+        prefill_chunk_tokens: _builtins.int = ...,
+        shared_token_count: _builtins.int = ...,
+        realigned_bytes: _builtins.int = ...,
+        realignment_s: _builtins.float = ...,
+        max_length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "idle_bytes", b"idle_bytes", "layout", b"layout", "max_length", b"max_length", "page_tokens", b"page_tokens", "prefill_chunk_tokens", b"prefill_chunk_tokens", "realigned_bytes", b"realigned_bytes", "realignment_s", b"realignment_s", "sequence_count", b"sequence_count", "shared_token_count", b"shared_token_count", "token_bytes", b"token_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheDescription: _TypeAlias = CacheDescription  # noqa: Y015

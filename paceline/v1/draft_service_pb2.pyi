@@ -120,12 +120,14 @@ class ProposeTokensResult(_message.Message):
     """Tokens the service holds after answering: the row's and all draft tokens but the last."""
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Proposed tokens, `draft_count` of them."""
+        """Proposed tokens: `draft_count` of them, or none when the row was taken in part, for others should not wait for a
+        long prompt; the rest from `cached_length` on is to be sent next.
+        """
 
     @_builtins.property
     def status(self) -> _status_pb2.Status:
         """Unset on success. FAILED_PRECONDITION with reason PREFIX_NOT_CACHED: send the whole sequence. INVALID_ARGUMENT:
-        the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now.
+        the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now; `base_length` tokens stay cached.
         """
 
     def __init__(

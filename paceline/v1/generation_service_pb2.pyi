@@ -279,6 +279,7 @@ class DescribeClusterResponse(_message.Message):
     ROUND_COUNT_FIELD_NUMBER: _builtins.int
     DRAFTED_COUNT_FIELD_NUMBER: _builtins.int
     ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
+    PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """Most sequences that take part in a round."""
     draft_count: _builtins.int
@@ -293,6 +294,8 @@ class DescribeClusterResponse(_message.Message):
     """Draft tokens verified since then."""
     accepted_count: _builtins.int
     """Draft tokens accepted since then."""
+    preemption_count: _builtins.int
+    """Sequences that gave up their cache for others since then; each was resent later, its output unchanged."""
     @_builtins.property
     def target(self) -> _common_pb2.ModelDescription:
         """Target model as it was when the coordinator joined it."""
@@ -313,10 +316,11 @@ class DescribeClusterResponse(_message.Message):
         round_count: _builtins.int = ...,
         drafted_count: _builtins.int = ...,
         accepted_count: _builtins.int = ...,
+        preemption_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "batch_size", b"batch_size", "draft", b"draft", "draft_count", b"draft_count", "drafted_count", b"drafted_count", "live_sequence_count", b"live_sequence_count", "round_count", b"round_count", "target", b"target", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "batch_size", b"batch_size", "draft", b"draft", "draft_count", b"draft_count", "drafted_count", b"drafted_count", "live_sequence_count", b"live_sequence_count", "preemption_count", b"preemption_count", "round_count", b"round_count", "target", b"target", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

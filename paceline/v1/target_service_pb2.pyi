@@ -151,13 +151,16 @@ class VerifyTokensResult(_message.Message):
     accepted_count: _builtins.int
     """Leading draft tokens that equal the target's choices; in [0, draft tokens]."""
     next_token_id: _builtins.int
-    """Target's own choice after the accepted tokens; after full acceptance, the bonus token."""
+    """Target's own choice after the accepted tokens; after full acceptance, the bonus token. Unset when the row was taken
+    in part, for others should not wait for a long prompt: nothing is verified, and the rest from `cached_length` on
+    is to be sent next.
+    """
     cached_length: _builtins.int
     """Tokens the service holds after answering: kept, appended and accepted ones; the next token is not among them."""
     @_builtins.property
     def status(self) -> _status_pb2.Status:
         """Unset on success. FAILED_PRECONDITION with reason PREFIX_NOT_CACHED: send the whole sequence. INVALID_ARGUMENT:
-        the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now.
+        the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now; `base_length` tokens stay cached.
         """
 
     def __init__(
@@ -165,15 +168,17 @@ class VerifyTokensResult(_message.Message):
         *,
         sequence_id: _builtins.str = ...,
         accepted_count: _builtins.int = ...,
-        next_token_id: _builtins.int = ...,
+        next_token_id: _builtins.int | None = ...,
         cached_length: _builtins.int = ...,
         status: _status_pb2.Status | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "next_token_id", b"next_token_id", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cached_length", b"cached_length", "next_token_id", b"next_token_id", "sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "accepted_count", b"accepted_count", "cached_length", b"cached_length", "next_token_id", b"next_token_id", "sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__next_token_id: _TypeAlias = _typing.Literal["next_token_id"]  # noqa: Y015
+    _WhichOneofArgType__next_token_id: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_token_id) -> _WhichOneofReturnType__next_token_id | None: ...
 
 Global___VerifyTokensResult: _TypeAlias = VerifyTokensResult  # noqa: Y015
 

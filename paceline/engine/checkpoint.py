@@ -1,0 +1,127 @@
+"""Find a checkpoint and read what stands beside its weights. Nothing here touches torch's memory.
+
+Owns where models come from (directory, hub, built in) and which configurations are refused before weights are read.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from paceline.builtin import resolve_model
+from paceline.errors import ModelNotUsable
+from paceline.types import TokenizerFiles
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+_REFUSED = {
+    "is_encoder_decoder": "is an encoder-decoder",
+    "use_sliding_window": "uses sliding-window attention",
+    "attn_logit_softcapping": "soft-caps its attention scores",
+    "kv_lora_rank": "compresses keys and values (multi-head latent attention)",
+    "alibi": "uses ALiBi position biases",
+}
+"""Configuration fields that, when set, mean a kind of model the engine does not run."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    model: str
+    """As it was asked for."""
+    folder: Path
+    config: Any
+
+
+def find_checkpoint(model: str) -> Checkpoint:
+    """Locate a directory, `builtin:NAME` or hub id and read its configuration. Raises ModelNotUsable."""
+    folder = resolve_model(model)
+    if not folder.is_dir():
+        if not _HUB_ID.fullmatch(model):
+            raise ModelNotUsable(
+                f"model {model!r} is not a directory; give the path of a Hugging Face checkpoint, or a hub id "
+                "such as Qwen/Qwen3-0.6B"
+            )
+        folder = _download(model)
+    checkpoint = Checkpoint(model, folder, _read_config(model, folder))
+    if not any(folder.glob("*.safetensors")):
+        raise ModelNotUsable(f"model {model!r} has no safetensors weights; other formats are not loaded")
+    return checkpoint
+
+
+def _download(model: str) -> Path:
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ModelNotUsable(
+            f"model {model!r} is no directory here and cannot be had from the hub: {reason}"
+        ) from error
+
+
+def _read_config(model: str, folder: Path) -> Any:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelNotUsable(f"model {model!r} has no config.json; the directory is not a checkpoint, or half written")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        architectures = [str(name) for name in raw.get("architectures") or []]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ModelNotUsable(f"model {model!r}: config.json is not a JSON object: {error}") from error
+    _check_architecture(model, architectures, raw)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # config validation raises many kinds
+        raise ModelNotUsable(f"model {model!r}: config.json does not describe a {architectures[0]}: {error}") from error
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        raise ModelNotUsable(f"model {model!r} has layers of kind {', '.join(sorted(kinds))}; only full_attention runs")
+    return config
+
+
+def _check_architecture(model: str, architectures: list[str], raw: dict[str, Any]) -> None:
+    unknown = [name for name in architectures if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
+    if unknown or not architectures:
+        named = ", ".join(architectures) or "none"
+        raise ModelNotUsable(
+            f"model {model!r} has the architecture {named}; causal language models of transformers run, "
+            "such as LlamaForCausalLM, Qwen3ForCausalLM or Glm4ForCausalLM"
+        )
+    for field, meaning in _REFUSED.items():
+        if raw.get(field):
+            raise ModelNotUsable(f"model {model!r} {meaning} ({field} is set), which the engine does not run")
+    if raw.get("sliding_window") and raw.get("use_sliding_window", True):
+        raise ModelNotUsable(
+            f"model {model!r} uses sliding-window attention (sliding_window is {raw['sliding_window']}), "
+            "which the engine does not run"
+        )
+
+
+def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles | None:
+    """Read the tokenizer as Hugging Face users get it; None when the directory has none, and then only ids can pass."""
+    model, folder = checkpoint.model, checkpoint.folder
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the libraries below raise bare Exception
+        raise ModelNotUsable(f"model {model!r}: the tokenizer cannot be read: {error}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ModelNotUsable(
+            f"model {model!r}: {type(tokenizer).__name__} has no fast form; convert it to tokenizer.json"
+        )
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    return TokenizerFiles(
+        tokenizer_json=tokenizer.backend_tokenizer.to_str(),
+        chat_template=template or "",
+        special_tokens_json=json.dumps(
+            {name: str(text) for name, text in tokenizer.special_tokens_map.items() if text}
+        ),
+    )

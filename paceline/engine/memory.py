@@ -1,0 +1,32 @@
+"""How much memory a cache may take."""
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from paceline.kv_memory import parse_kv_memory
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def kv_memory_bytes(setting: str, device: torch.device) -> int:
+    """Turn the `--kv-memory` setting into bytes, a share into that of what is free on the device now."""
+    budget = parse_kv_memory(setting)
+    if budget.free_share is not None:
+        return int(budget.free_share * free_bytes(device))
+    assert budget.size_bytes is not None
+    return budget.size_bytes
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of the device; on CPU no more than the control group of a container leaves."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else max(0, min(free, int(limit) - used))

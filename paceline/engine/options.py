@@ -1,0 +1,21 @@
+"""How an engine is to run a model: plain values, made from a service's settings or by a test."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Layout = Literal["paged", "dense"]
+Numerics = Literal["fast", "strict"]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    kv_memory: str = "2GiB"
+    """Bytes for the cache, such as `512MiB`, or a share of what is free once the model is loaded, such as `60%`."""
+    layout: Layout = "paged"
+    page_tokens: int = 16
+    prefix_sharing: bool = True
+    prefill_chunk_tokens: int = 256
+    """Most prompt tokens that one call computes for all its rows together."""
+    numerics: Numerics = "fast"
+    sequence_ttl_s: float = 600.0
+    """Sequences that no call named for so long are dropped: their owner is gone."""

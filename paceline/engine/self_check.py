@@ -1,0 +1,75 @@
+"""See at load that a model's passes through the engine give what its own attention gives.
+
+A model that asks for anything the engine does not do, now or in a future transformers, is refused here and not found
+out by a client.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.engine.attention import ATTENTION_NAME
+from paceline.engine.kv_pool import KvPool
+from paceline.engine.model import LoadedModel
+from paceline.engine.passes import FastPasses, Piece
+from paceline.errors import ModelNotUsable
+
+LENGTHS = (21, 9)
+CACHED_COUNT = 13
+"""Of the first sequence; its rest goes through in a second pass, over the cache."""
+PAGE_TOKENS = 4
+TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest difference of logits over the largest logit: rounding stays far below, another attention far above."""
+
+
+@torch.inference_mode()
+def check_model(model: LoadedModel) -> None:
+    """Raise ModelNotUsable unless ragged, cached passes agree with the model's own attention."""
+    generator = torch.Generator().manual_seed(0)
+    sequences = [
+        torch.randint(model.description.vocabulary_size, (length,), generator=generator).tolist() for length in LENGTHS
+    ]
+    try:
+        own = _own_logits(model, sequences)
+        ragged = _ragged_logits(model, sequences)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ModelNotUsable(
+            f"{model.description.architecture} cannot run through the engine: {type(error).__name__}: {error}"
+        ) from error
+    difference = max(float((one - other).abs().max() / one.abs().max()) for one, other in zip(own, ragged, strict=True))
+    if not difference <= TOLERANCES[model.kv_shape.dtype]:
+        raise ModelNotUsable(
+            f"{model.description.architecture} gives other logits through the engine than by itself "
+            f"(off by {difference:.2g} of the largest); its attention is of a kind that the engine does not run"
+        )
+
+
+def _ragged_logits(model: LoadedModel, sequences: Sequence[list[int]]) -> list[torch.Tensor]:
+    """All logits of both sequences: packed together in a first pass, the first one's rest in a second."""
+    token_count = sum(map(len, sequences))
+    pool = KvPool(model.kv_shape, 2 * token_count * model.kv_shape.token_bytes, page_tokens=PAGE_TOKENS)
+    passes = FastPasses(model, pool)
+    pieces = [(0, 0, CACHED_COUNT), (1, 0, len(sequences[1])), (0, CACHED_COUNT, len(sequences[0]))]
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for batch in (pieces[:2], pieces[2:]):
+        group = []
+        for index, start, stop in batch:
+            pool.keep(str(index), start, ())
+            pool.append(str(index), sequences[index][start:stop])
+            group.append(Piece(str(index), start, tuple(sequences[index][start:stop]), stop - start))
+        for (index, _, _), part in zip(batch, passes.run(group), strict=True):
+            logits[index].append(part.float())
+    return [torch.cat(parts) for parts in logits]
+
+
+def _own_logits(model: LoadedModel, sequences: Sequence[list[int]]) -> list[torch.Tensor]:
+    module: Any = model.module
+    module.set_attn_implementation("eager")
+    try:
+        return [
+            module(input_ids=torch.tensor([one], device=module.device), use_cache=False).logits[0].float()
+            for one in sequences
+        ]
+    finally:
+        module.set_attn_implementation(ATTENTION_NAME)

@@ -1,0 +1,94 @@
+"""Attention whose result for a query depends on its own sequence and position alone, to the last bit.
+
+Kernels round differently for different numbers of query rows and different key widths, so both follow from a query's
+position here: position p is row p % BLOCK of a product of BLOCK rows, over keys padded with zeros to a width that p
+fixes. What else is in the pass, and how the tokens came into the cache, changes nothing. See docs/numerics.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.engine.attention import attend_one, causal_mask
+from paceline.engine.kv_cache import Span
+from paceline.engine.paged_attention import Segment, view, write
+
+BLOCK = 16
+"""Query rows of every product."""
+WIDTH = 64
+"""Key widths are multiples of this."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Queries of one span whose positions lie in [start, start + BLOCK)."""
+
+    start: int
+    first: int
+    """Position of the first query."""
+    count: int
+    column: int
+    """Of the first query in the packed row."""
+
+    @property
+    def width(self) -> int:
+        return -(-(self.start + BLOCK) // WIDTH) * WIDTH
+
+
+class StrictAttention:
+    def __init__(
+        self,
+        layers: Sequence[tuple[torch.Tensor, ...]],
+        spans: Sequence[Span],
+        segments: Sequence[Sequence[Segment]],
+        slots: torch.Tensor,
+    ) -> None:
+        self._layers = layers
+        self._slots = slots
+        self._readings = list(zip(spans, segments, strict=True))
+        keys = layers[0][0]
+        starts = {block.start for span in spans for block in _blocks(span)}
+        self._masks = {start: _mask(start, keys.dtype, keys.device) for start in starts}
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        keys, values = self._layers[layer]
+        write(keys, self._slots, key)
+        write(values, self._slots, value)
+        output = torch.zeros_like(query)
+        for span, segments in self._readings:
+            longest = max(block.width for block in _blocks(span))
+            padded = _padded(keys, segments, longest), _padded(values, segments, longest)
+            for block in _blocks(span):
+                rows = query.new_zeros((query.shape[0], BLOCK, query.shape[2]))
+                offset = block.first - block.start
+                new = slice(block.column, block.column + block.count)
+                rows[:, offset : offset + block.count] = query[:, new]
+                seen_keys, seen_values = (part[:, : block.width] for part in padded)
+                attended = attend_one(rows, seen_keys, seen_values, self._masks[block.start], scaling)
+                output[:, new] = attended.reshape(rows.shape)[:, offset : offset + block.count]
+        return output
+
+
+def _blocks(span: Span) -> Iterator[_Block]:
+    position = span.base_length
+    while position < span.length:
+        start = position - position % BLOCK
+        count = min(start + BLOCK, span.length) - position
+        yield _Block(start, position, count, span.start + position - span.base_length)
+        position += count
+
+
+def _mask(start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Causal mask of the positions [start, start + BLOCK) over the width that follows from them."""
+    seen = causal_mask(BLOCK, start + BLOCK, dtype, device)
+    width = _Block(start, start, 0, 0).width
+    return torch.nn.functional.pad(seen, (0, width - start - BLOCK), value=float("-inf"))
+
+
+def _padded(memory: torch.Tensor, segments: Sequence[Segment], width: int) -> torch.Tensor:
+    """A sequence's keys or values as [KV heads, width, D], zeros after its last token."""
+    content = torch.cat([view(memory, segment) for segment in segments], dim=1)
+    return torch.nn.functional.pad(content, (0, 0, 0, width - content.shape[1]))

@@ -1,0 +1,26 @@
+"""The `--kv-memory` setting: bytes, or a share of what will be free."""
+
+from dataclasses import dataclass
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+
+@dataclass(frozen=True)
+class KvMemory:
+    """Exactly one of both."""
+
+    size_bytes: int | None = None
+    free_share: float | None = None
+
+
+def parse_kv_memory(setting: str) -> KvMemory:
+    """Read `512MiB`, `1000000` or `60%`. Raises ValueError, saying what to give."""
+    try:
+        if not setting.endswith("%"):
+            return KvMemory(size_bytes=int(TypeAdapter(ByteSize).validate_python(setting)))
+        share = float(setting[:-1]) / 100
+        if 0 < share <= 1:
+            return KvMemory(free_share=share)
+    except (ValueError, ValidationError):
+        pass
+    raise ValueError("give bytes such as 512MiB, or a share of what is free such as 60%")

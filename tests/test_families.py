@@ -1,0 +1,94 @@
+"""Which model families the engine runs, and by what name it refuses the others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.engine.loader import load_model
+from paceline.engine.options import EngineOptions
+from paceline.engine.reference import HuggingFaceReference
+from paceline.engine.runner import Runner
+from paceline.errors import ModelNotUsable
+from paceline.types import Verdict, VerifyRow
+from target_service.verifier import Verifier
+from tests.checkpoints import END_TOKEN_ID, write_model
+
+PROMPTS = ((9, 10, 11), tuple(range(20, 61)), (300,))
+OUTPUT_COUNT = 12
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Llama", {}),
+        ("Llama", {"num_key_value_heads": 1, "head_dim": 24, "tie_word_embeddings": True}),
+        ("Llama", {"num_key_value_heads": 4, "attention_bias": True}),
+        ("Qwen3", {"tie_word_embeddings": True}),
+        ("Glm4", {}),
+        ("Glm", {}),
+        ("Qwen2", {}),
+        ("Phi3", {}),
+        ("Mistral", {"sliding_window": None}),
+        ("Olmo2", {}),
+        ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    ],
+)
+def test_a_family_equals_hugging_face_when_drafts_are_right_wrong_and_absent(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    write_model(tmp_path, family, **changes)
+    reference = HuggingFaceReference(str(tmp_path), "float32")
+    expected = [reference.generate(prompt, OUTPUT_COUNT) for prompt in PROMPTS]
+    verifier = Verifier(Runner(load_model(str(tmp_path)), EngineOptions(kv_memory="4MiB", page_tokens=4)))
+    outputs: list[list[int]] = [[] for _ in PROMPTS]
+    cached = [0] * len(PROMPTS)
+    for number in range(OUTPUT_COUNT):
+        rows = []
+        for index, (prompt, output) in enumerate(zip(PROMPTS, outputs, strict=True)):
+            if len(output) >= len(expected[index]):
+                continue
+            token_ids = (*prompt, *output)[cached[index] :]
+            right = expected[index][len(output) : len(output) + (number + index) % 4]
+            rows.append((index, VerifyRow(str(index), cached[index], token_ids, (*right, 5))))
+        if not rows:
+            break
+        for (index, row), verdict in zip(rows, verifier.verify([row for _, row in rows]), strict=True):
+            assert isinstance(verdict, Verdict)
+            outputs[index] += [*row.draft_token_ids[: verdict.accepted_count], verdict.next_token_id]
+            cached[index] = verdict.cached_length
+    assert [output[: len(one)] for output, one in zip(outputs, expected, strict=True)] == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("Mistral", {"sliding_window": 64}, "sliding-window attention (sliding_window is 64)"),
+        ("Gemma2", {}, "soft-caps its attention scores"),
+        ("DeepseekV3", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}, "multi-head latent attention"),
+        ("Bloom", {}, "does not call transformers' attention interface"),
+        ("Mamba", {}, "only full_attention runs"),
+    ],
+)
+def test_another_kind_of_attention_is_refused_by_name(
+    family: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path, family, **changes)
+    with pytest.raises(ModelNotUsable) as refusal:
+        load_model(str(tmp_path))
+    assert words in refusal.value.message
+
+
+def test_a_model_that_differs_from_its_own_attention_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path, "Llama")
+    attend = "paceline.engine.paged_attention.PagedAttention.attend"
+    monkeypatch.setattr(attend, lambda self, layer, query, key, value, scaling: query)
+    with pytest.raises(ModelNotUsable, match="gives other logits through the engine than by itself"):
+        load_model(str(tmp_path))
+
+
+def test_end_tokens_are_the_checkpoints(tmp_path: Path) -> None:
+    write_model(tmp_path, "Qwen3")
+    assert load_model(str(tmp_path)).description.end_token_ids == (END_TOKEN_ID,)
