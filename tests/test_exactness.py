@@ -143,6 +143,19 @@ async def test_every_cache_equals_hugging_face(
     assert running.held_sequence_count == 0
 
 
+async def test_a_cache_for_4_serves_32(pairs: dict[str, PairOfCheckpoints]) -> None:
+    pair = pairs["Qwen3"]
+    rng = random.Random(8)
+    prompts = [(tuple(rng.randrange(8, VOCABULARY_SIZE) for _ in range(100)), 40) for _ in range(32)]
+    reference = HuggingFaceReference(str(pair.target), "float32")
+    # 140 tokens of 512 bytes each, 9 pages of 16; sharing cannot help, for the prompts have nothing in common.
+    options = EngineOptions(kv_memory=str(4 * 9 * 16 * 512))
+    async with cluster(pair.target, pair.draft, options=options) as running:
+        outputs, _ = await generate(running, prompts, draft_count=5)
+        assert (await running.client.describe()).preemption_count > 0
+    assert outputs == [reference.generate(prompt, limit) for prompt, limit in prompts]
+
+
 @cache
 def expected_outputs(target: str) -> list[list[int]]:
     reference = HuggingFaceReference(target, "float32")

@@ -1,0 +1,108 @@
+"""The runner: one call's rows through the cache, and what is left after failures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.engine.loader import load_model
+from paceline.engine.model import LoadedModel
+from paceline.engine.options import EngineOptions
+from paceline.engine.runner import PackedRow, Runner
+from paceline.errors import Overloaded, StartupError
+from paceline.types import Prefilled
+from tests.conftest import PairOfCheckpoints
+
+PROMPT = tuple(range(20, 60))
+
+
+@pytest.fixture
+def model(pairs: dict[str, PairOfCheckpoints]) -> LoadedModel:
+    return load_model(str(pairs["Llama"].target))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_sequences_that_no_call_names_for_their_time_to_live_are_dropped(model: LoadedModel) -> None:
+    clock = Clock()
+    runner = Runner(model, EngineOptions(kv_memory="1MiB", sequence_ttl_s=100), clock)
+    runner.forward([PackedRow("gone", 0, PROMPT), PackedRow("used", 0, (9,))])
+    clock.now = 90
+    runner.forward([PackedRow("used", 1, (8,))])
+    assert runner.drop_idle() == 0
+    clock.now = 101
+    assert runner.drop_idle() == 1
+    assert [runner.cache.length(one) for one in ("gone", "used")] == [0, 2]
+
+
+def fail(error: Exception) -> Any:
+    def logits(*arguments: Any) -> torch.Tensor:
+        raise error
+
+    return logits
+
+
+@pytest.mark.parametrize("layout", ["paged", "dense"])
+def test_a_pass_that_fails_leaves_what_rows_relied_on(
+    model: LoadedModel, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Runner(model, EngineOptions(kv_memory="1MiB", layout=layout, prefix_sharing=False))
+    rows = [PackedRow("a", 0, PROMPT), PackedRow("b", 0, PROMPT[3:])]
+    expected = runner.forward([*rows, PackedRow("c", 0, PROMPT[:20])])
+    again = [PackedRow("a", 30, PROMPT[30:]), PackedRow("b", 0, PROMPT[3:])]
+    with monkeypatch.context() as patch:
+        patch.setattr(LoadedModel, "logits", fail(RuntimeError("broken")))
+        with pytest.raises(RuntimeError, match="broken"):
+            runner.forward(again)
+        assert [runner.cache.length(one) for one in "abc"] == [30, 0, 20]
+        patch.setattr(LoadedModel, "logits", fail(torch.OutOfMemoryError("none left")))
+        assert all(isinstance(one, Overloaded) for one in runner.forward(again))
+        assert [runner.cache.length(one) for one in "abc"] == [30, 0, 20]
+    for outcome, before in zip(runner.forward(again), expected, strict=False):
+        assert isinstance(outcome, torch.Tensor)
+        assert isinstance(before, torch.Tensor)
+        torch.testing.assert_close(outcome, before, rtol=1e-4, atol=1e-4)
+
+
+def test_long_prompts_share_one_chunk_and_decoding_rows_never_wait(model: LoadedModel) -> None:
+    runner = Runner(model, EngineOptions(kv_memory="1MiB", prefill_chunk_tokens=48))
+    runner.forward([PackedRow("decoding", 0, PROMPT)])
+    first, second = tuple(range(100, 200)), tuple(range(200, 300))
+    rows = [PackedRow("first", 0, first), PackedRow("second", 0, second), PackedRow("decoding", 40, (9,))]
+    outcomes = runner.forward(rows)
+    assert outcomes[:2] == [Prefilled(48), Prefilled(0)]
+    assert isinstance(outcomes[2], torch.Tensor)
+
+
+def test_equal_prompts_in_one_call_are_computed_once(model: LoadedModel) -> None:
+    runner = Runner(model, EngineOptions(kv_memory="1MiB"))
+    rows = [PackedRow(name, 0, (*PROMPT, number)) for number, name in enumerate("abc")]
+    outcomes = runner.forward(rows)
+    assert isinstance(outcomes[0], torch.Tensor)
+    assert outcomes[1:] == [Prefilled(0), Prefilled(0)]
+    assert all(isinstance(one, torch.Tensor) for one in runner.forward(rows[1:]))
+    assert runner.describe().cache.shared_token_count == 2 * 32
+
+
+def test_strict_numerics_need_the_paged_layout(model: LoadedModel) -> None:
+    with pytest.raises(StartupError, match="--numerics strict needs --layout paged"):
+        Runner(model, EngineOptions(numerics="strict", layout="dense"))
+
+
+@pytest.mark.parametrize(("setting", "share"), [("50%", 0.5), ("100%", 1.0)])
+def test_memory_may_be_a_share_of_what_is_free(
+    model: LoadedModel, setting: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.engine.memory.CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("3000000")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    capacity_bytes = Runner(model, EngineOptions(kv_memory=setting)).describe().cache.capacity_bytes
+    page_bytes = 16 * model.kv_shape.token_bytes
+    assert share * 2_000_000 - page_bytes < capacity_bytes <= share * 2_000_000
