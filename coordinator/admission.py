@@ -1,16 +1,21 @@
 """Turn a request into a sequence, or say what is wrong with it."""
 
+import hashlib
+import secrets
 import uuid
 from itertools import count
 
 from coordinator.output import Output, StopRules
 from coordinator.sequence import Sequence
 from coordinator.startup import Pair
+from coordinator.stream import Stream
 from paceline.checks import check_token_ids
 from paceline.errors import InvalidRequest
-from paceline.types import GenerationRequest, TokenIds, Usage
+from paceline.sampling_checks import check_sampling, check_top_logprob_count
+from paceline.types import GREEDY, ChoiceRule, GenerationRequest, SamplingParameters, TokenIds, Usage
 
 MAX_STOP_STRINGS = 16
+MAX_COMPLETIONS = 64
 
 
 class Admission:
@@ -22,23 +27,66 @@ class Admission:
         self._instance = uuid.uuid4().hex[:12]
         self._numbers = count(1)
 
-    def admit(self, request: GenerationRequest) -> Sequence:
-        """Tokenize and check; InvalidRequest names the field that is wrong."""
+    def admit(self, request: GenerationRequest) -> list[Sequence]:
+        """Tokenize and check; return one sequence for each completion. InvalidRequest names the field that is wrong."""
+        vocabulary_size = self._pair.target.vocabulary_size
         token_ids = self._encode(request)
+        check_token_ids(request.stop_token_ids, vocabulary_size, "stop_token_ids")
+        check_top_logprob_count(request.top_logprob_count)
+        self._check_completions(request)
         rules = StopRules(
             max_new_tokens=self._max_new_tokens(request, len(token_ids)),
             end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self._pair.target.end_token_ids),
             stop_token_ids=frozenset(request.stop_token_ids),
             stop_strings=self._stop_strings(request),
         )
-        check_token_ids(request.stop_token_ids, self._pair.target.vocabulary_size, "stop_token_ids")
-        return Sequence(
+        self._check_sampling(request.sampling, rules)
+        check_token_ids(request.received_token_ids, vocabulary_size, "received_token_ids")
+        stream = Stream(request.completion_count)
+        seed = secrets.randbits(64) if request.seed is None else request.seed
+        return [
+            self._sequence(request, token_ids, rules, stream, index, seed) for index in range(request.completion_count)
+        ]
+
+    def _sequence(
+        self, request: GenerationRequest, token_ids: list[int], rules: StopRules, stream: Stream, index: int, seed: int
+    ) -> Sequence:
+        own_seed = completion_seed(seed, index)
+        sequence = Sequence(
             sequence_id=f"{self._instance}-{next(self._numbers)}",
-            token_ids=token_ids,
+            token_ids=list(token_ids),
             output=Output(rules, self._pair.text.tokenizer if self._pair.text else None),
             max_draft_count=self._max_draft_count(request),
             usage=Usage(prompt_count=len(token_ids)),
+            stream=stream,
+            completion_index=index,
+            rule=_choice_rule(request.sampling, own_seed, len(token_ids), rules),
+            seed=own_seed,
+            top_logprob_count=request.top_logprob_count,
         )
+        if request.received_token_ids:
+            sequence.resume(request.received_token_ids)
+        return sequence
+
+    def _check_completions(self, request: GenerationRequest) -> None:
+        if not 1 <= request.completion_count <= MAX_COMPLETIONS:
+            raise InvalidRequest(
+                f"completion_count is {request.completion_count}; give 1 to {MAX_COMPLETIONS}",
+                field="completion_count",
+            )
+        if request.received_token_ids and (request.completion_count > 1 or request.seed is None):
+            raise InvalidRequest(
+                "received_token_ids go with one completion and the seed that was reported with them",
+                field="received_token_ids",
+            )
+
+    def _check_sampling(self, sampling: SamplingParameters, rules: StopRules) -> None:
+        check_sampling(sampling, self._pair.target.vocabulary_size)
+        if sampling.min_new_tokens > rules.max_new_tokens:
+            raise InvalidRequest(
+                f"min_new_tokens is {sampling.min_new_tokens}, more than the {rules.max_new_tokens} of max_new_tokens",
+                field="sampling.min_new_tokens",
+            )
 
     def _encode(self, request: GenerationRequest) -> list[int]:
         if self._pair.text:
@@ -98,3 +146,17 @@ class Admission:
                 "stop_strings need a tokenizer, which the models lack; use stop_token_ids", field="stop_strings"
             )
         return stops
+
+
+def completion_seed(seed: int, index: int) -> int:
+    """Seed of one of a request's outputs: the request's own for output 0, a hash of it and the index for others."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _choice_rule(sampling: SamplingParameters, seed: int, prompt_count: int, rules: StopRules) -> ChoiceRule:
+    if sampling == GREEDY.sampling:
+        return GREEDY
+    return ChoiceRule(sampling, seed, prompt_count, tuple(sorted(rules.end_token_ids | rules.stop_token_ids)))

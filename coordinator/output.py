@@ -6,11 +6,12 @@ rounds or caches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from tokenizers import Tokenizer
 
 from paceline.text import Detokenizer
-from paceline.types import FinishReason, OutputToken
+from paceline.types import FinishReason, OutputToken, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,13 @@ class Output:
     def remaining_count(self) -> int:
         return self._rules.max_new_tokens - self.count
 
-    def extend(self, token_ids: Sequence[int], accepted_count: int) -> list[OutputToken]:
+    def extend(
+        self, token_ids: Sequence[int], accepted_count: int, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> list[OutputToken]:
         """Add a round's tokens up to the one that ends the output; the first `accepted_count` are the draft's."""
         tokens: list[OutputToken] = []
-        for position, token_id in enumerate(token_ids):
-            tokens.append(OutputToken(token_id, self._push(token_id), accepted=position < accepted_count))
+        for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):
+            tokens.append(OutputToken(token_id, self._push(token_id), position < accepted_count, own_logprobs))
             if self.finish_reason:
                 break
         return tokens

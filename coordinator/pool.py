@@ -5,7 +5,7 @@ Owns places and order; knows nothing of services. A place that falls free is fil
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import count
 
 from coordinator.sequence import Sequence
@@ -35,12 +35,16 @@ class SequencePool:
     def waiting_count(self) -> int:
         return len(self._waiting)
 
-    def submit(self, sequence: Sequence) -> None:
-        """Add a sequence; Overloaded when the queue is full."""
-        if len(self._waiting) >= self._queue_limit:
-            raise Overloaded(f"{self._queue_limit} requests are waiting already; try again later")
-        sequence.arrival = next(self._arrivals)
-        self._waiting.append(sequence)
+    def submit(self, sequences: Collection[Sequence]) -> None:
+        """Add the sequences of one request, all or none; Overloaded when they would have to wait and cannot."""
+        free_count = max(0, self._live_limit - len(self._live) - len(self._waiting))
+        if len(self._waiting) + len(sequences) - free_count > self._queue_limit:
+            raise Overloaded(
+                f"{len(self._waiting)} of at most {self._queue_limit} sequences are waiting already; try again later"
+            )
+        for sequence in sequences:
+            sequence.arrival = next(self._arrivals)
+            self._waiting.append(sequence)
         self._refill()
 
     def window(self) -> list[Sequence]:

@@ -113,4 +113,5 @@ def _commit(sequence: Sequence, row: VerifyRow, verdict: Verdict) -> None:
         [*row.draft_token_ids[: verdict.accepted_count], verdict.next_token_id],
         accepted_count=verdict.accepted_count,
         drafted_count=len(row.draft_token_ids),
+        logprobs=verdict.logprobs,
     )

@@ -5,6 +5,7 @@ Owns the tasks and the counters; knows nothing of text or protobuf.
 
 import asyncio
 from collections.abc import Iterable
+from collections.abc import Sequence as Rows
 from typing import Protocol
 
 import structlog
@@ -52,15 +53,16 @@ class Scheduler:
         self._draft_is_up = True
         self._releases: set[asyncio.Task[None]] = set()
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence; Overloaded when the queue is full."""
-        self.pool.submit(sequence)
+    def submit(self, sequences: Rows[Sequence]) -> None:
+        """Queue the sequences of a request; Overloaded, and none queued, when the queue has no room for them."""
+        self.pool.submit([sequence for sequence in sequences if not sequence.ended])
 
-    def abandon(self, sequence: Sequence) -> None:
-        """End a sequence whose client is gone. One that ended already is left alone."""
-        if not sequence.ended:
+    def abandon(self, sequences: Rows[Sequence]) -> None:
+        """End sequences whose client is gone. Those that ended already are left alone."""
+        left = [sequence for sequence in sequences if not sequence.ended]
+        for sequence in left:
             sequence.ended = True
-            self._free(self.pool.retire([sequence]))
+        self._free(self.pool.retire(left))
 
     async def run(self) -> None:
         """Run rounds until cancelled."""

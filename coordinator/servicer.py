@@ -26,11 +26,11 @@ class GenerationServicer(GenerationServiceServicer):
     async def GenerateText(
         self, request: pb.GenerateTextRequest, context: Context
     ) -> AsyncIterator[pb.GenerateTextResponse]:
-        sequence = self._admission.admit(request_from_pb(request))
+        sequences = self._admission.admit(request_from_pb(request))
         # Called however the call ends: answered, cancelled, timed out or cut off.
-        context.add_done_callback(lambda _: self._scheduler.abandon(sequence))  # type: ignore[arg-type]
-        self._scheduler.submit(sequence)
-        async for piece in sequence.pieces():
+        context.add_done_callback(lambda _: self._scheduler.abandon(sequences))  # type: ignore[arg-type]
+        self._scheduler.submit(sequences)
+        async for piece in sequences[0].stream.pieces():
             yield piece_to_pb(piece)
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:

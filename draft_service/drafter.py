@@ -10,8 +10,9 @@ from torch import Tensor
 
 from paceline.checks import check_row, row_errors
 from paceline.engine.runner import PackedRow, Runner
-from paceline.engine.sampling import choose
+from paceline.engine.sampling import Choosing, choose
 from paceline.errors import InvalidRequest, PacelineError
+from paceline.sampling_checks import check_sampling
 from paceline.types import Prefilled, Proposal, ProposeRow
 
 
@@ -53,12 +54,18 @@ class Drafter:
                 for row, drafts in rows
             ]
         )
-        choices = iter(choose([outcome for outcome in outcomes if isinstance(outcome, Tensor)]))
+        choosing = [
+            Choosing(outcome, row.rule, self.runner.cache.token_ids(row.sequence_id))
+            for (row, _), outcome in zip(rows, outcomes, strict=True)
+            if isinstance(outcome, Tensor)
+        ]
+        choices = iter(choose(choosing))
         return [next(choices)[0] if isinstance(outcome, Tensor) else outcome for outcome in outcomes]
 
     def _check(self, row: ProposeRow) -> None:
         if row.draft_count < 1:
             raise InvalidRequest(f"draft_count is {row.draft_count}; ask for at least 1", field="draft_count")
+        check_sampling(row.rule.sampling, self.runner.limits.vocabulary_size)
         check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + row.draft_count - 1)
 
 

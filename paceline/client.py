@@ -5,6 +5,7 @@ async with Client("127.0.0.1:7700") as client:
         print("".join(token.text for token in piece.tokens), end="")
 """
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from types import TracebackType
@@ -65,13 +66,20 @@ class Client:
                 call.cancel()
 
     async def complete(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
-        """Return the whole output at its end."""
-        tokens: list[OutputToken] = []
+        """Return the whole output at its end; the first one if the request asks for several."""
+        return (await self.complete_all(request, timeout_s=timeout_s))[0]
+
+    async def complete_all(self, request: GenerationRequest, *, timeout_s: float | None = None) -> list[Completion]:
+        """Return all outputs of a request, by completion index, when the last of them has ended."""
+        tokens: defaultdict[int, list[OutputToken]] = defaultdict(list)
+        finishes: dict[int, GenerationFinish] = {}
         async for piece in self.generate(request, timeout_s=timeout_s):
-            tokens += piece.tokens
+            tokens[piece.completion_index] += piece.tokens
             if piece.finish:
-                return Completion(tuple(tokens), piece.finish)
-        raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
+                finishes[piece.completion_index] = piece.finish
+        if set(finishes) != set(range(request.completion_count)):
+            raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
+        return [Completion(tuple(tokens[index]), finishes[index]) for index in sorted(finishes)]
 
     async def describe(self) -> ClusterDescription:
         with translated_errors():

@@ -9,6 +9,60 @@ from enum import Enum
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How tokens are chosen; the defaults are greedy."""
+
+    temperature: float = 0.0
+    """0 takes the likeliest token; 1 samples the model's own distribution."""
+    top_k: int = 0
+    """Only the k likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Only the likeliest tokens whose probabilities reach this sum."""
+    min_p: float = 0.0
+    """Only tokens at least this share as likely as the likeliest."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits."""
+    repetition_penalty: float = 1.0
+    """Over 1 makes tokens of prompt and output less likely."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens of the output."""
+    frequency_penalty: float = 0.0
+    """Taken from them once for each time they occur there."""
+    min_new_tokens: int = 0
+    """No end token before so many tokens of output."""
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRule:
+    """All that a choice depends on beside the logits and the tokens before it."""
+
+    sampling: SamplingParameters = SamplingParameters()
+    seed: int = 0
+    """64 bits."""
+    prompt_count: int = 0
+    """Leading tokens of the sequence that are no output: penalties and `min_new_tokens` count from there."""
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens that `min_new_tokens` rules out."""
+
+
+GREEDY = ChoiceRule()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the target itself, before any sampling parameter."""
+
+    logprob: float
+    """Of the token that was chosen."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens and theirs."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProposeRow:
     """One sequence of a propose call: keep `base_length` cached tokens, append `token_ids`, propose `draft_count`."""
 
@@ -16,6 +70,7 @@ class ProposeRow:
     base_length: int
     token_ids: tuple[int, ...]
     draft_count: int
+    rule: ChoiceRule = GREEDY
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +88,9 @@ class VerifyRow:
     base_length: int
     token_ids: tuple[int, ...]
     draft_token_ids: tuple[int, ...]
+    rule: ChoiceRule = GREEDY
+    top_logprob_count: int | None = None
+    """Log-probabilities wanted: of the chosen tokens and of so many others; None: of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +99,8 @@ class Verdict:
     next_token_id: int
     """The target's choice after the accepted tokens; not in the cache."""
     cached_length: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the accepted tokens and the next one, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +203,15 @@ class GenerationRequest:
     ignore_end_tokens: bool = False
     max_draft_count: int | None = None
     """0 decodes plainly; None leaves it to the coordinator."""
+    sampling: SamplingParameters = SamplingParameters()
+    seed: int | None = None
+    """64 bits; None: the coordinator draws one and reports it."""
+    completion_count: int = 1
+    """Outputs for the prompt, each with noise of its own."""
+    top_logprob_count: int | None = None
+    """Report log-probabilities: of the tokens, and of so many others at each place."""
+    received_token_ids: tuple[int, ...] = ()
+    """Output that the client has already: generation goes on after it, as if it had not been interrupted."""
 
 
 class FinishReason(Enum):
@@ -159,6 +228,7 @@ class OutputToken:
     """What became complete with this token: whole characters only."""
     accepted: bool
     """True when the draft had proposed it."""
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +244,8 @@ class Usage:
 class GenerationFinish:
     reason: FinishReason
     usage: Usage
+    seed: int = 0
+    """What the output can be had again with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +254,7 @@ class OutputPiece:
 
     tokens: tuple[OutputToken, ...]
     finish: GenerationFinish | None = None
+    completion_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

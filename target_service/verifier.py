@@ -11,9 +11,10 @@ from torch import Tensor
 
 from paceline.checks import check_row, check_token_ids, row_errors
 from paceline.engine.runner import Outcome, PackedRow, Runner
-from paceline.engine.sampling import choose
+from paceline.engine.sampling import Choosing, choose, token_logprobs
 from paceline.errors import PacelineError
-from paceline.types import Verdict, VerifyOutcome, VerifyRow
+from paceline.sampling_checks import check_sampling, check_top_logprob_count
+from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 
 class Verifier:
@@ -28,12 +29,17 @@ class Verifier:
         failed = row_errors(rows, self._check)
         live = [index for index in range(len(rows)) if index not in failed]
         outcomes = dict(zip(live, self.runner.forward([self._packed(rows[i]) for i in live]), strict=True))
-        logits = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, Tensor)}
-        choices = dict(zip(logits, choose(list(logits.values())), strict=True))
+        chosen = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, Tensor)}
+        choosing = [self._choosing(rows[index], logits) for index, logits in chosen.items()]
+        choices = dict(zip(chosen, choose(choosing), strict=True))
         return [
             failed.get(index) or self._settle(row, outcomes[index], choices.get(index, ()))
             for index, row in enumerate(rows)
         ]
+
+    def _choosing(self, row: VerifyRow, logits: Tensor) -> Choosing:
+        prefix = self.runner.cache.token_ids(row.sequence_id)[: row.base_length + len(row.token_ids)]
+        return Choosing(logits, row.rule, prefix, row.draft_token_ids)
 
     def _packed(self, row: VerifyRow) -> PackedRow:
         return PackedRow(
@@ -47,10 +53,15 @@ class Verifier:
         accepted = accepted_count(row.draft_token_ids, choices)
         cached_length = row.base_length + len(row.token_ids) + accepted
         self.runner.cache.truncate(row.sequence_id, cached_length)
-        return Verdict(accepted, choices[accepted], cached_length)
+        logprobs: list[TokenLogprobs] = []
+        if row.top_logprob_count is not None:
+            logprobs = token_logprobs(outcome, choices[: accepted + 1], row.top_logprob_count)
+        return Verdict(accepted, choices[accepted], cached_length, tuple(logprobs))
 
     def _check(self, row: VerifyRow) -> None:
-        check_token_ids(row.draft_token_ids, self.runner.model.description.vocabulary_size, "draft_token_ids")
+        check_sampling(row.rule.sampling, self.runner.limits.vocabulary_size)
+        check_top_logprob_count(row.top_logprob_count)
+        check_token_ids(row.draft_token_ids, self.runner.limits.vocabulary_size, "draft_token_ids")
         check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + len(row.draft_token_ids))
 
 

@@ -51,8 +51,8 @@ def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(4, VOCABULARY_SIZE) for _ in range(rng.choice([1, 2, 7, 60]))) for _ in range(count)]
 
 
-async def collect(sequence: Generation) -> tuple[list[int], OutputPiece]:
-    pieces = [piece async for piece in sequence.pieces()]
+async def collect(sequences: list[Generation]) -> tuple[list[int], OutputPiece]:
+    pieces = [piece async for piece in sequences[0].stream.pieces()]
     return [token.token_id for piece in pieces for token in piece.tokens], pieces[-1]
 
 
@@ -100,7 +100,7 @@ async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
     async with scheduling(drafter, verifier, draft_count=4) as (admission, scheduler):
         sequence = admission.admit(GenerationRequest(TokenIds(prompt), 10, ignore_end_tokens=True))
         scheduler.submit(sequence)
-        pieces = [piece async for piece in sequence.pieces()]
+        pieces = [piece async for piece in sequence[0].stream.pieces()]
     assert [len(piece.tokens) for piece in pieces] == [5, 5]
     assert pieces[-1].finish is not None
     assert pieces[-1].finish.usage == Usage(3, 10, drafted_count=8, accepted_count=8, round_count=2)
@@ -205,7 +205,7 @@ async def test_an_abandoned_sequence_leaves_both_caches_and_its_place() -> None:
         waiting = admission.admit(GenerationRequest(TokenIds((8,)), 10))
         scheduler.submit(gone)
         scheduler.submit(waiting)
-        async for _ in gone.pieces():
+        async for _ in gone[0].stream.pieces():
             break
         scheduler.abandon(gone)
         assert (await collect(waiting))[0] == continuation((8,), 10)

@@ -2,6 +2,7 @@
 
 from paceline import types
 from paceline.codec.models import model_from_pb, model_to_pb
+from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, sampling_from_pb, sampling_to_pb
 from paceline.errors import InvalidRequest, PeerFailed
 from paceline.v1 import common_pb2, generation_service_pb2
 
@@ -21,6 +22,11 @@ def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.Ge
         stop_token_ids=request.stop_token_ids,
         ignore_end_tokens=request.ignore_end_tokens,
         max_draft_count=request.max_draft_count,
+        sampling=sampling_to_pb(request.sampling),
+        seed=request.seed,
+        completion_count=request.completion_count,
+        top_logprob_count=request.top_logprob_count,
+        received_token_ids=request.received_token_ids,
     )
     match request.prompt:
         case types.Text(value):
@@ -41,6 +47,11 @@ def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_end_tokens=message.ignore_end_tokens,
         max_draft_count=message.max_draft_count if message.HasField("max_draft_count") else None,
+        sampling=sampling_from_pb(message.sampling),
+        seed=message.seed if message.HasField("seed") else None,
+        completion_count=message.completion_count or 1,
+        top_logprob_count=message.top_logprob_count if message.HasField("top_logprob_count") else None,
+        received_token_ids=tuple(message.received_token_ids),
     )
 
 
@@ -57,13 +68,11 @@ def _prompt_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
 
 def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateTextResponse:
     message = generation_service_pb2.GenerateTextResponse(
-        tokens=[
-            generation_service_pb2.OutputToken(token_id=one.token_id, text=one.text, accepted=one.accepted)
-            for one in piece.tokens
-        ]
+        tokens=map(_token_to_pb, piece.tokens), completion_index=piece.completion_index
     )
     if piece.finish:
         usage = piece.finish.usage
+        message.finish.seed = piece.finish.seed
         message.finish.reason = _REASON_TO_PB[piece.finish.reason]
         message.finish.usage.CopyFrom(
             generation_service_pb2.Usage(
@@ -77,27 +86,40 @@ def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateText
     return message
 
 
+def _token_to_pb(token: types.OutputToken) -> generation_service_pb2.OutputToken:
+    return generation_service_pb2.OutputToken(
+        token_id=token.token_id,
+        text=token.text,
+        accepted=token.accepted,
+        logprobs=logprobs_to_pb(token.logprobs) if token.logprobs else None,
+    )
+
+
+def _token_from_pb(message: generation_service_pb2.OutputToken) -> types.OutputToken:
+    logprobs = logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None
+    return types.OutputToken(message.token_id, message.text, message.accepted, logprobs)
+
+
 def piece_from_pb(message: generation_service_pb2.GenerateTextResponse) -> types.OutputPiece:
-    tokens = tuple(types.OutputToken(one.token_id, one.text, one.accepted) for one in message.tokens)
-    if not message.HasField("finish"):
-        return types.OutputPiece(tokens)
-    if message.finish.reason not in _REASON_FROM_PB:
-        raise PeerFailed(
-            f"finish reason {message.finish.reason} is unknown here; use a client as new as the coordinator"
-        )
-    usage = message.finish.usage
-    return types.OutputPiece(
-        tokens,
-        types.GenerationFinish(
-            _REASON_FROM_PB[message.finish.reason],
-            types.Usage(
-                prompt_count=usage.prompt_count,
-                output_count=usage.output_count,
-                drafted_count=usage.drafted_count,
-                accepted_count=usage.accepted_count,
-                round_count=usage.round_count,
-            ),
+    tokens = tuple(map(_token_from_pb, message.tokens))
+    finish = _finish_from_pb(message.finish) if message.HasField("finish") else None
+    return types.OutputPiece(tokens, finish, message.completion_index)
+
+
+def _finish_from_pb(message: generation_service_pb2.GenerationFinish) -> types.GenerationFinish:
+    if message.reason not in _REASON_FROM_PB:
+        raise PeerFailed(f"finish reason {message.reason} is unknown here; use a client as new as the coordinator")
+    usage = message.usage
+    return types.GenerationFinish(
+        _REASON_FROM_PB[message.reason],
+        types.Usage(
+            prompt_count=usage.prompt_count,
+            output_count=usage.output_count,
+            drafted_count=usage.drafted_count,
+            accepted_count=usage.accepted_count,
+            round_count=usage.round_count,
         ),
+        message.seed,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from paceline import types
+from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, rule_from_pb, rule_to_pb
 from paceline.codec.status import error_from_pb, error_to_pb
 from paceline.errors import PacelineError
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
@@ -16,6 +17,7 @@ def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.Pr
                 base_length=row.base_length,
                 token_ids=row.token_ids,
                 draft_count=row.draft_count,
+                rule=rule_to_pb(row.rule),
             )
             for row in rows
         ]
@@ -24,9 +26,19 @@ def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.Pr
 
 def propose_rows_from_pb(request: draft_service_pb2.ProposeTokensRequest) -> list[types.ProposeRow]:
     return [
-        types.ProposeRow(row.sequence_id, row.base_length, tuple(row.token_ids), row.draft_count)
+        types.ProposeRow(
+            row.sequence_id,
+            row.base_length,
+            tuple(row.token_ids),
+            row.draft_count,
+            _rule(row),
+        )
         for row in request.rows
     ]
+
+
+def _rule(row: draft_service_pb2.ProposeTokensRow | target_service_pb2.VerifyTokensRow) -> types.ChoiceRule:
+    return rule_from_pb(row.rule) if row.HasField("rule") else types.GREEDY
 
 
 def proposals_to_pb(
@@ -63,6 +75,8 @@ def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.Ver
                 base_length=row.base_length,
                 token_ids=row.token_ids,
                 draft_token_ids=row.draft_token_ids,
+                rule=rule_to_pb(row.rule),
+                top_logprob_count=row.top_logprob_count,
             )
             for row in rows
         ]
@@ -71,7 +85,14 @@ def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.Ver
 
 def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list[types.VerifyRow]:
     return [
-        types.VerifyRow(row.sequence_id, row.base_length, tuple(row.token_ids), tuple(row.draft_token_ids))
+        types.VerifyRow(
+            row.sequence_id,
+            row.base_length,
+            tuple(row.token_ids),
+            tuple(row.draft_token_ids),
+            _rule(row),
+            row.top_logprob_count if row.HasField("top_logprob_count") else None,
+        )
         for row in request.rows
     ]
 
@@ -91,6 +112,7 @@ def verdicts_to_pb(
             accepted_count=result.accepted_count,
             next_token_id=result.next_token_id,
             cached_length=result.cached_length,
+            logprobs=map(logprobs_to_pb, result.logprobs),
         )
 
     return target_service_pb2.VerifyTokensResponse(results=map(one, rows, results))
@@ -104,7 +126,12 @@ def verdicts_from_pb(
             return error_from_pb(result.status)
         if not result.HasField("next_token_id"):
             return types.Prefilled(result.cached_length)
-        return types.Verdict(result.accepted_count, result.next_token_id, result.cached_length)
+        return types.Verdict(
+            result.accepted_count,
+            result.next_token_id,
+            result.cached_length,
+            tuple(map(logprobs_from_pb, result.logprobs)),
+        )
 
     return [one(result) for result in response.results]
 

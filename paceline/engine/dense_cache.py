@@ -27,9 +27,13 @@ RECTANGLES = 2
 
 @dataclass
 class _Row:
-    length: int
+    token_ids: list[int]
     aside: torch.Tensor | None
     """[layers, 2, KV heads, length, D] when the sequence is not in the rectangle."""
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
 
 
 class DenseCache:
@@ -53,10 +57,13 @@ class DenseCache:
         row = self._rows.get(sequence_id)
         return row.length if row else 0
 
+    def token_ids(self, sequence_id: str) -> Sequence[int]:
+        return self._rows[sequence_id].token_ids
+
     def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
         check_base(sequence_id, base_length, self.length(sequence_id))
         if sequence_id not in self._rows:
-            self._rows[sequence_id] = _Row(0, self._empty(0))
+            self._rows[sequence_id] = _Row([], self._empty(0))
         self.truncate(sequence_id, base_length)
         return base_length
 
@@ -74,7 +81,7 @@ class DenseCache:
                 f"the dense cache has no room: {len(self._rows)} sequences padded to {widest} tokens need "
                 f"{needed_bytes} of {self.capacity_bytes} bytes; release sequences or raise --kv-memory"
             )
-        row.length += len(token_ids)
+        row.token_ids += token_ids
 
     def attention(self, spans: Sequence[Span]) -> DenseAttention:
         began = time.perf_counter()
@@ -92,7 +99,7 @@ class DenseCache:
         row = self._rows.get(sequence_id)
         check_length(sequence_id, length, row.length if row else None)
         assert row is not None
-        row.length = length
+        del row.token_ids[length:]
 
     def release(self, sequence_id: str) -> bool:
         row = self._rows.pop(sequence_id, None)

@@ -74,6 +74,10 @@ class KvCache(Protocol):
         """Cached tokens of the sequence; 0 when it is unknown."""
         ...
 
+    def token_ids(self, sequence_id: str) -> Sequence[int]:
+        """The sequence's cached tokens; not to be changed."""
+        ...
+
     def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
         """Keep the first `base_length` tokens, then take over cached tokens that equal the next ones.
 

@@ -81,6 +81,9 @@ class KvPool:
         sequence = self._sequences.get(sequence_id)
         return sequence.length if sequence else 0
 
+    def token_ids(self, sequence_id: str) -> Sequence[int]:
+        return self._sequences[sequence_id].token_ids
+
     def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
         check_base(sequence_id, base_length, self.length(sequence_id))
         sequence = self._sequences.setdefault(sequence_id, _Sequence())

@@ -44,6 +44,189 @@ class TokenIds(_message.Message):
 Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
+class SamplingParameters(_message.Message):
+    """Says how tokens are chosen; unset fields mean greedy decoding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    """Divides the logits; 0 takes the likeliest token, 1 samples the model's own distribution. In [0, 100]."""
+    top_k: _builtins.int
+    """Keeps the k likeliest tokens; 0 keeps all."""
+    top_p: _builtins.float
+    """Keeps the likeliest tokens whose probabilities reach this sum. In (0, 1]; unset: 1."""
+    min_p: _builtins.float
+    """Keeps tokens at least this share as likely as the likeliest. In [0, 1]."""
+    repetition_penalty: _builtins.float
+    """Makes tokens of prompt and output less likely when over 1. In (0, 100]; unset: 1."""
+    presence_penalty: _builtins.float
+    """Taken from the logits of tokens that occur in the output. In [-100, 100]."""
+    frequency_penalty: _builtins.float
+    """Taken from them once for each time they occur there. In [-100, 100]."""
+    min_new_tokens: _builtins.int
+    """Rules out end tokens before so many tokens of output; not negative."""
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
+        """Added to the logits of single tokens; each token once, at most 1024."""
+
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float = ...,
+        top_k: _builtins.int = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float = ...,
+        logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        min_new_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___SamplingParameters: _TypeAlias = SamplingParameters  # noqa: Y015
+
+@_typing.final
+class LogitBias(_message.Message):
+    """Adds to the logit of one token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Token the bias is for."""
+    bias: _builtins.float
+    """What is added. In [-1000, 1000]."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
+
+@_typing.final
+class ChoiceRule(_message.Message):
+    """Says all that a choice depends on beside the logits and the tokens before it. Draft and target, given the same, draw
+    the same noise: see docs/sampling.md.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    PROMPT_COUNT_FIELD_NUMBER: _builtins.int
+    END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    seed: _builtins.int
+    """Seed of the noise, with the absolute position and the token id."""
+    prompt_count: _builtins.int
+    """Leading tokens of the sequence that are no output."""
+    @_builtins.property
+    def sampling(self) -> Global___SamplingParameters:
+        """How tokens are chosen."""
+
+    @_builtins.property
+    def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that `min_new_tokens` rules out."""
+
+    def __init__(
+        self,
+        *,
+        sampling: Global___SamplingParameters | None = ...,
+        seed: _builtins.int = ...,
+        prompt_count: _builtins.int = ...,
+        end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_token_ids", b"end_token_ids", "prompt_count", b"prompt_count", "sampling", b"sampling", "seed", b"seed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChoiceRule: _TypeAlias = ChoiceRule  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """Holds the target's own log-probabilities at one place, before any sampling parameter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """Of the token that was chosen."""
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """Likeliest tokens, likeliest first."""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    """Holds one token's log-probability."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Token."""
+    logprob: _builtins.float
+    """Its log-probability."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
+
+@_typing.final
 class SequenceLength(_message.Message):
     """Names a sequence and the part of its cache to keep."""
 

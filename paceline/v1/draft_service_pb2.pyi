@@ -54,6 +54,7 @@ class ProposeTokensRow(_message.Message):
     BASE_LENGTH_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAFT_COUNT_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
@@ -64,6 +65,10 @@ class ProposeTokensRow(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens to append after the kept ones; at least 1."""
 
+    @_builtins.property
+    def rule(self) -> _common_pb2.ChoiceRule:
+        """How tokens are chosen; unset: greedily."""
+
     def __init__(
         self,
         *,
@@ -71,10 +76,11 @@ class ProposeTokensRow(_message.Message):
         base_length: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         draft_count: _builtins.int = ...,
+        rule: _common_pb2.ChoiceRule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_count", b"draft_count", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_count", b"draft_count", "rule", b"rule", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

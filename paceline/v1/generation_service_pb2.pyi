@@ -66,6 +66,11 @@ class GenerateTextRequest(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_END_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_COUNT_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    COMPLETION_COUNT_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROB_COUNT_FIELD_NUMBER: _builtins.int
+    RECEIVED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenized as the target's tokenizer does by default."""
     user_message: _builtins.str
@@ -78,6 +83,12 @@ class GenerateTextRequest(_message.Message):
     """Goes on past the model's own end tokens."""
     max_draft_count: _builtins.int
     """Most draft tokens a round for this request; 0 decodes plainly. Unset: the coordinator's draft count."""
+    seed: _builtins.int
+    """Seed of the noise: the same request with the same seed gives the same output. Unset: a random one, reported back."""
+    completion_count: _builtins.int
+    """Outputs wanted for the prompt, at most 64; output 0 uses the seed, others seeds made from it. 0 means 1."""
+    top_logprob_count: _builtins.int
+    """Asks for log-probabilities: of the tokens and of so many others at each place, in [0, 20]. Unset: none."""
     @_builtins.property
     def token_ids(self) -> _common_pb2.TokenIds:
         """Token ids, taken as they are."""
@@ -90,6 +101,16 @@ class GenerateTextRequest(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end the output beside the model's own end tokens; the ending token is part of the output."""
 
+    @_builtins.property
+    def sampling(self) -> _common_pb2.SamplingParameters:
+        """How tokens are chosen; unset: greedily."""
+
+    @_builtins.property
+    def received_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Output the client has already, of this same request with this same seed: generation goes on after it, and it is
+        not sent again. Only with one completion.
+        """
+
     def __init__(
         self,
         *,
@@ -101,15 +122,24 @@ class GenerateTextRequest(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_end_tokens: _builtins.bool = ...,
         max_draft_count: _builtins.int | None = ...,
+        sampling: _common_pb2.SamplingParameters | None = ...,
+        seed: _builtins.int | None = ...,
+        completion_count: _builtins.int = ...,
+        top_logprob_count: _builtins.int | None = ...,
+        received_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids", "user_message", b"user_message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids", "user_message", b"user_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "completion_count", b"completion_count", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "received_token_ids", b"received_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_count: _TypeAlias = _typing.Literal["max_draft_count"]  # noqa: Y015
     _WhichOneofArgType__max_draft_count: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__top_logprob_count: _TypeAlias = _typing.Literal["top_logprob_count"]  # noqa: Y015
+    _WhichOneofArgType__top_logprob_count: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "user_message"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
@@ -117,35 +147,43 @@ class GenerateTextRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprob_count) -> _WhichOneofReturnType__top_logprob_count | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateTextRequest: _TypeAlias = GenerateTextRequest  # noqa: Y015
 
 @_typing.final
 class GenerateTextResponse(_message.Message):
-    """Carries tokens as they are committed; the last message of a stream carries the finish."""
+    """Carries tokens of one output as they are committed; its last message carries the finish."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    COMPLETION_INDEX_FIELD_NUMBER: _builtins.int
+    completion_index: _builtins.int
+    """Output the tokens belong to, from 0."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputToken]:
         """Tokens committed since the last message, in order."""
 
     @_builtins.property
     def finish(self) -> Global___GenerationFinish:
-        """Set on the last message only."""
+        """Set on the last message of each output."""
 
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[Global___OutputToken] | None = ...,
         finish: Global___GenerationFinish | None = ...,
+        completion_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_index", b"completion_index", "finish", b"finish", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -160,22 +198,28 @@ class OutputToken(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """Token the target chose."""
     text: _builtins.str
     """Text that became complete with this token: whole characters only, empty while one is still open."""
     accepted: _builtins.bool
     """Tells whether the draft had proposed it; false: the target's own next token."""
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.TokenLogprobs:
+        """Log-probabilities, if they were asked for."""
+
     def __init__(
         self,
         *,
         token_id: _builtins.int = ...,
         text: _builtins.str = ...,
         accepted: _builtins.bool = ...,
+        logprobs: _common_pb2.TokenLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "logprobs", b"logprobs", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,8 +233,11 @@ class GenerationFinish(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why the output ended."""
+    seed: _builtins.int
+    """Seed this output can be had again with."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """What it took."""
@@ -200,10 +247,11 @@ class GenerationFinish(_message.Message):
         *,
         reason: Global___FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
+        seed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

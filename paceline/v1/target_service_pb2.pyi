@@ -83,10 +83,14 @@ class VerifyTokensRow(_message.Message):
     BASE_LENGTH_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROB_COUNT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
     """Cached tokens to keep, from the start; the rest is dropped. In [0, cached length]."""
+    top_logprob_count: _builtins.int
+    """Asks for log-probabilities: of the chosen tokens and of so many others, in [0, 20]. Unset: none."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens to append after the kept ones; at least 1."""
@@ -95,6 +99,10 @@ class VerifyTokensRow(_message.Message):
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Draft tokens to verify after the committed ones; may be empty."""
 
+    @_builtins.property
+    def rule(self) -> _common_pb2.ChoiceRule:
+        """How tokens are chosen; unset: greedily."""
+
     def __init__(
         self,
         *,
@@ -102,12 +110,16 @@ class VerifyTokensRow(_message.Message):
         base_length: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        rule: _common_pb2.ChoiceRule | None = ...,
+        top_logprob_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "rule", b"rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "rule", b"rule", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__top_logprob_count: _TypeAlias = _typing.Literal["top_logprob_count"]  # noqa: Y015
+    _WhichOneofArgType__top_logprob_count: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprob_count) -> _WhichOneofReturnType__top_logprob_count | None: ...
 
 Global___VerifyTokensRow: _TypeAlias = VerifyTokensRow  # noqa: Y015
 
@@ -145,6 +157,7 @@ class VerifyTokensResult(_message.Message):
     ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
     NEXT_TOKEN_ID_FIELD_NUMBER: _builtins.int
     CACHED_LENGTH_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence this answers for."""
@@ -158,6 +171,10 @@ class VerifyTokensResult(_message.Message):
     cached_length: _builtins.int
     """Tokens the service holds after answering: kept, appended and accepted ones; the next token is not among them."""
     @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """Log-probabilities of the accepted tokens and the next one, if they were asked for."""
+
+    @_builtins.property
     def status(self) -> _status_pb2.Status:
         """Unset on success. FAILED_PRECONDITION with reason PREFIX_NOT_CACHED: send the whole sequence. INVALID_ARGUMENT:
         the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now; `base_length` tokens stay cached.
@@ -170,11 +187,12 @@ class VerifyTokensResult(_message.Message):
         accepted_count: _builtins.int = ...,
         next_token_id: _builtins.int | None = ...,
         cached_length: _builtins.int = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         status: _status_pb2.Status | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "next_token_id", b"next_token_id", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "accepted_count", b"accepted_count", "cached_length", b"cached_length", "next_token_id", b"next_token_id", "sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "accepted_count", b"accepted_count", "cached_length", b"cached_length", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_token_id: _TypeAlias = _typing.Literal["next_token_id"]  # noqa: Y015
     _WhichOneofArgType__next_token_id: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id"]  # noqa: Y015

@@ -1,0 +1,51 @@
+"""Noise that draft and target draw alike without a word between them: one Gumbel variable for each (seed, absolute
+position, token id).
+
+The generator is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) read at any place: a position's stream starts at
+`mix(mix(seed) + position * GOLDEN)`, and the token id is the counter. Integer arithmetic, so every device draws the
+same bits; only the two logarithms are floating point, in float64. Nothing depends on the vocabulary's size, the batch
+or the order of calls.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_SHIFTS = (30, 27, 31)
+_MASK = (1 << 64) - 1
+
+
+def mix64(value: int) -> int:
+    """SplitMix64's finaliser on a 64-bit number."""
+    value &= _MASK
+    for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
+        value = ((value ^ (value >> shift)) * multiplier) & _MASK
+    return value ^ (value >> _SHIFTS[2])
+
+
+def gumbel(seed: int, positions: Sequence[int], token_ids: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, float64 [T, N], for tokens [N] or [T, N] at T absolute positions."""
+    starts = [_signed(mix64(mix64(seed) + position * GOLDEN)) for position in positions]
+    start = torch.tensor(starts, dtype=torch.int64, device=token_ids.device)[:, None]
+    bits = _mix(start + token_ids * _signed(GOLDEN))
+    # 53 bits, in the middle of their interval: never 0 and never 1.
+    uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53
+    return -(-uniform.log()).log()
+
+
+def _mix(value: torch.Tensor) -> torch.Tensor:
+    for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
+        value = (value ^ _shifted(value, shift)) * _signed(multiplier)
+    return value ^ _shifted(value, _SHIFTS[2])
+
+
+def _shifted(value: torch.Tensor, count: int) -> torch.Tensor:
+    """Shift right without copying the sign, which int64 would."""
+    return (value >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The same 64 bits as torch's int64 holds them."""
+    return value - (1 << 64) if value >> 63 else value

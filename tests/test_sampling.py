@@ -1,0 +1,266 @@
+"""The rule of choice: what it means, that its noise is fair, and that no draft can change its outcome."""
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from coordinator.admission import completion_seed
+from paceline.engine.loader import load_model
+from paceline.engine.noise import GOLDEN, gumbel, mix64
+from paceline.engine.sampling import Choosing, choose, filtered
+from paceline.errors import InvalidRequest
+from paceline.types import ChoiceRule, GenerationRequest, SamplingParameters, TokenIds
+from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE
+from tests.clusters import Cluster, cluster
+from tests.conftest import PairOfCheckpoints
+
+PROMPT = (9, 10, 11, 12)
+FALSE_ALARM = 1e-6
+"""Chance that a fair generator fails a statistical test. Seeds are fixed, so each fails always or never."""
+
+
+def reference_noise(seed: int, position: int, token_id: int) -> float:
+    """The documented generator in Python's own integers."""
+    bits = mix64(mix64(mix64(seed) + position * GOLDEN) + token_id * GOLDEN)
+    return -math.log(-math.log(((bits >> 11) + 0.5) * 2.0**-53))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**20))
+def test_noise_is_the_documented_function_of_seed_position_and_token(seed: int, position: int, token_id: int) -> None:
+    own = gumbel(seed, [position], torch.tensor([token_id])).item()
+    assert own == pytest.approx(reference_noise(seed, position, token_id), rel=1e-12, abs=1e-12)
+
+
+def test_splitmix64_gives_its_published_sequence() -> None:
+    # The first outputs for the seed 1234567 in the reference implementation.
+    outputs = [mix64(1234567 + count * GOLDEN) for count in (1, 2, 3)]
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_noise_of_a_token_does_not_depend_on_the_vocabulary_or_the_company() -> None:
+    whole = gumbel(7, [3, 4], torch.arange(1000))
+    some = gumbel(7, [4], torch.tensor([[999, 5]]))
+    assert some.tolist() == [[whole[1, 999].item(), whole[1, 5].item()]]
+
+
+def test_noise_follows_the_gumbel_distribution_and_neighbours_are_independent() -> None:
+    noise = gumbel(1, range(300), torch.arange(300))
+    assert stats.kstest(noise.flatten().numpy(), "gumbel_r").pvalue > FALSE_ALARM
+    other_seed = gumbel(2, range(300), torch.arange(300))
+    for one, other in ((noise[:-1], noise[1:]), (noise[:, :-1], noise[:, 1:]), (noise, other_seed)):
+        ranks = stats.spearmanr(one.flatten().numpy(), other.flatten().numpy())
+        assert ranks.pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParameters(temperature=1),
+        SamplingParameters(temperature=0.7, top_k=5),
+        SamplingParameters(temperature=1.3, top_p=0.8),
+        SamplingParameters(temperature=1, min_p=0.1),
+    ],
+)
+def test_choices_follow_the_filtered_distribution(sampling: SamplingParameters) -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(1, 12) * 1.5
+    expected = filtered(logits / sampling.temperature, sampling).softmax(-1)[0].double()
+    draws = 20_000
+    counts = Counter(
+        choice
+        for start in range(0, draws, 100)
+        for choice in choose([Choosing(logits.expand(100, -1), ChoiceRule(sampling, seed=start), PROMPT)])[0]
+    )
+    possible = [token for token in range(12) if expected[token] > 0]
+    assert set(counts) <= set(possible)
+    weights = torch.stack([expected[token] for token in possible])
+    weights /= weights.sum()
+    assert stats.chisquare([counts[token] for token in possible], (weights * draws).numpy()).pvalue > FALSE_ALARM
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 20), st.floats(0.05, 1), st.floats(0, 0.5), st.integers(0, 10**6))
+def test_filters_leave_the_tokens_that_transformers_leaves(top_k: int, top_p: float, min_p: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    scores = torch.randn(3, 20) * 3
+    left = filtered(scores, SamplingParameters(1, top_k=top_k, top_p=top_p, min_p=min_p)) > -math.inf
+    warpers: list[Any] = [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    expected = scores
+    for warper in warpers:
+        expected = warper(None, expected)
+    assert torch.equal(left, expected > -math.inf)
+
+
+def choice(logits: list[float], sampling: SamplingParameters, prefix: tuple[int, ...], prompt_count: int) -> int:
+    rule = ChoiceRule(sampling, prompt_count=prompt_count, end_token_ids=(0,))
+    return choose([Choosing(torch.tensor([logits]), rule, prefix)])[0][0]
+
+
+def test_each_adjustment_does_what_it_says() -> None:
+    logits = [4.0, 3.9, 3.0]
+    assert choice(logits, SamplingParameters(), (1, 2), 1) == 0
+    assert choice(logits, SamplingParameters(logit_bias=((2, 1.5),)), (1, 2), 1) == 2
+    assert choice(logits, SamplingParameters(repetition_penalty=2), (0, 1), 1) == 2
+    assert choice(logits, SamplingParameters(presence_penalty=0.5), (1, 0), 1) == 1
+    assert choice(logits, SamplingParameters(presence_penalty=0.5), (0, 2), 1) == 0
+    assert choice(logits, SamplingParameters(frequency_penalty=0.06), (9, 0), 1) == 0
+    assert choice(logits, SamplingParameters(frequency_penalty=0.06), (9, 0, 0), 1) == 1
+    assert choice(logits, SamplingParameters(min_new_tokens=2), (5, 1), 1) == 1
+    assert choice(logits, SamplingParameters(min_new_tokens=2), (5, 1, 1), 1) == 0
+
+
+SAMPLINGS = [
+    SamplingParameters(temperature=1),
+    SamplingParameters(temperature=0.8, top_k=20, top_p=0.9, min_p=0.02),
+    SamplingParameters(temperature=1, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3),
+    SamplingParameters(temperature=0.7, logit_bias=((END_TOKEN_ID, 8.0), (30, 2.0)), min_new_tokens=6),
+    SamplingParameters(repetition_penalty=1.2, min_new_tokens=3),
+]
+
+
+async def outputs(running: Cluster, draft_count: int, sampling: SamplingParameters) -> list[list[int]]:
+    requests = [
+        GenerationRequest(
+            TokenIds(PROMPT[: 1 + number % 4]), 24, sampling=sampling, seed=number, max_draft_count=draft_count
+        )
+        for number in range(10)
+    ]
+    return [one.token_ids for one in await asyncio.gather(*map(running.client.complete, requests))]
+
+
+async def test_sampled_tokens_are_the_same_whatever_the_draft(pairs: dict[str, PairOfCheckpoints]) -> None:
+    target = pairs["Llama"].target
+    expected: dict[SamplingParameters, list[list[int]]] = {}
+    accepted: Counter[str] = Counter()
+    drafts = {"like the target": pairs["Llama"].draft, "itself": target, "rubbish": pairs["Qwen3"].target}
+    for name, draft in drafts.items():
+        async with cluster(target, draft, batch_size=4) as running:
+            for sampling in SAMPLINGS:
+                plain = await outputs(running, 0, sampling)
+                assert expected.setdefault(sampling, plain) == plain
+                assert await outputs(running, 4, sampling) == plain
+            accepted[name] += (await running.client.describe()).accepted_count
+    assert accepted["itself"] > accepted["like the target"] > 2 * accepted["rubbish"]
+    # Different seeds give different outputs, and minimum lengths hold.
+    assert len({tuple(one) for one in expected[SAMPLINGS[0]]}) == 10
+    assert min(len(one) for one in expected[SAMPLINGS[3]]) >= 6
+
+
+async def test_first_tokens_follow_the_targets_exact_distribution(pairs: dict[str, PairOfCheckpoints]) -> None:
+    """Two tokens a prompt, the second one drafted: both must have the target's marginal, computed by transformers."""
+    pair = pairs["Llama"]
+    sampling = SamplingParameters(temperature=0.5, top_k=4)
+    draws = 1200
+    async with cluster(pair.target, pair.draft, batch_size=64) as running:
+        completions = [
+            completion
+            for start in range(0, draws, 60)
+            for completion in await running.client.complete_all(
+                GenerationRequest(TokenIds(PROMPT), 2, sampling=sampling, seed=start, completion_count=60)
+            )
+        ]
+    module = load_model(str(pair.target)).module
+    module.set_attn_implementation("sdpa")
+    counts: Counter[tuple[int, ...]] = Counter(tuple(one.token_ids) for one in completions)
+
+    def probabilities(prefix: tuple[int, ...]) -> torch.Tensor:
+        with torch.inference_mode():
+            logits = module(input_ids=torch.tensor([prefix])).logits[0, -1:].float()
+        return filtered(logits / sampling.temperature, sampling).softmax(-1)[0].double()
+
+    first = probabilities(PROMPT)
+    pairs_of_tokens = {
+        (one, other): float(first[one] * probabilities((*PROMPT, one))[other])
+        for one in first.nonzero().flatten().tolist()
+        for other in probabilities((*PROMPT, one)).nonzero().flatten().tolist()
+    }
+    assert set(counts) <= set(pairs_of_tokens)
+    common = [key for key, share in pairs_of_tokens.items() if share * draws >= 5]
+    rest = 1 - sum(pairs_of_tokens[key] for key in common)
+    observed = [*(counts[key] for key in common), draws - sum(counts[key] for key in common)]
+    expected = [*(pairs_of_tokens[key] * draws for key in common), rest * draws]
+    assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
+
+
+async def test_completions_of_one_prompt_differ_and_each_can_be_had_again_by_its_seed(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    request = GenerationRequest(
+        TokenIds(tuple(range(20, 60))), 16, sampling=SamplingParameters(temperature=1), seed=5, completion_count=4
+    )
+    async with cluster(pairs["Llama"].target, pairs["Llama"].draft) as running:
+        completions = await running.client.complete_all(request)
+        assert len({tuple(one.token_ids) for one in completions}) == 4
+        for index, completion in enumerate(completions):
+            assert completion.finish.seed == completion_seed(5, index)
+            again = replace(request, seed=completion.finish.seed, completion_count=1)
+            assert (await running.client.complete(again)).token_ids == completion.token_ids
+        # Three of four took the prompt's full pages over.
+        assert running.target.describe().cache.shared_token_count >= 3 * 32
+
+
+async def test_a_seed_is_drawn_and_reported_when_none_is_given(pairs: dict[str, PairOfCheckpoints]) -> None:
+    request = GenerationRequest(TokenIds(PROMPT), 12, sampling=SamplingParameters(temperature=1))
+    async with cluster(pairs["Llama"].target, pairs["Llama"].draft) as running:
+        first, second = [await running.client.complete(request) for _ in range(2)]
+        assert first.finish.seed != second.finish.seed
+        again = await running.client.complete(replace(request, seed=first.finish.seed))
+        assert again.token_ids == first.token_ids
+
+
+async def test_logprobs_are_the_targets_own_at_every_place(pairs: dict[str, PairOfCheckpoints]) -> None:
+    pair = pairs["Llama"]
+    request = GenerationRequest(
+        TokenIds(PROMPT), 12, sampling=SamplingParameters(temperature=0.9), seed=3, top_logprob_count=3
+    )
+    async with cluster(pair.target, pair.draft) as running:
+        completion = await running.client.complete(request)
+    module = load_model(str(pair.target)).module
+    module.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        whole = torch.tensor([[*PROMPT, *completion.token_ids]])
+        expected = module(input_ids=whole).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+    for token, row in zip(completion.tokens, expected, strict=True):
+        assert token.logprobs is not None
+        assert token.logprobs.logprob == pytest.approx(row[token.token_id].item(), abs=1e-4)
+        assert [one for one, _ in token.logprobs.top] == row.topk(3).indices.tolist()
+        assert [value for _, value in token.logprobs.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": 2.0}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"presence_penalty": 1e9}, "presence_penalty"),
+        ({"frequency_penalty": -1e9}, "frequency_penalty"),
+        ({"min_new_tokens": 99}, "min_new_tokens"),
+        ({"logit_bias": ((VOCABULARY_SIZE, 1.0),)}, "logit_bias"),
+        ({"logit_bias": ((1, 1.0), (1, 2.0))}, "logit_bias"),
+        ({"logit_bias": ((1, math.inf),)}, "logit_bias"),
+    ],
+)
+async def test_a_parameter_out_of_range_is_refused_by_name(
+    changes: dict[str, float], field: str, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    sampling = replace(SamplingParameters(), **changes)  # type: ignore[arg-type]
+    async with cluster(pairs["Llama"].target, pairs["Llama"].draft) as running:
+        with pytest.raises(InvalidRequest) as refusal:
+            await running.client.complete(GenerationRequest(TokenIds(PROMPT), 20, sampling=sampling))
+    assert refusal.value.field == f"sampling.{field}"
