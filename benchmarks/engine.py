@@ -164,7 +164,7 @@ class CacheTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def copied_bytes(runner: Runner) -> int:
     rows = ragged_rows(runner)
     assert isinstance(runner.cache, KvPool)
-    traffic = CacheTraffic(runner.cache.layers[0][0])
+    traffic = CacheTraffic(runner.cache.memory)
     with traffic:
         runner.forward(rows)
     return traffic.copied_bytes

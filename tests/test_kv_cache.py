@@ -17,8 +17,8 @@ from paceline.engine.kv_cache import KvCache, KvShape, Span
 from paceline.engine.kv_pool import KvPool
 from paceline.errors import Overloaded, PacelineError, PrefixNotCached, SequenceNotFound
 
-SHAPE = KvShape(2, 2, 4, torch.float32, torch.device("cpu"))
 HEAD_COUNT = 4
+SHAPE = KvShape(2, HEAD_COUNT, 2, 4, torch.float32, torch.device("cpu"))
 PAGE_TOKENS = 4
 PAGE_BYTES = PAGE_TOKENS * SHAPE.token_bytes
 IDS = st.sampled_from("abcde")

@@ -4,7 +4,6 @@ Registered with transformers as `paceline_ragged`; a model loaded with that name
 values to it, and it hands them to the pass under way. Positions never mix between sequences.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -49,65 +48,66 @@ def ragged_attention(
     return attended.transpose(0, 1)[None], None
 
 
-def causal_mask(query_count: int, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Additive mask [query_count, length] for the last queries over all keys."""
-    mask = torch.full((query_count, length), float("-inf"), dtype=dtype, device=device)
-    return mask.triu(length - query_count + 1)
+def causal_mask(query_count: int, length: int, group_size: int, like: torch.Tensor) -> torch.Tensor:
+    """Additive mask for the last queries over all keys, of the type and device of `like`.
+
+    [query_count, length]; for few queries [group_size * query_count, length], once for each head of a group, as such
+    queries are folded below.
+    """
+    mask = torch.full((query_count, length), float("-inf"), dtype=like.dtype, device=like.device)
+    mask = mask.triu(length - query_count + 1)
+    return mask.repeat(group_size, 1) if query_count <= FOLDED_QUERIES else mask
 
 
 def attend_one(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attention of one sequence: `query` [H, q, D], `keys` and `values` [KV heads, length, D], `mask` [q, length].
+    """Attention of one sequence: `query` [H, q, D], `keys` and `values` [KV heads, length, D], `mask` as made above.
 
     Without a mask a single query sees all keys, and several are taken for the whole sequence, plainly causal.
     Returns the H * q * D elements in order.
     """
     is_causal = mask is None and query.shape[1] > 1
-    query, keys, values, mask = _grouped(query, keys, values, mask, fold=not is_causal)
+    query, keys, values = _grouped(query, keys, values, fold=not is_causal and query.shape[1] <= FOLDED_QUERIES)
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=is_causal, scale=scaling)
 
 
 def attend_part(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over some of a sequence's keys, to be merged: CPU only. Without `mask` [q, keys] every key is seen.
+    """Attention over some of a sequence's keys, to be merged: CPU only. Without `mask` every key is seen.
 
-    Returns the output [KV heads, heads a KV head, q, D] and the log of the softmax sums [KV heads, heads, q].
+    Returns the output [H, q, D] and the log of the softmax sums [H, q].
     """
-    shape = (keys.shape[0], -1, *query.shape[1:])
-    grouped, keys, values, mask = _grouped(query, keys, values, mask, fold=True)
+    fold = mask is None or mask.shape[0] > query.shape[1] or query.shape[0] == keys.shape[0]
+    grouped, keys, values = _grouped(query, keys, values, fold=fold)
     output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         grouped, keys, values, 0.0, False, attn_mask=mask, scale=scaling
     )
-    output = output.reshape(shape)
-    return output, log_sum.reshape(output.shape[:-1])
+    return output.reshape(query.shape), log_sum.reshape(query.shape[:2])
 
 
-def merge_parts(outputs: Sequence[torch.Tensor], log_sums: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join attention over parts of the keys: `outputs` [..., D] and `log_sums` [...] of each (Flash-Decoding).
+def merge_parts(outputs: torch.Tensor, log_sums: torch.Tensor) -> torch.Tensor:
+    """Join attention over P parts of the keys (as Flash-Decoding does): [P, H, q, D] and [P, H, q] to [H, q, D].
 
     A part of which a query sees nothing has a log sum of minus infinity, and so no weight.
     """
-    weights = torch.stack(tuple(log_sums)).softmax(0)[..., None]
-    parts = torch.stack([output.float() for output in outputs])
-    return (weights * parts).sum(0).to(outputs[0].dtype)
+    return (log_sums.softmax(0)[..., None] * outputs.float()).sum(0).to(outputs.dtype)
 
 
 def _grouped(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, *, fold: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, fold: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Bring heads that share a KV head together, without copying keys: four dimensions each, as SDPA takes them.
 
-    For few queries they become query rows of one product, which reads the keys once.
+    Folded, the group's queries become rows of one product, which reads the keys once.
     """
-    grouped = query.reshape(keys.shape[0], -1, *query.shape[1:])
-    heads, queries = grouped.shape[1:3]
-    if fold and queries <= FOLDED_QUERIES:
-        folded = grouped.reshape(1, keys.shape[0], heads * queries, -1)
-        return folded, keys[None], values[None], None if mask is None else mask.repeat(heads, 1)
-    shape = (-1, heads, -1, -1)
-    return grouped, keys[:, None].expand(shape), values[:, None].expand(shape), mask
+    kv_heads, (heads, queries, size) = keys.shape[0], query.shape
+    if fold:
+        return query.reshape(1, kv_heads, -1, size), keys[None], values[None]
+    group_size = heads // kv_heads
+    shape = (-1, group_size, -1, -1)
+    return query.view(kv_heads, group_size, queries, size), keys[:, None].expand(shape), values[:, None].expand(shape)
 
 
 AttentionInterface.register(ATTENTION_NAME, ragged_attention)

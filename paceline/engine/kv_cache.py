@@ -18,10 +18,16 @@ from paceline.types import CacheDescription
 @dataclass(frozen=True)
 class KvShape:
     layer_count: int
+    head_count: int
     kv_head_count: int
     head_size: int
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a KV head."""
+        return self.head_count // self.kv_head_count
 
     @property
     def token_bytes(self) -> int:

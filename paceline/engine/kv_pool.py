@@ -57,13 +57,13 @@ class KvPool:
         self._sequences: dict[str, _Sequence] = {}
         self._shared_token_count = 0
         # Memory that was never written to is not resident, so the whole budget can be laid out at once.
-        self._memory = torch.empty(
-            (shape.layer_count, 2, self._pages.page_count * page_tokens, shape.kv_head_count, shape.head_size),
+        # Heads lie outside slots: attention reads one head after the other, and each should be one run of bytes.
+        self.memory = torch.empty(
+            (2 * shape.layer_count, shape.kv_head_count, self._pages.page_count * page_tokens, shape.head_size),
             dtype=shape.dtype,
             device=shape.device,
         )
-        self.layers = [tuple(layer.unbind(0)) for layer in self._memory.unbind(0)]
-        """Of each layer the keys and the values, [slots, KV heads, head size]."""
+        """Of each layer the keys, then the values: [2 * layers, KV heads, slots, head size]."""
 
     @property
     def capacity_bytes(self) -> int:
@@ -124,7 +124,9 @@ class KvPool:
             for slot in range(segment.start, segment.stop)
         ]
         segments = [self._segments(span.sequence_id, 0, span.length) for span in spans]
-        return self._attention(self.layers, spans, segments, torch.tensor(slots, device=self.shape.device))
+        return self._attention(
+            self.memory, self.shape.group_size, spans, segments, torch.tensor(slots, device=self.shape.device)
+        )
 
     def seal(self, sequence_id: str, length: int) -> None:
         sequence = self._sequences[sequence_id]
@@ -196,7 +198,7 @@ class KvPool:
         elif self._pages.references(page) > 1:
             own = self._take(page)
             start, source = own * self.page_tokens, page * self.page_tokens
-            self._memory[:, :, start : start + kept] = self._memory[:, :, source : source + kept]
+            self.memory[:, :, start : start + kept] = self.memory[:, :, source : source + kept]
             sequence.pages[-1] = own
             self._drop(page)
 
@@ -208,6 +210,10 @@ class KvPool:
             sequence.pages.append(self._take(sequence.pages[-1] if sequence.pages else None))
 
     def _take(self, after: int | None) -> int:
+        if after is not None and self._index.is_idle(after + 1):
+            # To stay in one piece is worth more than what rests there: most likely how this very prompt went on before.
+            self._index.forget(after + 1)
+            self._pages.release(after + 1)
         if not self._pages.free_count:
             self._evict(1)
         page = self._pages.take(after)

@@ -36,6 +36,7 @@ def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto
     head_count: int = config.num_attention_heads
     shape = KvShape(
         layer_count=config.num_hidden_layers,
+        head_count=head_count,
         kv_head_count=getattr(config, "num_key_value_heads", None) or head_count,
         head_size=getattr(config, "head_dim", None) or config.hidden_size // head_count,
         dtype=module.dtype,

@@ -12,7 +12,7 @@ import torch
 
 from paceline.engine.attention import attend_one, causal_mask
 from paceline.engine.kv_cache import Span
-from paceline.engine.paged_attention import Segment, view, write
+from paceline.engine.paged_attention import Segment, views, write
 
 BLOCK = 16
 """Query rows of every product."""
@@ -39,35 +39,37 @@ class _Block:
 class StrictAttention:
     def __init__(
         self,
-        layers: Sequence[tuple[torch.Tensor, ...]],
+        memory: torch.Tensor,
+        group_size: int,
         spans: Sequence[Span],
         segments: Sequence[Sequence[Segment]],
         slots: torch.Tensor,
     ) -> None:
-        self._layers = layers
+        self._layers = memory.unbind(0)
         self._slots = slots
-        self._readings = list(zip(spans, segments, strict=True))
-        keys = layers[0][0]
-        starts = {block.start for span in spans for block in _blocks(span)}
-        self._masks = {start: _mask(start, keys.dtype, keys.device) for start in starts}
+        self._readings = [
+            (list(_blocks(span)), [views(memory, segment) for segment in parts])
+            for span, parts in zip(spans, segments, strict=True)
+        ]
+        starts = {block.start for blocks, _ in self._readings for block in blocks}
+        self._masks = {start: _mask(start, group_size, memory) for start in starts}
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        keys, values = self._layers[layer]
-        write(keys, self._slots, key)
-        write(values, self._slots, value)
+        write(self._layers[2 * layer], self._slots, key)
+        write(self._layers[2 * layer + 1], self._slots, value)
         output = torch.zeros_like(query)
-        for span, segments in self._readings:
-            longest = max(block.width for block in _blocks(span))
-            padded = _padded(keys, segments, longest), _padded(values, segments, longest)
-            for block in _blocks(span):
+        for blocks, parts in self._readings:
+            keys, values = (_padded([part[2 * layer + kind] for part in parts], blocks[-1].width) for kind in (0, 1))
+            for block in blocks:
                 rows = query.new_zeros((query.shape[0], BLOCK, query.shape[2]))
                 offset = block.first - block.start
                 new = slice(block.column, block.column + block.count)
                 rows[:, offset : offset + block.count] = query[:, new]
-                seen_keys, seen_values = (part[:, : block.width] for part in padded)
-                attended = attend_one(rows, seen_keys, seen_values, self._masks[block.start], scaling)
+                attended = attend_one(
+                    rows, keys[:, : block.width], values[:, : block.width], self._masks[block.start], scaling
+                )
                 output[:, new] = attended.reshape(rows.shape)[:, offset : offset + block.count]
         return output
 
@@ -81,14 +83,14 @@ def _blocks(span: Span) -> Iterator[_Block]:
         position += count
 
 
-def _mask(start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _mask(start: int, group_size: int, like: torch.Tensor) -> torch.Tensor:
     """Causal mask of the positions [start, start + BLOCK) over the width that follows from them."""
-    seen = causal_mask(BLOCK, start + BLOCK, dtype, device)
+    seen = causal_mask(BLOCK, start + BLOCK, group_size, like)
     width = _Block(start, start, 0, 0).width
     return torch.nn.functional.pad(seen, (0, width - start - BLOCK), value=float("-inf"))
 
 
-def _padded(memory: torch.Tensor, segments: Sequence[Segment], width: int) -> torch.Tensor:
+def _padded(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:
     """A sequence's keys or values as [KV heads, width, D], zeros after its last token."""
-    content = torch.cat([view(memory, segment) for segment in segments], dim=1)
+    content = torch.cat(list(parts), dim=1)
     return torch.nn.functional.pad(content, (0, 0, 0, width - content.shape[1]))
