@@ -27,7 +27,7 @@ def main(
     problem_count: int = 64,
     runs: int = 3,
     batch_size: int = 8,
-    draft_count: int = 5,
+    draft_count: str = "5",
     max_new_tokens: int = 160,
 ) -> None:
     _, unseen = problems.load(data)

@@ -5,6 +5,7 @@ import secrets
 import uuid
 from itertools import count
 
+from coordinator.config import MAX_DRAFT_COUNT
 from coordinator.output import Output, StopRules
 from coordinator.sequence import Sequence
 from coordinator.startup import Pair
@@ -19,10 +20,9 @@ MAX_COMPLETIONS = 64
 
 
 class Admission:
-    def __init__(self, pair: Pair, *, default_max_new_tokens: int, draft_count: int) -> None:
+    def __init__(self, pair: Pair, *, default_max_new_tokens: int) -> None:
         self._pair = pair
         self._default_max_new_tokens = default_max_new_tokens
-        self._draft_count = draft_count
         # Several coordinators may share a model service, so ids must differ between them.
         self._instance = uuid.uuid4().hex[:12]
         self._numbers = count(1)
@@ -123,13 +123,13 @@ class Admission:
 
     def _max_draft_count(self, request: GenerationRequest) -> int:
         if request.max_draft_count is None:
-            return self._draft_count
+            return MAX_DRAFT_COUNT
         if request.max_draft_count < 0:
             raise InvalidRequest(
                 f"max_draft_count is {request.max_draft_count}; 0 turns speculation off, more caps it",
                 field="max_draft_count",
             )
-        return request.max_draft_count
+        return min(request.max_draft_count, MAX_DRAFT_COUNT)
 
     def _stop_strings(self, request: GenerationRequest) -> tuple[str, ...]:
         stops = request.stop_strings

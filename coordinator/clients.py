@@ -1,20 +1,18 @@
 """The draft and target services as the coordinator sees them: calls with deadlines, answers as values or errors."""
 
 from collections.abc import Sequence as Rows
-from typing import TypeVar
+from collections.abc import Sized
 
 import grpc
 
 from paceline.codec.models import model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import proposals_from_pb, propose_rows_to_pb, verdicts_from_pb, verify_rows_to_pb
-from paceline.errors import PacelineError, PeerFailed, TokenizerNotFound
+from paceline.errors import PeerFailed, TokenizerNotFound
 from paceline.rpc import translated_errors
-from paceline.types import ModelDescription, Proposal, ProposeRow, TokenizerFiles, VerifyOutcome, VerifyRow
+from paceline.types import ModelDescription, Proposals, ProposeRow, TokenizerFiles, Verdicts, VerifyRow
 from paceline.v1 import draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
-
-Result = TypeVar("Result")
 
 TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 
@@ -24,10 +22,12 @@ class RemoteDrafter:
         self._stub = DraftServiceStub(channel)
         self._timeout_s = timeout_s
 
-    async def propose(self, rows: Rows[ProposeRow]) -> list[Proposal | PacelineError]:
+    async def propose(self, rows: Rows[ProposeRow]) -> Proposals:
         with translated_errors():
             response = await self._stub.ProposeTokens(propose_rows_to_pb(rows), timeout=self._timeout_s)
-        return _one_each(rows, proposals_from_pb(response))
+        proposals = proposals_from_pb(response)
+        _check_count(rows, proposals.results)
+        return proposals
 
     async def release(self, sequence_ids: list[str]) -> None:
         request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=sequence_ids)
@@ -46,10 +46,12 @@ class RemoteVerifier:
         self._stub = TargetServiceStub(channel)
         self._timeout_s = timeout_s
 
-    async def verify(self, rows: Rows[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
+    async def verify(self, rows: Rows[VerifyRow]) -> Verdicts:
         with translated_errors():
             response = await self._stub.VerifyTokens(verify_rows_to_pb(rows), timeout=self._timeout_s)
-        return _one_each(rows, verdicts_from_pb(response))
+        verdicts = verdicts_from_pb(response)
+        _check_count(rows, verdicts.results)
+        return verdicts
 
     async def release(self, sequence_ids: list[str]) -> None:
         request = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=sequence_ids)
@@ -74,7 +76,6 @@ class RemoteVerifier:
             return None
 
 
-def _one_each(rows: Rows[object], results: list[Result]) -> list[Result]:
+def _check_count(rows: Sized, results: Sized) -> None:
     if len(results) != len(rows):
         raise PeerFailed(f"{len(rows)} rows were sent and {len(results)} results came back; the peer is not compatible")
-    return results

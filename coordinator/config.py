@@ -1,11 +1,13 @@
 """Settings of the coordinator: `PACELINE_COORDINATOR_*` or flags."""
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from paceline.settings import Count, Seconds, ServiceSettings
+
+MAX_DRAFT_COUNT = 64
 
 
 class CoordinatorSettings(ServiceSettings):
@@ -16,8 +18,27 @@ class CoordinatorSettings(ServiceSettings):
     draft: str = Field(description="HOST:PORT of the draft service")
     target: str = Field(description="HOST:PORT of the target service")
     batch_size: Count = Field(default=8, description="most sequences in a round")
-    draft_count: Annotated[int, Field(ge=0, le=64)] = Field(default=5, description="draft tokens a round and sequence")
+    draft_count: Annotated[int, Field(ge=0, le=MAX_DRAFT_COUNT)] | Literal["auto"] = Field(
+        default=5, description="draft tokens a round and sequence; auto: what pays best by measured times"
+    )
+    policy: Literal["continuous", "eqspec", "exspec"] = Field(
+        default="continuous", description="how groups are formed; eqspec and exspec are the paper's"
+    )
+    lanes: Annotated[int, Field(ge=1, le=2)] | None = Field(
+        default=None, description="groups in flight at once; unset: 2, and 1 under the paper's policies"
+    )
+    window: Count = Field(default=48, description="sequences that exspec chooses among")
     max_new_tokens: Count = Field(default=256, description="output limit of requests that set none")
     queue_limit: Count = Field(default=1024, description="most requests waiting for a place in the pool")
     startup_timeout_s: Seconds = Field(default=120, description="seconds to wait for the two model services at start")
     call_timeout_s: Seconds = Field(default=120, description="seconds that one call to a model service may take")
+
+    @property
+    def lane_count(self) -> int:
+        return self.lanes or (2 if self.policy == "continuous" else 1)
+
+    @model_validator(mode="after")
+    def _paper_policies_have_one_lane(self) -> Self:
+        if self.policy != "continuous" and self.lane_count > 1:
+            raise ValueError(f"--policy {self.policy} runs one group at a time; leave --lanes out or give 1")
+        return self

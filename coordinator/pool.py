@@ -51,11 +51,21 @@ class SequencePool:
         """Live sequences that are in no round now, least recently served first."""
         return [sequence for sequence in self._live if sequence not in self._in_flight]
 
-    async def ready(self) -> None:
-        """Wait until the window is not empty."""
-        while not self.window():
-            self._changed.clear()
-            await self._changed.wait()
+    @property
+    def unserved_count(self) -> int:
+        """Sequences that are in no round now, live or waiting."""
+        return len(self._live) - len(self._in_flight) + len(self._waiting)
+
+    async def ready(self) -> list[Sequence]:
+        """Wait until the window is not empty, and return it."""
+        while not (window := self.window()):
+            await self.changed()
+        return window
+
+    async def changed(self) -> None:
+        """Wait until a sequence joins, leaves or comes back from a round."""
+        self._changed.clear()
+        await self._changed.wait()
 
     def claim(self, group: Iterable[Sequence]) -> None:
         """Take sequences out of the window for a round."""

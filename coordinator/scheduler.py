@@ -1,6 +1,6 @@
-"""The loop: take a group from the pool, run its round, put it back, free what ended.
+"""The loop: take a group from the pool, run its round, put it back, free what ended. One such loop a lane.
 
-Owns the tasks and the counters; knows nothing of text or protobuf.
+Owns the tasks; knows nothing of text or protobuf.
 """
 
 import asyncio
@@ -10,10 +10,13 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.policies import Policy
+from coordinator.acceptance import Acceptance
+from coordinator.draft_length import DraftLength
+from coordinator.policies import Policy, Selection
 from coordinator.pool import SequencePool
 from coordinator.round import Drafter, RoundLimits, RoundReport, Verifier, run_round
 from coordinator.sequence import Sequence
+from coordinator.statistics import Statistics
 from paceline.errors import Overloaded, PacelineError, PeerFailed
 
 log = structlog.get_logger()
@@ -34,27 +37,31 @@ class Scheduler:
         self,
         pool: SequencePool,
         policy: Policy,
+        draft_length: DraftLength,
         drafter: RemoteDraft,
         verifier: RemoteTarget,
         *,
         batch_size: int,
+        lanes: int,
         limits: RoundLimits,
     ) -> None:
         self.pool = pool
-        self.batch_size = batch_size
-        self.limits = limits
-        self.round_count = 0
-        self.drafted_count = 0
-        self.accepted_count = 0
-        self.preemption_count = 0
+        self.statistics = Statistics()
+        self._batch_size = batch_size
+        self._lanes = lanes
+        self._limits = limits
         self._policy = policy
+        self._draft_length = draft_length
         self._drafter = drafter
         self._verifier = verifier
+        self._acceptance = Acceptance()
         self._draft_is_up = True
         self._releases: set[asyncio.Task[None]] = set()
 
     def submit(self, sequences: Rows[Sequence]) -> None:
         """Queue the sequences of a request; Overloaded, and none queued, when the queue has no room for them."""
+        for sequence in sequences:
+            sequence.acceptance = Acceptance(self._acceptance.rate)
         self.pool.submit([sequence for sequence in sequences if not sequence.ended])
 
     def abandon(self, sequences: Rows[Sequence]) -> None:
@@ -65,25 +72,45 @@ class Scheduler:
         self._free(self.pool.retire(left))
 
     async def run(self) -> None:
-        """Run rounds until cancelled."""
-        while True:
-            await self.pool.ready()
-            group = self._policy.select(self.pool.window(), self.batch_size)
-            self.pool.claim(group)
-            try:
-                report = await self._run_round(group)
-            finally:
-                self._free(self.pool.settle(group))
-            if report and report.shortage:
-                await self._relieve(report.shortage)
+        """Run rounds until cancelled; when one lane fails, all end."""
+        async with asyncio.TaskGroup() as lanes:
+            for _ in range(self._lanes):
+                lanes.create_task(self._run_lane())
 
     async def drain(self) -> None:
         """Wait until the services were told of every sequence that ended."""
         await asyncio.gather(*self._releases)
 
-    async def _run_round(self, group: list[Sequence]) -> RoundReport | None:
+    async def _run_lane(self) -> None:
+        while True:
+            window = await self.pool.ready()
+            selection = self._policy.select(window, self._batch_size)
+            if not selection.sequences:
+                # What the policy waits for is in flight; the pool changes when it returns.
+                await self.pool.changed()
+                continue
+            await self._serve(selection, others_wait=self.pool.unserved_count >= self._batch_size)
+
+    async def _serve(self, selection: Selection, *, others_wait: bool) -> None:
+        group = selection.sequences
+        self.pool.claim(group)
         try:
-            report = await run_round(group, self._drafter, self._verifier, self.limits)
+            report = await self._run_round(group)
+        finally:
+            self._free(self.pool.settle(group))
+        self.statistics.count_round(
+            group_size=len(group),
+            batch_size=self._batch_size,
+            is_fallback=selection.is_fallback,
+            others_wait=others_wait,
+        )
+        if report and report.shortage:
+            await self._relieve(report.shortage)
+
+    async def _run_round(self, group: list[Sequence]) -> RoundReport | None:
+        draft_count = self._draft_length.choose(group)
+        try:
+            report = await run_round(group, self._drafter, self._verifier, self._limits, draft_count)
         except Exception as error:
             if not isinstance(error, PacelineError):
                 log.error("a round failed unexpectedly", exc_info=error)
@@ -93,8 +120,21 @@ class Scheduler:
                 if not sequence.ended:
                     sequence.fail(error)
             return None
-        self._count(report)
+        self._learn(group, draft_count, report)
         return report
+
+    def _learn(self, group: list[Sequence], draft_count: int, report: RoundReport) -> None:
+        for row in report.rows:
+            self._acceptance.add(row.accepted_count, row.drafted_count)
+            self.statistics.count_row(row)
+        if report.draft_error is None:
+            self._draft_length.observe(len(group), draft_count, report)
+        if report.draft_error and self._draft_is_up:
+            log.warning("draft service failed; decoding plainly until it answers", error=str(report.draft_error))
+        if report.draft_error is None and not self._draft_is_up and report.drafted_count:
+            log.info("draft service answers again")
+        if report.draft_error or report.drafted_count:
+            self._draft_is_up = report.draft_error is None
 
     async def _relieve(self, shortage: Overloaded) -> None:
         """Make room in the caches: the youngest sequence gives up its own and is sent whole later on.
@@ -110,22 +150,11 @@ class Scheduler:
             log.info("waiting for room in the target's cache", retry_after_s=shortage.retry_after_s)
             await asyncio.sleep(shortage.retry_after_s)
             return
-        self.preemption_count += 1
+        self.statistics.count_preemption()
         youngest.forget_caches()
         log.info("preempted the youngest sequence", sequence_id=youngest.sequence_id, live=self.pool.live_count)
         # Waited for: until the room is there, the next round would only find the same shortage.
         await self._release([youngest.sequence_id])
-
-    def _count(self, report: RoundReport) -> None:
-        self.round_count += 1
-        self.drafted_count += report.drafted_count
-        self.accepted_count += report.accepted_count
-        if report.draft_error and self._draft_is_up:
-            log.warning("draft service failed; decoding plainly until it answers", error=str(report.draft_error))
-        if report.draft_error is None and not self._draft_is_up and report.drafted_count:
-            log.info("draft service answers again")
-        if report.draft_error or report.drafted_count:
-            self._draft_is_up = report.draft_error is None
 
     def _free(self, sequences: Iterable[Sequence]) -> None:
         """Tell both services, without waiting: a cache that is not freed is no error of any request."""

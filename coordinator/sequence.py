@@ -5,8 +5,9 @@ sequence.
 """
 
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from coordinator.acceptance import Acceptance
 from coordinator.output import Output
 from coordinator.stream import Stream
 from paceline.errors import PacelineError
@@ -39,6 +40,7 @@ class Sequence:
     draft_cached_length: int = 0
     """Leading committed tokens that the draft service holds, as far as is known."""
     target_cached_length: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
     arrival: int = 0
     """Place in the order of submission."""
     ended: bool = False
@@ -80,6 +82,7 @@ class Sequence:
         self.token_ids += [token.token_id for token in tokens]
         if self.output.finish_reason:
             drafted_count = min(drafted_count, len(tokens))
+        self.acceptance.add(accepted_count, drafted_count)
         self.usage = replace(
             self.usage,
             output_count=self.output.count,

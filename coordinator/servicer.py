@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 
 from coordinator.admission import Admission
+from coordinator.config import CoordinatorSettings
 from coordinator.scheduler import Scheduler
 from coordinator.startup import Pair
 from paceline.codec.generation import cluster_to_pb, piece_to_pb, request_from_pb
@@ -18,7 +19,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(GenerationServiceServicer):
-    def __init__(self, pair: Pair, admission: Admission, scheduler: Scheduler) -> None:
+    def __init__(self, settings: CoordinatorSettings, pair: Pair, admission: Admission, scheduler: Scheduler) -> None:
+        self._settings = settings
         self._pair = pair
         self._admission = admission
         self._scheduler = scheduler
@@ -39,13 +41,12 @@ class GenerationServicer(GenerationServiceServicer):
             ClusterDescription(
                 target=self._pair.target,
                 draft=self._pair.draft,
-                batch_size=scheduler.batch_size,
-                draft_count=scheduler.limits.draft_count,
+                batch_size=self._settings.batch_size,
+                draft_count=None if self._settings.draft_count == "auto" else self._settings.draft_count,
+                policy=self._settings.policy,
+                lane_count=self._settings.lane_count,
                 live_sequence_count=scheduler.pool.live_count,
                 waiting_sequence_count=scheduler.pool.waiting_count,
-                round_count=scheduler.round_count,
-                drafted_count=scheduler.drafted_count,
-                accepted_count=scheduler.accepted_count,
-                preemption_count=scheduler.preemption_count,
+                statistics=scheduler.statistics.snapshot(),
             )
         )

@@ -11,7 +11,8 @@ import structlog
 from coordinator.admission import Admission
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
-from coordinator.policies import Continuous
+from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.policies import make_policy
 from coordinator.pool import SequencePool
 from coordinator.round import RoundLimits
 from coordinator.scheduler import Scheduler
@@ -47,15 +48,23 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
             timeout_s=settings.startup_timeout_s,
         )
         limits = RoundLimits(
-            draft_count=settings.draft_count,
             draft_max_length=min(pair.draft.max_length, pair.draft.cache.max_length),
             vocabulary_size=pair.target.vocabulary_size,
             prefill_chunk_tokens=pair.target.cache.prefill_chunk_tokens,
         )
-        pool = SequencePool(settings.batch_size, settings.queue_limit)
-        scheduler = Scheduler(pool, Continuous(), drafter, verifier, batch_size=settings.batch_size, limits=limits)
-        admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens, draft_count=settings.draft_count)
-        servicer = GenerationServicer(pair, admission, scheduler)
+        policy = make_policy(settings.policy, settings.window)
+        scheduler = Scheduler(
+            SequencePool(policy.live_limit(settings.batch_size, settings.lane_count), settings.queue_limit),
+            policy,
+            _draft_length(settings),
+            drafter,
+            verifier,
+            batch_size=settings.batch_size,
+            lanes=settings.lane_count,
+            limits=limits,
+        )
+        admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens)
+        servicer = GenerationServicer(settings, pair, admission, scheduler)
         rounds = asyncio.create_task(scheduler.run())
         rounds.add_done_callback(_stop_if_failed)
         try:
@@ -73,6 +82,12 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
             with suppress(asyncio.CancelledError):
                 await rounds
             await scheduler.drain()
+
+
+def _draft_length(settings: CoordinatorSettings) -> DraftLength:
+    if settings.draft_count == "auto":
+        return AutoDraftLength(settings.lane_count)
+    return FixedDraftLength(settings.draft_count)
 
 
 def _stop_if_failed(rounds: asyncio.Task[None]) -> None:

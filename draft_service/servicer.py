@@ -10,6 +10,7 @@ from paceline.codec.rounds import lengths_from_pb, proposals_to_pb, propose_rows
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.errors import InvalidRequest
+from paceline.types import Proposals
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
 
@@ -26,7 +27,8 @@ class DraftServicer(DraftServiceServicer):
         if not request.rows:
             raise InvalidRequest("rows is empty; send one row a sequence", field="rows")
         rows = propose_rows_from_pb(request)
-        return proposals_to_pb(rows, await self._worker.run(self._drafter.propose, rows))
+        results, timing = await self._worker.run_timed(self._drafter.propose, rows)
+        return proposals_to_pb(rows, Proposals(results, timing))
 
     async def RollbackDraftSequences(
         self, request: pb.RollbackDraftSequencesRequest, context: Context

@@ -19,11 +19,12 @@ Servicers raise these; one interceptor turns them into canonical statuses, and c
 Messages name the field, the value and the remedy.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import grpc
 
-from paceline.types import Metadata
+Metadata = Mapping[str, str]
 
 
 class PacelineError(Exception):

@@ -28,14 +28,29 @@ class ClusterOptions:
     layout: str = "paged"
     numerics: str = "fast"
     batch_size: int = 8
-    draft_count: int = 5
+    draft_count: str = "5"
+    """A number, or `auto`."""
+    policy: str = "continuous"
+    lanes: int | None = None
     coordinator_port: int = 0
     draft_port: int = 0
     target_port: int = 0
     log_level: str = "warning"
-    target_threads: int = CORES
-    draft_threads: int = max(1, CORES // 2)
-    """The two models take turns, so the target may use every core; a draft is too small to gain from that."""
+    target_threads: int | None = None
+    draft_threads: int | None = None
+    """Unset: as `threads` divides the cores."""
+
+    def threads(self, role: str) -> int:
+        """Cores for a model. Two lanes keep both models busy, so they divide the cores; with one they take turns, and
+        only a draft is too small to gain from all."""
+        chosen = self.target_threads if role == "target" else self.draft_threads
+        if chosen is not None:
+            return chosen
+        take_turns = self.lanes == 1 or self.policy != "continuous"
+        draft_threads = max(1, CORES // (2 if take_turns else 4))
+        if role == "draft":
+            return draft_threads
+        return CORES if take_turns else max(1, CORES - draft_threads)
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,9 @@ async def running_cluster(options: ClusterOptions) -> AsyncIterator[Addresses]:
                 [
                     *("--target", target, "--draft", draft, "--log-level", options.log_level),
                     *("--host", HOST, "--port", str(options.coordinator_port)),
-                    *("--batch-size", str(options.batch_size), "--draft-count", str(options.draft_count)),
+                    *("--batch-size", str(options.batch_size), "--draft-count", options.draft_count),
+                    *("--policy", options.policy),
+                    *(("--lanes", str(options.lanes)) if options.lanes else ()),
                 ],
             )
         )
@@ -75,7 +92,7 @@ async def running_cluster(options: ClusterOptions) -> AsyncIterator[Addresses]:
 def _model_flags(options: ClusterOptions, role: str) -> list[str]:
     model = options.target_model if role == "target" else options.draft_model
     port = options.target_port if role == "target" else options.draft_port
-    threads = options.target_threads if role == "target" else options.draft_threads
+    threads = options.threads(role)
     return [
         *("--model", model, "--dtype", options.dtype, "--device", options.device, "--log-level", options.log_level),
         *("--host", HOST, "--port", str(port), "--threads", str(threads)),

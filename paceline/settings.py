@@ -63,6 +63,11 @@ class ModelServiceSettings(ServiceSettings):
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
+def _flag(place: tuple[int | str, ...]) -> str:
+    """The flag of the setting an error is about; empty when it is about several. A union's parts are of no interest."""
+    return "--" + str(place[0]).replace("_", "-") if place else ""
+
+
 def parse_settings(kind: type[SettingsT], program: str, arguments: list[str] | None = None) -> SettingsT:
     """Read settings from `arguments` (the command line's when None) and the environment.
 
@@ -75,10 +80,9 @@ def parse_settings(kind: type[SettingsT], program: str, arguments: list[str] | N
     try:
         return kind(**values)
     except ValidationError as error:
-        for problem in error.errors():
-            flag = "--" + "-".join(str(part) for part in problem["loc"]).replace("_", "-")
-            given = "" if problem["type"] == "missing" else f" {problem['input']!r}"
-            print(f"{program}: {flag}{given}: {problem['msg']}", file=sys.stderr)
+        for flag, problem in {_flag(one["loc"]): one for one in reversed(error.errors())}.items():
+            given = f" {problem['input']!r}" if flag and problem["type"] != "missing" else ""
+            print(f"{program}: {flag}{given}{': ' if flag else ''}{problem['msg']}", file=sys.stderr)
     except SettingsError as error:
         print(f"{program}: {error}", file=sys.stderr)
     sys.exit(2)

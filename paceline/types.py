@@ -3,9 +3,10 @@
 Lengths and positions count tokens from the start of the prompt.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+
+from paceline.errors import PacelineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,30 @@ class Prefilled:
 
 
 VerifyOutcome = Verdict | Prefilled
+
+
+@dataclass(frozen=True, slots=True)
+class CallTiming:
+    """What a model service did with a call's time; the rest was the wire's."""
+
+    queued_s: float = 0.0
+    executed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Answer to a propose call: one result a row, in its order."""
+
+    results: list[Proposal | PacelineError]
+    timing: CallTiming = CallTiming()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Answer to a verify call: one result a row, in its order."""
+
+    results: list[VerifyOutcome | PacelineError]
+    timing: CallTiming = CallTiming()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +283,32 @@ class OutputPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterStatistics:
+    """What a coordinator's rounds have done since it started."""
+
+    round_count: int = 0
+    fallback_round_count: int = 0
+    """Rounds for which the policy found no group of the kind it looks for."""
+    drafted_count: int = 0
+    accepted_count: int = 0
+    committed_count: int = 0
+    accepted_counts_by_position: tuple[int, ...] = ()
+    """How often the first, second, ... draft of a row was accepted."""
+    round_counts_by_group_size: tuple[tuple[int, int], ...] = ()
+    occupancy_while_waiting: float = 1.0
+    """Share of filled slots in rounds that began while other sequences waited."""
+    preemption_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterDescription:
     target: ModelDescription
     draft: ModelDescription
     batch_size: int
-    draft_count: int
+    draft_count: int | None
+    """None: chosen round by round."""
+    policy: str
+    lane_count: int
     live_sequence_count: int
     waiting_sequence_count: int
-    round_count: int
-    drafted_count: int
-    accepted_count: int
-    preemption_count: int
-
-
-Metadata = Mapping[str, str]
+    statistics: ClusterStatistics

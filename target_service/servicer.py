@@ -10,6 +10,7 @@ from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb, verdicts_to_
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.errors import InvalidRequest, TokenizerNotFound
+from paceline.types import Verdicts
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server
 from target_service.verifier import Verifier
@@ -27,7 +28,8 @@ class TargetServicer(TargetServiceServicer):
         if not request.rows:
             raise InvalidRequest("rows is empty; send one row a sequence", field="rows")
         rows = verify_rows_from_pb(request)
-        return verdicts_to_pb(rows, await self._worker.run(self._verifier.verify, rows))
+        results, timing = await self._worker.run_timed(self._verifier.verify, rows)
+        return verdicts_to_pb(rows, Verdicts(results, timing))
 
     async def RollbackTargetSequences(
         self, request: pb.RollbackTargetSequencesRequest, context: Context

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import grpc
 
@@ -66,7 +67,9 @@ async def cluster(
     draft: str | Path,
     *,
     batch_size: int = 8,
-    draft_count: int = 5,
+    draft_count: int | Literal["auto"] = 5,
+    policy: Literal["continuous", "eqspec", "exspec"] = "continuous",
+    lanes: int | None = None,
     options: EngineOptions = OPTIONS,
     dtype: DtypeName = "auto",
 ) -> AsyncIterator[Cluster]:
@@ -76,7 +79,12 @@ async def cluster(
         model_server("draft", draft, draft_options, dtype) as drafting,
     ):
         settings = CoordinatorSettings(
-            draft=drafting.address, target=verifying.address, batch_size=batch_size, draft_count=draft_count
+            draft=drafting.address,
+            target=verifying.address,
+            batch_size=batch_size,
+            draft_count=draft_count,
+            policy=policy,
+            lanes=lanes,
         )
         async with running_coordinator(settings) as server, Client(server.address) as client:
             yield Cluster(client, server.address, drafting.runner, verifying.runner)

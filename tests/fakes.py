@@ -9,8 +9,10 @@ from paceline.types import (
     ModelDescription,
     Prefilled,
     Proposal,
+    Proposals,
     ProposeRow,
     Verdict,
+    Verdicts,
     VerifyOutcome,
     VerifyRow,
 )
@@ -74,10 +76,10 @@ class FakeVerifier(FakeCache):
         self.calls: list[list[VerifyRow]] = []
         self.before = before
 
-    async def verify(self, rows: Sequence[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
+    async def verify(self, rows: Sequence[VerifyRow]) -> Verdicts:
         self.calls.append(list(rows))
         self.before(len(self.calls))
-        return [self._verify(row) for row in rows]
+        return Verdicts([self._verify(row) for row in rows])
 
     def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
         taken = row.token_ids[:CHUNK_TOKENS]
@@ -106,10 +108,10 @@ class FakeDrafter(FakeCache):
         self._random = random.Random(seed)
         self._before = before
 
-    async def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | PacelineError]:
+    async def propose(self, rows: Sequence[ProposeRow]) -> Proposals:
         self.calls.append(list(rows))
         self._before(len(self.calls))
-        return [self._propose(row) for row in rows]
+        return Proposals([self._propose(row) for row in rows])
 
     def _propose(self, row: ProposeRow) -> Proposal | PacelineError:
         try:

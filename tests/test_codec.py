@@ -65,13 +65,24 @@ def test_verify_rows_survive_the_wire(rows: list[types.VerifyRow]) -> None:
 def test_results_survive_the_wire_beside_failed_rows() -> None:
     failed = errors.PrefixNotCached("gone")
     asked = [types.ProposeRow(one, 0, (1,), 2) for one in "ab"]
-    proposals = rounds.proposals_from_pb(rounds.proposals_to_pb(asked, [types.Proposal((1, 2), 9), failed]))
-    assert proposals[0] == types.Proposal((1, 2), 9)
-    assert isinstance(proposals[1], errors.PrefixNotCached)
+    timing = types.CallTiming(0.5, 0.25)
+    sent = types.Proposals([types.Proposal((1, 2), 9), failed], timing)
+    proposals = rounds.proposals_from_pb(rounds.proposals_to_pb(asked, sent))
+    assert proposals.results[0] == types.Proposal((1, 2), 9)
+    assert isinstance(proposals.results[1], errors.PrefixNotCached)
+    assert proposals.timing == timing
     rows = [types.VerifyRow(one, 0, (1,), ()) for one in "ab"]
-    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows, [failed, types.Verdict(0, 0, 0)]))
-    assert isinstance(verdicts[0], errors.PrefixNotCached)
-    assert verdicts[1] == types.Verdict(0, 0, 0)
+    logprobs = (types.TokenLogprobs(-0.5, ((3, -0.5), (4, -2.0))),)
+    given: list[types.VerifyOutcome | errors.PacelineError] = [
+        failed,
+        types.Verdict(0, 0, 0),
+        types.Verdict(1, 2, 3, logprobs),
+        types.Prefilled(7),
+    ]
+    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows * 2, types.Verdicts(given, timing)))
+    assert isinstance(verdicts.results[0], errors.PrefixNotCached)
+    assert verdicts.results[1:] == given[1:]
+    assert verdicts.timing == timing
 
 
 @given(
@@ -97,8 +108,31 @@ def test_pieces_survive_the_wire(reason: types.FinishReason | None) -> None:
 
 
 def test_descriptions_survive_the_wire() -> None:
-    cluster = types.ClusterDescription(describe("t", "print"), describe("d"), 1, 2, 3, 4, 5, 6, 7, 8)
-    assert generation.cluster_from_pb(generation.cluster_to_pb(cluster)) == cluster
+    statistics = types.ClusterStatistics(1, 2, 3, 4, 5, (6, 7), ((8, 9), (10, 11)), 0.5, 12)
+    for draft_count in (None, 0, 3):
+        cluster = types.ClusterDescription(
+            describe("t", "print"), describe("d"), 1, draft_count, "exspec", 2, 3, 4, statistics
+        )
+        assert generation.cluster_from_pb(generation.cluster_to_pb(cluster)) == cluster
+
+
+SAMPLING = types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        types.GREEDY,
+        types.ChoiceRule(
+            types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4), 2**64 - 1, 5, (6, 7)
+        ),
+    ],
+)
+def test_choice_rules_survive_the_wire(rule: types.ChoiceRule) -> None:
+    row = types.VerifyRow("a", 0, (1,), (), rule, top_logprob_count=0)
+    assert rounds.verify_rows_from_pb(rounds.verify_rows_to_pb([row])) == [row]
+    asked = types.ProposeRow("a", 0, (1,), 2, rule)
+    assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb([asked])) == [asked]
 
 
 def test_a_big_tokenizer_travels_in_pieces() -> None:

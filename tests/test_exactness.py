@@ -137,7 +137,7 @@ async def test_every_cache_equals_hugging_face(
             assert outputs == expected, f"{draft_count} drafts"
         description = await running.client.describe()
         held = running.target.describe().cache
-    assert (description.preemption_count > 0) == (memory == "tight")
+    assert (description.statistics.preemption_count > 0) == (memory == "tight")
     assert (held.shared_token_count > 0) == (options.layout == "paged" and options.prefix_sharing)
     assert (held.realigned_bytes > 0) == (options.layout == "dense")
     assert running.held_sequence_count == 0
@@ -152,7 +152,7 @@ async def test_a_cache_for_4_serves_32(pairs: dict[str, PairOfCheckpoints]) -> N
     options = EngineOptions(kv_memory=str(4 * 9 * 16 * 512))
     async with cluster(pair.target, pair.draft, options=options) as running:
         outputs, _ = await generate(running, prompts, draft_count=5)
-        assert (await running.client.describe()).preemption_count > 0
+        assert (await running.client.describe()).statistics.preemption_count > 0
     assert outputs == [reference.generate(prompt, limit) for prompt, limit in prompts]
 
 

@@ -130,8 +130,8 @@ async def test_the_cluster_describes_its_models_and_counts(running: Cluster) -> 
     described = await running.client.describe()
     assert (described.target.model_id, described.draft.model_id) == ("builtin:target", "builtin:draft")
     assert described.target.tokenizer_fingerprint == described.draft.tokenizer_fingerprint != ""
-    assert described.round_count == usage.round_count
-    assert described.accepted_count == usage.accepted_count
+    assert described.statistics.round_count == usage.round_count
+    assert described.statistics.accepted_count == usage.accepted_count
 
 
 async def test_a_pair_with_different_tokenizers_is_refused(pairs: dict[str, PairOfCheckpoints]) -> None:

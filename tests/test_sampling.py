@@ -150,7 +150,7 @@ async def test_sampled_tokens_are_the_same_whatever_the_draft(pairs: dict[str, P
                 plain = await outputs(running, 0, sampling)
                 assert expected.setdefault(sampling, plain) == plain
                 assert await outputs(running, 4, sampling) == plain
-            accepted[name] += (await running.client.describe()).accepted_count
+            accepted[name] += (await running.client.describe()).statistics.accepted_count
     assert accepted["itself"] > accepted["like the target"] > 2 * accepted["rubbish"]
     # Different seeds give different outputs, and minimum lengths hold.
     assert len({tuple(one) for one in expected[SAMPLINGS[0]]}) == 10

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.admission import Admission
-from coordinator.policies import Continuous
+from coordinator.draft_length import AutoDraftLength, FixedDraftLength
+from coordinator.policies import POLICIES, make_policy
 from coordinator.pool import SequencePool
 from coordinator.round import RoundLimits
 from coordinator.scheduler import Scheduler
@@ -29,16 +30,27 @@ async def scheduling(
     verifier: FakeVerifier,
     *,
     batch_size: int = 4,
-    draft_count: int = 3,
+    draft_count: int | None = 3,
     draft_max_length: int = 1000,
     queue_limit: int = 100,
+    policy: str = "continuous",
+    lanes: int = 1,
 ) -> AsyncIterator[tuple[Admission, Scheduler]]:
-    limits = RoundLimits(draft_count, draft_max_length, VOCABULARY_SIZE, CHUNK_TOKENS)
-    pool = SequencePool(batch_size, queue_limit)
-    scheduler = Scheduler(pool, Continuous(), drafter, verifier, batch_size=batch_size, limits=limits)
+    """Run the real loop; without a draft count it chooses its own."""
+    chosen = make_policy(policy, window=10)
+    scheduler = Scheduler(
+        SequencePool(chosen.live_limit(batch_size, lanes), queue_limit),
+        chosen,
+        AutoDraftLength(lanes) if draft_count is None else FixedDraftLength(draft_count),
+        drafter,
+        verifier,
+        batch_size=batch_size,
+        lanes=lanes,
+        limits=RoundLimits(draft_max_length, VOCABULARY_SIZE, CHUNK_TOKENS),
+    )
     task = asyncio.create_task(scheduler.run())
     try:
-        yield Admission(PAIR, default_max_new_tokens=40, draft_count=draft_count), scheduler
+        yield Admission(PAIR, default_max_new_tokens=40), scheduler
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -94,6 +106,32 @@ def test_output_is_the_targets_own_for_any_draft_group_size_and_draft_count(
     asyncio.run(run_and_compare(skill, batch_size, draft_count, draft_max_length, max_new_tokens, seed))
 
 
+async def run_policy(policy: str, lanes: int, draft_count: int | None, batch_size: int, seed: int) -> None:
+    drafter, verifier = FakeDrafter(0.7, seed), FakeVerifier()
+    async with scheduling(
+        drafter, verifier, batch_size=batch_size, draft_count=draft_count, policy=policy, lanes=lanes
+    ) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(25, seed), 30)
+    assert outputs == [continuation(prompt, 30) for prompt in prompts(25, seed)]
+    assert not drafter.token_ids
+    assert not verifier.token_ids
+    assert scheduler.statistics.snapshot().committed_count == sum(map(len, outputs))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    lanes=st.integers(1, 2),
+    draft_count=st.none() | st.integers(0, 6),
+    batch_size=st.integers(1, 9),
+    seed=st.integers(0, 10),
+)
+def test_output_is_the_targets_own_under_every_policy_with_every_number_of_lanes(
+    policy: str, lanes: int, draft_count: int | None, batch_size: int, seed: int
+) -> None:
+    asyncio.run(run_policy(policy, lanes if policy == "continuous" else 1, draft_count, batch_size, seed))
+
+
 async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
     drafter, verifier = FakeDrafter(skill=1.0), FakeVerifier()
     prompt = (9, 9, 9)
@@ -126,7 +164,7 @@ def test_a_cache_too_small_for_the_batch_changes_no_output(capacity_tokens: int,
 
 async def test_the_youngest_sequence_is_preempted_and_resent_whole() -> None:
     scheduler = await run_within(100, 6, 1)
-    assert scheduler.preemption_count > 0
+    assert scheduler.statistics.snapshot().preemption_count > 0
 
 
 async def test_a_sequence_alone_waits_for_memory_that_others_hold() -> None:
@@ -140,7 +178,7 @@ async def test_a_sequence_alone_waits_for_memory_that_others_hold() -> None:
     verifier.before = free_later
     async with scheduling(FakeDrafter(0.5), verifier) as (admission, scheduler):
         assert await generate_all(admission, scheduler, [(9,) * 12], 8) == [continuation((9,) * 12, 8)]
-    assert scheduler.preemption_count == 0
+    assert scheduler.statistics.snapshot().preemption_count == 0
 
 
 async def test_a_long_prompt_goes_in_chunks_while_others_go_on() -> None:
@@ -157,7 +195,7 @@ async def test_drafts_wait_until_the_prompt_is_nearly_cached() -> None:
     async with scheduling(drafter, FakeVerifier()) as (admission, scheduler):
         await generate_all(admission, scheduler, [(9,) * (3 * CHUNK_TOKENS)], 5)
     assert len(drafter.calls[0]) == 1
-    assert scheduler.round_count - len(drafter.calls) >= 2
+    assert scheduler.statistics.snapshot().round_count - len(drafter.calls) >= 2
 
 
 async def test_the_draft_keeps_its_cache_between_rounds() -> None:
@@ -266,5 +304,5 @@ async def test_output_ends_with_the_end_token_and_says_so() -> None:
 )
 def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: str) -> None:
     with pytest.raises(PacelineError) as refusal:
-        Admission(PAIR, default_max_new_tokens=40, draft_count=3).admit(request_)
+        Admission(PAIR, default_max_new_tokens=40).admit(request_)
     assert getattr(refusal.value, "field", None) == field

@@ -47,7 +47,7 @@ async def draft(pairs: dict[str, PairOfCheckpoints]) -> AsyncIterator[ModelServe
 
 
 async def verify(server: ModelServer, *rows: VerifyRow) -> list[VerifyOutcome | PacelineError]:
-    return await RemoteVerifier(server.channel, TIMEOUT_S).verify(rows)
+    return (await RemoteVerifier(server.channel, TIMEOUT_S).verify(rows)).results
 
 
 async def decode(server: ModelServer, prompt: tuple[int, ...], count: int) -> list[int]:
@@ -131,9 +131,9 @@ async def test_the_draft_proposes_its_models_own_greedy_tokens_and_rows_may_want
 ) -> None:
     own = await decode(target, PROMPT, 5)
     drafter = RemoteDrafter(draft.channel, TIMEOUT_S)
-    results = await drafter.propose([ProposeRow("a", 0, PROMPT, 5), ProposeRow("b", 0, PROMPT, 2)])
+    results = (await drafter.propose([ProposeRow("a", 0, PROMPT, 5), ProposeRow("b", 0, PROMPT, 2)])).results
     assert results == [Proposal(tuple(own), 8), Proposal(tuple(own[:2]), 5)]
-    follow = await drafter.propose([ProposeRow("a", 8, (own[4],), 1)])
+    follow = (await drafter.propose([ProposeRow("a", 8, (own[4],), 1)])).results
     assert follow == [Proposal(tuple(await decode(target, (*PROMPT, *own), 1)), 9)]
 
 
@@ -144,7 +144,7 @@ async def test_a_bad_draft_row_fails_alone(draft: ModelServer) -> None:
         ProposeRow("huge", 0, PROMPT, 2**31 - 1),
         ProposeRow("gone", 7, PROMPT, 2),
     ]
-    results = await RemoteDrafter(draft.channel, TIMEOUT_S).propose(rows)
+    results = (await RemoteDrafter(draft.channel, TIMEOUT_S).propose(rows)).results
     assert isinstance(results[0], Proposal)
     assert [type(result) for result in results[1:]] == [InvalidRequest, InvalidRequest, PrefixNotCached]
 

@@ -50,7 +50,15 @@ class ClusterFlags:
         typer.Option(help="strict: in any dtype, speculative output equals plain decoding bit for bit."),
     ]
     batch_size: Annotated[int, typer.Option(min=1, help="Most sequences in a round.")]
-    draft_count: Annotated[int, typer.Option(min=0, max=64, help="Draft tokens a round and sequence.")]
+    draft_count: Annotated[
+        str, typer.Option(help="Draft tokens a round and sequence, 0 to 64; auto: what pays best by measured times.")
+    ]
+    policy: Annotated[
+        Literal["continuous", "eqspec", "exspec"], typer.Option(help="How groups are formed; two are the paper's.")
+    ]
+    lanes: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Groups in flight. Unset: 2, and 1 under the paper's policies.")
+    ]
 
 
 def with_cluster_flags(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,7 +1,7 @@
 """Translate what passes between the coordinator and its clients."""
 
 from paceline import types
-from paceline.codec.models import model_from_pb, model_to_pb
+from paceline.codec.models import model_from_pb, model_to_pb, values_of
 from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, sampling_from_pb, sampling_to_pb
 from paceline.errors import InvalidRequest, PeerFailed
 from paceline.v1 import common_pb2, generation_service_pb2
@@ -129,12 +129,11 @@ def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.D
         draft=model_to_pb(cluster.draft),
         batch_size=cluster.batch_size,
         draft_count=cluster.draft_count,
+        policy=cluster.policy,
+        lane_count=cluster.lane_count,
         live_sequence_count=cluster.live_sequence_count,
         waiting_sequence_count=cluster.waiting_sequence_count,
-        round_count=cluster.round_count,
-        drafted_count=cluster.drafted_count,
-        accepted_count=cluster.accepted_count,
-        preemption_count=cluster.preemption_count,
+        statistics=_statistics_to_pb(cluster.statistics),
     )
 
 
@@ -143,11 +142,29 @@ def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> 
         target=model_from_pb(message.target),
         draft=model_from_pb(message.draft),
         batch_size=message.batch_size,
-        draft_count=message.draft_count,
+        draft_count=message.draft_count if message.HasField("draft_count") else None,
+        policy=message.policy,
+        lane_count=message.lane_count,
         live_sequence_count=message.live_sequence_count,
         waiting_sequence_count=message.waiting_sequence_count,
-        round_count=message.round_count,
-        drafted_count=message.drafted_count,
-        accepted_count=message.accepted_count,
-        preemption_count=message.preemption_count,
+        statistics=_statistics_from_pb(message.statistics),
     )
+
+
+def _statistics_to_pb(statistics: types.ClusterStatistics) -> generation_service_pb2.ClusterStatistics:
+    sizes = [
+        generation_service_pb2.GroupSizeCount(group_size=size, round_count=count)
+        for size, count in statistics.round_counts_by_group_size
+    ]
+    values = values_of(types.ClusterStatistics, statistics)
+    return generation_service_pb2.ClusterStatistics(**values | {"round_counts_by_group_size": sizes})
+
+
+def _statistics_from_pb(message: generation_service_pb2.ClusterStatistics) -> types.ClusterStatistics:
+    values = values_of(types.ClusterStatistics, message) | {
+        "accepted_counts_by_position": tuple(message.accepted_counts_by_position),
+        "round_counts_by_group_size": tuple(
+            (one.group_size, one.round_count) for one in message.round_counts_by_group_size
+        ),
+    }
+    return types.ClusterStatistics(**values)

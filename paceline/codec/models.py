@@ -12,17 +12,17 @@ PIECE_BYTES = 1 << 20
 
 
 def model_to_pb(model: types.ModelDescription) -> common_pb2.ModelDescription:
-    cache = common_pb2.CacheDescription(**_values(types.CacheDescription, model.cache))
-    return common_pb2.ModelDescription(**_values(types.ModelDescription, model) | {"cache": cache})
+    cache = common_pb2.CacheDescription(**values_of(types.CacheDescription, model.cache))
+    return common_pb2.ModelDescription(**values_of(types.ModelDescription, model) | {"cache": cache})
 
 
 def model_from_pb(message: common_pb2.ModelDescription) -> types.ModelDescription:
-    cache = types.CacheDescription(**_values(types.CacheDescription, message.cache))
-    values = _values(types.ModelDescription, message)
+    cache = types.CacheDescription(**values_of(types.CacheDescription, message.cache))
+    values = values_of(types.ModelDescription, message)
     return types.ModelDescription(**values | {"end_token_ids": tuple(message.end_token_ids), "cache": cache})
 
 
-def _values(kind: type[Any], source: object) -> dict[str, Any]:
+def values_of(kind: type[Any], source: object) -> dict[str, Any]:
     """What `source` has under the names of the fields of `kind`: message and value spell them alike."""
     return {field.name: getattr(source, field.name) for field in fields(kind)}
 

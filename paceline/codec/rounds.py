@@ -42,7 +42,7 @@ def _rule(row: draft_service_pb2.ProposeTokensRow | target_service_pb2.VerifyTok
 
 
 def proposals_to_pb(
-    rows: Sequence[types.ProposeRow], results: Sequence[types.Proposal | PacelineError]
+    rows: Sequence[types.ProposeRow], proposals: types.Proposals
 ) -> draft_service_pb2.ProposeTokensResponse:
     def one(row: types.ProposeRow, result: types.Proposal | PacelineError) -> draft_service_pb2.ProposeTokensResult:
         if isinstance(result, PacelineError):
@@ -53,18 +53,27 @@ def proposals_to_pb(
             cached_length=result.cached_length,
         )
 
-    return draft_service_pb2.ProposeTokensResponse(results=map(one, rows, results))
+    return draft_service_pb2.ProposeTokensResponse(
+        results=map(one, rows, proposals.results), timing=_timing_to_pb(proposals.timing)
+    )
 
 
-def proposals_from_pb(
-    response: draft_service_pb2.ProposeTokensResponse,
-) -> list[types.Proposal | PacelineError]:
-    return [
+def proposals_from_pb(response: draft_service_pb2.ProposeTokensResponse) -> types.Proposals:
+    results = [
         error_from_pb(result.status)
         if result.HasField("status")
         else types.Proposal(tuple(result.draft_token_ids), result.cached_length)
         for result in response.results
     ]
+    return types.Proposals(results, _timing_from_pb(response.timing))
+
+
+def _timing_to_pb(timing: types.CallTiming) -> common_pb2.CallTiming:
+    return common_pb2.CallTiming(queued_s=timing.queued_s, executed_s=timing.executed_s)
+
+
+def _timing_from_pb(message: common_pb2.CallTiming) -> types.CallTiming:
+    return types.CallTiming(message.queued_s, message.executed_s)
 
 
 def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.VerifyTokensRequest:
@@ -98,7 +107,7 @@ def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list
 
 
 def verdicts_to_pb(
-    rows: Sequence[types.VerifyRow], results: Sequence[types.VerifyOutcome | PacelineError]
+    rows: Sequence[types.VerifyRow], verdicts: types.Verdicts
 ) -> target_service_pb2.VerifyTokensResponse:
     def one(row: types.VerifyRow, result: types.VerifyOutcome | PacelineError) -> target_service_pb2.VerifyTokensResult:
         if isinstance(result, PacelineError):
@@ -115,12 +124,12 @@ def verdicts_to_pb(
             logprobs=map(logprobs_to_pb, result.logprobs),
         )
 
-    return target_service_pb2.VerifyTokensResponse(results=map(one, rows, results))
+    return target_service_pb2.VerifyTokensResponse(
+        results=map(one, rows, verdicts.results), timing=_timing_to_pb(verdicts.timing)
+    )
 
 
-def verdicts_from_pb(
-    response: target_service_pb2.VerifyTokensResponse,
-) -> list[types.VerifyOutcome | PacelineError]:
+def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> types.Verdicts:
     def one(result: target_service_pb2.VerifyTokensResult) -> types.VerifyOutcome | PacelineError:
         if result.HasField("status"):
             return error_from_pb(result.status)
@@ -133,7 +142,7 @@ def verdicts_from_pb(
             tuple(map(logprobs_from_pb, result.logprobs)),
         )
 
-    return [one(result) for result in response.results]
+    return types.Verdicts([one(result) for result in response.results], _timing_from_pb(response.timing))
 
 
 def lengths_from_pb(lengths: Iterable[common_pb2.SequenceLength]) -> list[types.SequenceLength]:

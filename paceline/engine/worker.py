@@ -1,12 +1,15 @@
 """One thread for all model work, so that the event loop, and health checks with it, never waits for a pass."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from paceline.types import CallTiming
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -23,6 +26,19 @@ class ModelWorker:
         """Run `work` in the thread. A caller that is cancelled while waiting takes its call out of the queue."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
+
+    async def run_timed(
+        self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[Result, CallTiming]:
+        """As `run`, and tell how long the call waited for others and how long it took."""
+        asked = time.perf_counter()
+
+        def timed() -> tuple[Result, CallTiming]:
+            began = time.perf_counter()
+            result = work(*args, **kwargs)
+            return result, CallTiming(began - asked, time.perf_counter() - began)
+
+        return await self.run(timed)
 
     def close(self) -> None:
         """Wait for the running call, drop the waiting ones."""

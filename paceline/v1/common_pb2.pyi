@@ -227,6 +227,32 @@ class TokenLogprob(_message.Message):
 Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
+class CallTiming(_message.Message):
+    """Says what a model service did with a call's time; what the caller saw beyond it was the wire's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUED_S_FIELD_NUMBER: _builtins.int
+    EXECUTED_S_FIELD_NUMBER: _builtins.int
+    queued_s: _builtins.float
+    """Seconds the call waited for others."""
+    executed_s: _builtins.float
+    """Seconds of work."""
+    def __init__(
+        self,
+        *,
+        queued_s: _builtins.float = ...,
+        executed_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executed_s", b"executed_s", "queued_s", b"queued_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallTiming: _TypeAlias = CallTiming  # noqa: Y015
+
+@_typing.final
 class SequenceLength(_message.Message):
     """Names a sequence and the part of its cache to keep."""
 

@@ -322,28 +322,23 @@ class DescribeClusterResponse(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     DRAFT_COUNT_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    LANE_COUNT_FIELD_NUMBER: _builtins.int
     LIVE_SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
     WAITING_SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
-    ROUND_COUNT_FIELD_NUMBER: _builtins.int
-    DRAFTED_COUNT_FIELD_NUMBER: _builtins.int
-    ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
-    PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """Most sequences that take part in a round."""
     draft_count: _builtins.int
-    """Draft tokens a round and sequence."""
+    """Draft tokens a round and sequence; unset: chosen round by round."""
+    policy: _builtins.str
+    """Policy that forms the groups."""
+    lane_count: _builtins.int
+    """Groups that may be in flight at once."""
     live_sequence_count: _builtins.int
     """Sequences being generated now."""
     waiting_sequence_count: _builtins.int
     """Requests waiting for a place in the pool."""
-    round_count: _builtins.int
-    """Rounds run since the coordinator started."""
-    drafted_count: _builtins.int
-    """Draft tokens verified since then."""
-    accepted_count: _builtins.int
-    """Draft tokens accepted since then."""
-    preemption_count: _builtins.int
-    """Sequences that gave up their cache for others since then; each was resent later, its output unchanged."""
     @_builtins.property
     def target(self) -> _common_pb2.ModelDescription:
         """Target model as it was when the coordinator joined it."""
@@ -352,24 +347,113 @@ class DescribeClusterResponse(_message.Message):
     def draft(self) -> _common_pb2.ModelDescription:
         """Draft model as it was when the coordinator joined it."""
 
+    @_builtins.property
+    def statistics(self) -> Global___ClusterStatistics:
+        """What the rounds have done since the coordinator started."""
+
     def __init__(
         self,
         *,
         target: _common_pb2.ModelDescription | None = ...,
         draft: _common_pb2.ModelDescription | None = ...,
         batch_size: _builtins.int = ...,
-        draft_count: _builtins.int = ...,
+        draft_count: _builtins.int | None = ...,
+        policy: _builtins.str = ...,
+        lane_count: _builtins.int = ...,
         live_sequence_count: _builtins.int = ...,
         waiting_sequence_count: _builtins.int = ...,
+        statistics: Global___ClusterStatistics | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "draft", b"draft", "draft_count", b"draft_count", "statistics", b"statistics", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "draft", b"draft", "draft_count", b"draft_count", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "statistics", b"statistics", "target", b"target", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__draft_count: _TypeAlias = _typing.Literal["draft_count"]  # noqa: Y015
+    _WhichOneofArgType__draft_count: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_count) -> _WhichOneofReturnType__draft_count | None: ...
+
+Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+
+@_typing.final
+class ClusterStatistics(_message.Message):
+    """Counts what rounds have done since the coordinator started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_COUNT_FIELD_NUMBER: _builtins.int
+    FALLBACK_ROUND_COUNT_FIELD_NUMBER: _builtins.int
+    DRAFTED_COUNT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
+    COMMITTED_COUNT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_COUNTS_BY_POSITION_FIELD_NUMBER: _builtins.int
+    ROUND_COUNTS_BY_GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    OCCUPANCY_WHILE_WAITING_FIELD_NUMBER: _builtins.int
+    PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
+    round_count: _builtins.int
+    """Rounds run."""
+    fallback_round_count: _builtins.int
+    """Rounds for which the policy found no group of the kind it looks for."""
+    drafted_count: _builtins.int
+    """Draft tokens verified."""
+    accepted_count: _builtins.int
+    """Draft tokens accepted."""
+    committed_count: _builtins.int
+    """Tokens added to outputs."""
+    occupancy_while_waiting: _builtins.float
+    """Share of filled slots in rounds that began while other sequences waited; 1 when there were none."""
+    preemption_count: _builtins.int
+    """Sequences that gave up their cache for others; each was resent later, its output unchanged."""
+    @_builtins.property
+    def accepted_counts_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How often the first, second, ... draft of a row was accepted."""
+
+    @_builtins.property
+    def round_counts_by_group_size(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupSizeCount]:
+        """Rounds by the size of their group."""
+
+    def __init__(
+        self,
+        *,
         round_count: _builtins.int = ...,
+        fallback_round_count: _builtins.int = ...,
         drafted_count: _builtins.int = ...,
         accepted_count: _builtins.int = ...,
+        committed_count: _builtins.int = ...,
+        accepted_counts_by_position: _abc.Iterable[_builtins.int] | None = ...,
+        round_counts_by_group_size: _abc.Iterable[Global___GroupSizeCount] | None = ...,
+        occupancy_while_waiting: _builtins.float = ...,
         preemption_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "batch_size", b"batch_size", "draft", b"draft", "draft_count", b"draft_count", "drafted_count", b"drafted_count", "live_sequence_count", b"live_sequence_count", "preemption_count", b"preemption_count", "round_count", b"round_count", "target", b"target", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "committed_count", b"committed_count", "drafted_count", b"drafted_count", "fallback_round_count", b"fallback_round_count", "occupancy_while_waiting", b"occupancy_while_waiting", "preemption_count", b"preemption_count", "round_count", b"round_count", "round_counts_by_group_size", b"round_counts_by_group_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+Global___ClusterStatistics: _TypeAlias = ClusterStatistics  # noqa: Y015
+
+@_typing.final
+class GroupSizeCount(_message.Message):
+    """Counts the rounds of one group size."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    ROUND_COUNT_FIELD_NUMBER: _builtins.int
+    group_size: _builtins.int
+    """Sequences in the group."""
+    round_count: _builtins.int
+    """Rounds."""
+    def __init__(
+        self,
+        *,
+        group_size: _builtins.int = ...,
+        round_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "round_count", b"round_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupSizeCount: _TypeAlias = GroupSizeCount  # noqa: Y015

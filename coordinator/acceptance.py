@@ -1,0 +1,24 @@
+"""How often the draft is right, estimated as rounds go by."""
+
+MEMORY = 0.9
+"""Weight of earlier rounds after one more."""
+PRIOR_WEIGHT = 4.0
+"""Drafts that the prior rate counts for."""
+
+
+class Acceptance:
+    """Share of right drafts at the places the draft was asked about, recent rounds first."""
+
+    def __init__(self, prior_rate: float = 0.7) -> None:
+        self._right = PRIOR_WEIGHT * prior_rate
+        self._asked = PRIOR_WEIGHT
+
+    @property
+    def rate(self) -> float:
+        return self._right / self._asked
+
+    def add(self, accepted_count: int, drafted_count: int) -> None:
+        """Learn from a round. What lies after the first wrong draft tells nothing."""
+        if drafted_count:
+            self._right = MEMORY * self._right + accepted_count
+            self._asked = MEMORY * self._asked + min(accepted_count + 1, drafted_count)

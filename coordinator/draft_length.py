@@ -1,0 +1,110 @@
+"""How many draft tokens a round asks for: a fixed count, or what pays best by measured times and acceptance.
+
+Owns the estimate of what a round costs and yields; knows nothing of services. The objective is the goodput of
+SmartSpec (arXiv 2406.14066): expected tokens over expected seconds for this very group, drafting nothing included.
+"""
+
+from collections.abc import Sequence as Group
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.regression import Regression
+from coordinator.round import RoundReport
+from coordinator.sequence import Sequence
+
+MAX_AUTO = 12
+HYSTERESIS = 0.03
+"""A change must promise this much more goodput."""
+FIRST_COUNTS = (4, 1, 6, 2, 0, 4)
+"""Tried in the first rounds, so that times of several lengths are known."""
+FIRST_PROBE, LAST_PROBE = 32, 1024
+"""Rounds between looks at one draft more or, where drafting does not pay, at one: doubled while they change nothing."""
+
+
+class DraftLength(Protocol):
+    def choose(self, group: Group[Sequence]) -> int: ...
+
+    def observe(self, group_size: int, draft_count: int, report: RoundReport) -> None:
+        """Learn what a round cost in which rows were to have `draft_count` drafts."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedDraftLength:
+    count: int
+
+    def choose(self, group: Group[Sequence]) -> int:
+        return self.count
+
+    def observe(self, group_size: int, draft_count: int, report: RoundReport) -> None:
+        pass
+
+
+class AutoDraftLength:
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._rounds = 0
+        self._current = FIRST_COUNTS[0]
+        self._probe_interval = FIRST_PROBE
+        self._next_probe = FIRST_PROBE
+        # Seconds as functions of work: passes of the draft and rows in them; tokens of the target's one pass.
+        self._propose = Regression(3)
+        self._propose_executed = Regression(3)
+        self._verify = Regression(2)
+        self._verify_executed = Regression(2)
+
+    def observe(self, group_size: int, draft_count: int, report: RoundReport) -> None:
+        if len(report.rows) < group_size:
+            return  # prompts were under way: their cost says nothing of decoding
+        if draft_count and report.propose.executed_s:
+            work = _propose_work(group_size, draft_count)
+            self._propose.add(work, report.propose.total_s)
+            self._propose_executed.add(work, report.propose.executed_s)
+        self._verify.add((1.0, report.verified_count), report.verify.total_s)
+        self._verify_executed.add((1.0, report.verified_count), report.verify.executed_s)
+
+    def choose(self, group: Group[Sequence]) -> int:
+        self._rounds += 1
+        if self._rounds <= len(FIRST_COUNTS):
+            return FIRST_COUNTS[self._rounds - 1]
+        best = max(range(MAX_AUTO + 1), key=lambda count: self.goodput(group, count))
+        if self.goodput(group, best) > self.goodput(group, self._current) * (1 + HYSTERESIS):
+            self._current = best
+            self._probe_interval = FIRST_PROBE
+        if self._rounds >= self._next_probe:
+            self._next_probe = self._rounds + self._probe_interval
+            self._probe_interval = min(2 * self._probe_interval, LAST_PROBE)
+            return min(self._current + 1, MAX_AUTO)
+        return self._current
+
+    def goodput(self, group: Group[Sequence], draft_count: int) -> float:
+        """Expected tokens a second when every row of the group gets `draft_count` drafts, or as many as it may."""
+        counts = [min(draft_count, sequence.max_draft_count) for sequence in group]
+        tokens = sum(
+            expected_tokens(sequence.acceptance.rate, count) for sequence, count in zip(group, counts, strict=True)
+        )
+        return tokens / self._round_s(len(group), max(counts), len(group) + sum(counts))
+
+    def _round_s(self, group_size: int, draft_count: int, token_count: int) -> float:
+        """Seconds from one round of a lane to the next of any lane: lanes overlap until a service is always busy."""
+        verify_s = self._verify.predict((1.0, token_count))
+        verify_executed_s = self._verify_executed.predict((1.0, token_count))
+        propose_s = propose_executed_s = 0.0
+        if draft_count:
+            work = _propose_work(group_size, draft_count)
+            propose_s, propose_executed_s = self._propose.predict(work), self._propose_executed.predict(work)
+        return max(propose_executed_s, verify_executed_s, (propose_s + verify_s) / self._lanes, 1e-6)
+
+
+def expected_tokens(acceptance: float, draft_count: int) -> float:
+    """Tokens a round yields with k drafts, each accepted with one probability: (1 - a^(k+1)) / (1 - a).
+
+    Leviathan, Kalman, Matias, arXiv 2211.17192, equation 1.
+    """
+    if acceptance >= 1:
+        return float(draft_count + 1)
+    return float((1 - acceptance ** (draft_count + 1)) / (1 - acceptance))
+
+
+def _propose_work(group_size: int, draft_count: int) -> tuple[float, ...]:
+    return 1.0, draft_count, draft_count * group_size

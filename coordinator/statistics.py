@@ -1,0 +1,53 @@
+"""What the rounds have done since the start: counted here, read through `DescribeCluster`."""
+
+from collections import Counter
+
+from coordinator.round import RowReport
+from paceline.types import ClusterStatistics
+
+
+class Statistics:
+    def __init__(self) -> None:
+        self._round_count = 0
+        self._fallback_round_count = 0
+        self._drafted_count = 0
+        self._committed_count = 0
+        self._accepted_by_position: Counter[int] = Counter()
+        self._rounds_by_group_size: Counter[int] = Counter()
+        self._waited_slot_count = 0
+        self._waited_filled_count = 0
+        self._preemption_count = 0
+
+    def count_row(self, row: RowReport) -> None:
+        """Count what one row of a round brought."""
+        self._drafted_count += row.drafted_count
+        self._committed_count += row.committed_count
+        self._accepted_by_position.update(range(row.accepted_count))
+
+    def count_round(self, *, group_size: int, batch_size: int, is_fallback: bool, others_wait: bool) -> None:
+        """Count a round; `others_wait` tells whether a full group could have been had."""
+        self._round_count += 1
+        self._fallback_round_count += is_fallback
+        self._rounds_by_group_size[group_size] += 1
+        if others_wait:
+            self._waited_slot_count += batch_size
+            self._waited_filled_count += group_size
+
+    def count_preemption(self) -> None:
+        self._preemption_count += 1
+
+    def snapshot(self) -> ClusterStatistics:
+        positions = max(self._accepted_by_position, default=-1) + 1
+        return ClusterStatistics(
+            round_count=self._round_count,
+            fallback_round_count=self._fallback_round_count,
+            drafted_count=self._drafted_count,
+            accepted_count=self._accepted_by_position.total(),
+            committed_count=self._committed_count,
+            accepted_counts_by_position=tuple(self._accepted_by_position[place] for place in range(positions)),
+            round_counts_by_group_size=tuple(sorted(self._rounds_by_group_size.items())),
+            occupancy_while_waiting=(
+                self._waited_filled_count / self._waited_slot_count if self._waited_slot_count else 1.0
+            ),
+            preemption_count=self._preemption_count,
+        )
