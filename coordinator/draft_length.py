@@ -13,19 +13,25 @@ from coordinator.round import RoundReport
 from coordinator.sequence import Sequence
 
 MAX_AUTO = 12
-HYSTERESIS = 0.03
+HYSTERESIS = 0.02
 """A change must promise this much more goodput."""
+PACE = 8
+"""Rounds between reconsiderations: groups change slowly, and the arithmetic is time that no model works."""
 FIRST_COUNTS = (4, 1, 6, 2, 0, 4)
 """Tried in the first rounds, so that times of several lengths are known."""
+CATCH_UP_ROUNDS = 32
+"""Rounds over which what the draft must catch up with, after rounds without it, is to pay off."""
 FIRST_PROBE, LAST_PROBE = 32, 1024
 """Rounds between looks at one draft more or, where drafting does not pay, at one: doubled while they change nothing."""
 
 
 class DraftLength(Protocol):
-    def choose(self, group: Group[Sequence]) -> int: ...
+    def choose(self, group: Group[Sequence]) -> list[int]:
+        """How many drafts each sequence of the group should have."""
+        ...
 
-    def observe(self, group_size: int, draft_count: int, report: RoundReport) -> None:
-        """Learn what a round cost in which rows were to have `draft_count` drafts."""
+    def observe(self, draft_counts: Group[int], report: RoundReport) -> None:
+        """Learn what a round cost in which the rows were to have so many drafts."""
         ...
 
 
@@ -33,10 +39,10 @@ class DraftLength(Protocol):
 class FixedDraftLength:
     count: int
 
-    def choose(self, group: Group[Sequence]) -> int:
-        return self.count
+    def choose(self, group: Group[Sequence]) -> list[int]:
+        return [self.count] * len(group)
 
-    def observe(self, group_size: int, draft_count: int, report: RoundReport) -> None:
+    def observe(self, draft_counts: Group[int], report: RoundReport) -> None:
         pass
 
 
@@ -45,6 +51,7 @@ class AutoDraftLength:
         self._lanes = lanes
         self._rounds = 0
         self._current = FIRST_COUNTS[0]
+        self._untried = list(reversed(FIRST_COUNTS))
         self._probe_interval = FIRST_PROBE
         self._next_probe = FIRST_PROBE
         # Seconds as functions of work: passes of the draft and rows in them; tokens of the target's one pass.
@@ -53,29 +60,46 @@ class AutoDraftLength:
         self._verify = Regression(2)
         self._verify_executed = Regression(2)
 
-    def observe(self, group_size: int, draft_count: int, report: RoundReport) -> None:
-        if len(report.rows) < group_size:
+    def observe(self, draft_counts: Group[int], report: RoundReport) -> None:
+        if len(report.rows) < len(draft_counts):
             return  # prompts were under way: their cost says nothing of decoding
-        if draft_count and report.propose.executed_s:
-            work = _propose_work(group_size, draft_count)
+        if report.propose.executed_s and min(draft_counts) == max(draft_counts):
+            work = _propose_work(len(draft_counts), draft_counts[0])
             self._propose.add(work, report.propose.total_s)
             self._propose_executed.add(work, report.propose.executed_s)
         self._verify.add((1.0, report.verified_count), report.verify.total_s)
         self._verify_executed.add((1.0, report.verified_count), report.verify.executed_s)
 
-    def choose(self, group: Group[Sequence]) -> int:
+    def choose(self, group: Group[Sequence]) -> list[int]:
         self._rounds += 1
-        if self._rounds <= len(FIRST_COUNTS):
-            return FIRST_COUNTS[self._rounds - 1]
-        best = max(range(MAX_AUTO + 1), key=lambda count: self.goodput(group, count))
-        if self.goodput(group, best) > self.goodput(group, self._current) * (1 + HYSTERESIS):
-            self._current = best
-            self._probe_interval = FIRST_PROBE
+        if self._untried:
+            # Only whole groups tell what drafts cost, and new ones have prompts under way.
+            if all(sequence.usage.round_count for sequence in group):
+                return [self._untried.pop()] * len(group)
+            return [FIRST_COUNTS[0]] * len(group)
+        if self._rounds % PACE == 0:
+            self._reconsider(group)
         if self._rounds >= self._next_probe:
             self._next_probe = self._rounds + self._probe_interval
             self._probe_interval = min(2 * self._probe_interval, LAST_PROBE)
-            return min(self._current + 1, MAX_AUTO)
-        return self._current
+            return self._probe(group)
+        return [self._current] * len(group)
+
+    def _probe(self, group: Group[Sequence]) -> list[int]:
+        """One draft more than now; from nothing, one draft for the sequence that its cache lags behind least."""
+        if self._current:
+            return [min(self._current + 1, MAX_AUTO)] * len(group)
+        nearest = min(range(len(group)), key=lambda index: _stale_count(group[index]))
+        return [int(index == nearest) for index in range(len(group))]
+
+    def _reconsider(self, group: Group[Sequence]) -> None:
+        goodputs = [self.goodput(group, count) for count in range(MAX_AUTO + 1)]
+        # The shortest of those that are as good as the best: what is not drafted cannot be wrong.
+        best = next(count for count, one in enumerate(goodputs) if one >= max(goodputs) * (1 - HYSTERESIS))
+        if goodputs[best] > goodputs[self._current] * (1 + HYSTERESIS) or best < self._current:
+            if best and not self._current:
+                self._probe_interval = FIRST_PROBE
+            self._current = best
 
     def goodput(self, group: Group[Sequence], draft_count: int) -> float:
         """Expected tokens a second when every row of the group gets `draft_count` drafts, or as many as it may."""
@@ -83,7 +107,11 @@ class AutoDraftLength:
         tokens = sum(
             expected_tokens(sequence.acceptance.rate, count) for sequence, count in zip(group, counts, strict=True)
         )
-        return tokens / self._round_s(len(group), max(counts), len(group) + sum(counts))
+        round_s = self._round_s(len(group), max(counts), len(group) + sum(counts))
+        if draft_count and not self._current:
+            stale_count = sum(map(_stale_count, group))
+            round_s += self._propose_executed.predict((0, 0, stale_count)) / CATCH_UP_ROUNDS
+        return tokens / round_s
 
     def _round_s(self, group_size: int, draft_count: int, token_count: int) -> float:
         """Seconds from one round of a lane to the next of any lane: lanes overlap until a service is always busy."""
@@ -104,6 +132,11 @@ def expected_tokens(acceptance: float, draft_count: int) -> float:
     if acceptance >= 1:
         return float(draft_count + 1)
     return float((1 - acceptance ** (draft_count + 1)) / (1 - acceptance))
+
+
+def _stale_count(sequence: Sequence) -> int:
+    """Committed tokens that the draft service would have to catch up with."""
+    return len(sequence.token_ids) - sequence.draft_cached_length
 
 
 def _propose_work(group_size: int, draft_count: int) -> tuple[float, ...]:

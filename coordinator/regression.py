@@ -1,33 +1,42 @@
-"""Least squares that forgets: what a quantity costs, learnt while it is spent."""
+"""What a quantity costs, learnt while it is spent: least squares over the latest measurement of each amount of work."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
-MEMORY = 0.98
-"""Weight of what was known after one more observation: about the last fifty count."""
+MEMORY = 0.8
+"""Weight of what was known of an amount of work after one more measurement of it."""
+KEPT = 48
+"""Amounts of work that are remembered: those measured last. A long run of one amount does not wash out the others."""
 RIDGE = 1e-6
-"""Keeps the equations solvable while all observations are alike."""
+"""Keeps the equations solvable while all amounts are alike."""
 
 
 class Regression:
-    """`y` as a weighted sum of features. Knows nothing before the first observation: then it predicts 0."""
+    """`y` as a weighted sum of features. Knows nothing before the first measurement: then it predicts 0."""
 
     def __init__(self, feature_count: int) -> None:
-        self._products = [[0.0] * feature_count for _ in range(feature_count)]
-        self._targets = [0.0] * feature_count
+        self._feature_count = feature_count
+        self._measured: OrderedDict[tuple[float, ...], float] = OrderedDict()
         self._weights: list[float] | None = [0.0] * feature_count
 
-    def add(self, features: Sequence[float], y: float) -> None:
-        for row, one in zip(self._products, features, strict=True):
-            for column, other in enumerate(features):
-                row[column] = MEMORY * row[column] + one * other
-        self._targets = [MEMORY * total + one * y for total, one in zip(self._targets, features, strict=True)]
+    def add(self, features: tuple[float, ...], y: float) -> None:
+        self._measured[features] = MEMORY * self._measured.get(features, y) + (1 - MEMORY) * y
+        self._measured.move_to_end(features)
+        if len(self._measured) > KEPT:
+            self._measured.popitem(last=False)
         self._weights = None
 
     def predict(self, features: Sequence[float]) -> float:
         """At least 0: the features are amounts of work and `y` is what they cost."""
         if self._weights is None:
-            self._weights = _solve(self._products, self._targets)
+            self._weights = self._fit()
         return max(0.0, sum(weight * one for weight, one in zip(self._weights, features, strict=True)))
+
+    def _fit(self) -> list[float]:
+        places = range(self._feature_count)
+        products = [[sum(one[a] * one[b] for one in self._measured) for a in places] for b in places]
+        targets = [sum(one[a] * y for one, y in self._measured.items()) for a in places]
+        return _solve(products, targets)
 
 
 def _solve(products: list[list[float]], targets: list[float]) -> list[float]:

@@ -82,14 +82,16 @@ async def run_round(
     drafter: Drafter,
     verifier: Verifier,
     limits: RoundLimits,
-    draft_count: int,
+    draft_counts: Rows[int],
     clock: Clock = time.perf_counter,
 ) -> RoundReport:
-    """Run one round and commit its tokens; a row that cannot go on fails its own sequence only.
+    """Run one round, with at most so many drafts a row, and commit its tokens.
+
+    A row that cannot go on fails its own sequence only.
 
     Raises what the verify call raises: then no sequence of the group has changed.
     """
-    drafts = await _propose(group, drafter, limits, draft_count, clock)
+    drafts = await _propose(group, drafter, limits, draft_counts, clock)
     rows = [sequence.verify_row(drafts.by_sequence.get(sequence, ())) for sequence in group]
     began = clock()
     verdicts = await verifier.verify(rows)
@@ -113,10 +115,14 @@ async def run_round(
 
 
 async def _propose(
-    group: Rows[Sequence], drafter: Drafter, limits: RoundLimits, draft_count: int, clock: Clock
+    group: Rows[Sequence], drafter: Drafter, limits: RoundLimits, draft_counts: Rows[int], clock: Clock
 ) -> _Drafts:
     """Ask for the draft tokens of the sequences that can use any."""
-    wanted = [(sequence, count) for sequence in group if (count := _draft_count(sequence, limits, draft_count)) > 0]
+    wanted = [
+        (sequence, count)
+        for sequence, draft_count in zip(group, draft_counts, strict=True)
+        if (count := _draft_count(sequence, limits, draft_count)) > 0
+    ]
     if not wanted:
         return _Drafts({})
     began = clock()

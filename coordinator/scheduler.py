@@ -108,9 +108,9 @@ class Scheduler:
             await self._relieve(report.shortage)
 
     async def _run_round(self, group: list[Sequence]) -> RoundReport | None:
-        draft_count = self._draft_length.choose(group)
+        draft_counts = self._draft_length.choose(group)
         try:
-            report = await run_round(group, self._drafter, self._verifier, self._limits, draft_count)
+            report = await run_round(group, self._drafter, self._verifier, self._limits, draft_counts)
         except Exception as error:
             if not isinstance(error, PacelineError):
                 log.error("a round failed unexpectedly", exc_info=error)
@@ -120,15 +120,15 @@ class Scheduler:
                 if not sequence.ended:
                     sequence.fail(error)
             return None
-        self._learn(group, draft_count, report)
+        self._learn(draft_counts, report)
         return report
 
-    def _learn(self, group: list[Sequence], draft_count: int, report: RoundReport) -> None:
+    def _learn(self, draft_counts: list[int], report: RoundReport) -> None:
         for row in report.rows:
             self._acceptance.add(row.accepted_count, row.drafted_count)
             self.statistics.count_row(row)
         if report.draft_error is None:
-            self._draft_length.observe(len(group), draft_count, report)
+            self._draft_length.observe(draft_counts, report)
         if report.draft_error and self._draft_is_up:
             log.warning("draft service failed; decoding plainly until it answers", error=str(report.draft_error))
         if report.draft_error is None and not self._draft_is_up and report.drafted_count:

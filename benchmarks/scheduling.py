@@ -1,0 +1,154 @@
+"""Policies, lanes and draft lengths against each other: `python -m benchmarks.scheduling --data train.jsonl`.
+
+Every system is a cluster of its own on the built-in pair; they run alternately over the same unseen problems, and
+medians are shown. `load` sends Poisson arrivals instead, at a share of what the slowest system can serve.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.client import Client, Completion
+from paceline.launcher import ClusterOptions, running_cluster
+from paceline.types import ClusterStatistics, GenerationRequest, UserMessage
+from training import problems
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+console = Console(highlight=False)
+Data = Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)]
+
+SYSTEMS = {
+    "continuous, 2 lanes": ClusterOptions(),
+    "continuous, 1 lane": ClusterOptions(lanes=1),
+    "continuous, auto": ClusterOptions(draft_count="auto"),
+    "exspec, dense": ClusterOptions(policy="exspec", layout="dense"),
+    "eqspec, dense": ClusterOptions(policy="eqspec", layout="dense"),
+}
+LENGTHS = {str(count): ClusterOptions(draft_count=str(count)) for count in (0, 2, 3, 4, 5, 6, 8)} | {
+    "auto": ClusterOptions(draft_count="auto")
+}
+
+
+@app.command()
+def policies(data: Data, problem_count: int = 64, runs: int = 3, max_new_tokens: int = 160) -> None:
+    """Throughput, occupancy and grouping of each policy and lane count."""
+    asyncio.run(_throughput(SYSTEMS, _questions(data, problem_count), runs, max_new_tokens))
+
+
+@app.command("draft-lengths")
+def draft_lengths(
+    data: Data,
+    problem_count: int = 48,
+    runs: int = 3,
+    max_new_tokens: int = 160,
+    draft_model: Annotated[str, typer.Option(help="Another draft, such as one that is never right.")] = "builtin:draft",
+) -> None:
+    """Throughput of fixed draft lengths and of `auto`."""
+    systems = {name: ClusterOptions(**vars(one) | {"draft_model": draft_model}) for name, one in LENGTHS.items()}
+    asyncio.run(_throughput(systems, _questions(data, problem_count), runs, max_new_tokens))
+
+
+@app.command()
+def load(data: Data, problem_count: int = 96, share: float = 0.7, max_new_tokens: int = 160) -> None:
+    """Latency under Poisson arrivals, one system after the other, each with the same arrivals."""
+    systems = {name: SYSTEMS[name] for name in ("eqspec, dense", "exspec, dense", "continuous, 2 lanes")}
+    asyncio.run(_latency(systems, _questions(data, problem_count), share, max_new_tokens))
+
+
+def _questions(data: Path, count: int) -> list[str]:
+    _, unseen = problems.load(data)
+    return [problem.question for problem in unseen[:count]]
+
+
+async def _throughput(
+    systems: Mapping[str, ClusterOptions], questions: Sequence[str], runs: int, max_new_tokens: int
+) -> None:
+    rates: dict[str, list[float]] = {name: [] for name in systems}
+    statistics: dict[str, ClusterStatistics] = {}
+    outputs: dict[str, list[list[int]]] = {}
+    async with AsyncExitStack() as stack:
+        clients = await _clients(stack, systems)
+        for _ in range(runs + 1):  # the first of each warms up
+            for name, client in clients.items():
+                began = time.perf_counter()
+                completions = await asyncio.gather(*(_answer(client, one, max_new_tokens) for one in questions))
+                token_count = sum(len(one.tokens) for one in completions)
+                rates[name].append(token_count / (time.perf_counter() - began))
+                outputs[name] = [one.token_ids for one in completions]
+        for name, client in clients.items():
+            statistics[name] = (await client.describe()).statistics
+    first = next(iter(outputs.values()))
+    for name in systems:
+        console.print_json(json.dumps(_row(name, rates[name][1:], statistics[name], outputs[name] == first)))
+
+
+async def _clients(stack: AsyncExitStack, systems: Mapping[str, ClusterOptions]) -> dict[str, Client]:
+    clients = {}
+    for name, options in systems.items():
+        addresses = await stack.enter_async_context(running_cluster(options))
+        clients[name] = await stack.enter_async_context(Client(addresses.coordinator))
+    return clients
+
+
+def _row(name: str, rates: Sequence[float], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:
+    rows = sum(size * count for size, count in counted.round_counts_by_group_size)
+    return {
+        "system": name,
+        "tokens_per_s": round(median(rates)),
+        "tokens_per_row": round(counted.committed_count / rows, 2),
+        "acceptance": round(counted.accepted_count / counted.drafted_count, 3) if counted.drafted_count else None,
+        "occupancy_while_waiting": round(counted.occupancy_while_waiting, 3),
+        "grouped_rounds": round(1 - counted.fallback_round_count / counted.round_count, 3),
+        "outputs_equal": is_equal,
+    }
+
+
+async def _answer(client: Client, question: str, max_new_tokens: int) -> Completion:
+    return await client.complete(GenerationRequest(UserMessage(question), max_new_tokens=max_new_tokens))
+
+
+async def _latency(
+    systems: Mapping[str, ClusterOptions], questions: Sequence[str], share: float, max_new_tokens: int
+) -> None:
+    async with AsyncExitStack() as stack:
+        clients = await _clients(stack, systems)
+        # The slowest system's own throughput sets the load, so that none is overloaded.
+        slowest = next(iter(clients.values()))
+        for _ in range(2):
+            began = time.perf_counter()
+            await asyncio.gather(*(_answer(slowest, one, max_new_tokens) for one in questions))
+            per_s = len(questions) / (time.perf_counter() - began)
+        rng = random.Random(1)
+        gaps = [rng.expovariate(share * per_s) for _ in questions]
+        for name, client in clients.items():
+            latencies = await _arrive(client, questions, gaps, max_new_tokens)
+            cuts = quantiles(latencies, n=100)
+            row = {"system": name, "arrivals_per_s": round(share * per_s, 2)}
+            row |= {f"p{percent}_s": round(cuts[percent - 1], 2) for percent in (50, 90, 99)}
+            console.print_json(json.dumps(row))
+
+
+async def _arrive(client: Client, questions: Sequence[str], gaps: Sequence[float], max_new_tokens: int) -> list[float]:
+    async def timed(question: str) -> float:
+        began = time.perf_counter()
+        await _answer(client, question, max_new_tokens)
+        return time.perf_counter() - began
+
+    tasks = []
+    for question, gap in zip(questions, gaps, strict=True):
+        await asyncio.sleep(gap)
+        tasks.append(asyncio.create_task(timed(question)))
+    return list(await asyncio.gather(*tasks))
+
+
+if __name__ == "__main__":
+    app()
