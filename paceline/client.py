@@ -3,22 +3,47 @@
 async with Client("127.0.0.1:7700") as client:
     async for piece in client.generate(GenerationRequest(Text("2 + 2 ="))):
         print("".join(token.text for token in piece.tokens), end="")
+
+A stream that breaks is taken up again, at this or another coordinator behind the address, from the tokens received: the
+continuation is the same, token for token. A coordinator that is full is asked again when it says.
 """
 
+import asyncio
+import random
+import secrets
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from paceline.codec.generation import cluster_from_pb, piece_from_pb, request_to_pb
-from paceline.errors import PeerFailed
+from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerFailed, PeerUnavailable
 from paceline.rpc import open_channel, translated_errors
 from paceline.types import ClusterDescription, GenerationFinish, GenerationRequest, OutputPiece, OutputToken
 from paceline.v1 import generation_service_pb2
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 
 DESCRIBE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """When to call again: only where that is safe, which is before anything was received or with what was."""
+
+    attempts: int = 5
+    """Failures in a row, without a token between them, before one is raised."""
+    first_delay_s: float = 0.2
+    max_delay_s: float = 5.0
+
+    def delay_s(self, failures: int) -> float:
+        """Exponential, with jitter so that clients of one failed coordinator do not come back as one."""
+        longest_s: float = min(self.max_delay_s, self.first_delay_s * 2 ** (failures - 1))
+        return random.uniform(0.5, 1.0) * longest_s
+
+
+NO_RETRIES = RetryPolicy(attempts=1)
 
 
 @dataclass(frozen=True)
@@ -40,10 +65,11 @@ class Completion:
 class Client:
     """A connection to a coordinator. Every failure is raised as a `paceline.errors.PacelineError`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, retries: RetryPolicy = RetryPolicy()) -> None:
         """`address` is HOST:PORT."""
         self._channel = open_channel(address)
         self._stub = GenerationServiceStub(self._channel)
+        self._retries = retries
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,7 +82,31 @@ class Client:
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> AsyncGenerator[OutputPiece, None]:
-        """Yield pieces as rounds commit them, the last with the finish. Closing the iterator cancels the call."""
+        """Yield pieces as rounds commit them, each output's last with its finish. Closing the iterator cancels.
+
+        `timeout_s` is for the whole output, repeated calls included. Usage counts the rounds of the last call only.
+        """
+        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        if request.seed is None:
+            # Drawn here, so that the output can be continued wherever the stream breaks.
+            request = replace(request, seed=secrets.randbits(64))
+        received = list(request.received_token_ids)
+        failures = 0
+        while True:
+            remaining_s = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+            try:
+                async for piece in self._stream(replace(request, received_token_ids=tuple(received)), remaining_s):
+                    received += [token.token_id for token in piece.tokens]
+                    failures = 0
+                    yield piece
+                return
+            except (PeerUnavailable, Overloaded) as error:
+                failures += 1
+                await self._wait(
+                    error, failures, resumable=request.completion_count == 1 or not received, ends_at=ends_at
+                )
+
+    async def _stream(self, request: GenerationRequest, timeout_s: float | None) -> AsyncGenerator[OutputPiece, None]:
         with translated_errors():
             call = self._stub.GenerateText(request_to_pb(request), timeout=timeout_s)
             try:
@@ -64,6 +114,17 @@ class Client:
                     yield piece_from_pb(message)
             finally:
                 call.cancel()
+
+    async def _wait(self, error: PacelineError, failures: int, *, resumable: bool, ends_at: float | None) -> None:
+        """Wait before the next call; raise the error instead when there should be none."""
+        if failures >= self._retries.attempts or not resumable:
+            raise error
+        delay_s = self._retries.delay_s(failures)
+        if isinstance(error, Overloaded):
+            delay_s = max(delay_s, error.retry_after_s)
+        if ends_at is not None and time.monotonic() + delay_s >= ends_at:
+            raise CallTimedOut(f"the output did not end in time; the last call failed: {error.message}") from error
+        await asyncio.sleep(delay_s)
 
     async def complete(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
         """Return the whole output at its end; the first one if the request asks for several."""

@@ -5,11 +5,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import pytest
 
 from paceline.cli.prompts import PROMPTS
-from paceline.engine.options import EngineOptions
+from paceline.engine.options import EngineOptions, Layout
 from paceline.engine.reference import HuggingFaceReference
 from paceline.types import GenerationRequest, TokenIds, Usage, UserMessage
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
@@ -31,7 +32,7 @@ def requests(seed: int) -> list[tuple[tuple[int, ...], int]]:
 
 
 async def generate(
-    running: Cluster, prompts: Sequence[tuple[tuple[int, ...], int]], draft_count: int
+    running: Cluster, prompts: Sequence[tuple[tuple[int, ...], int]], draft_count: int | None
 ) -> tuple[list[list[int]], list[Usage]]:
     """Send all prompts at once with staggered starts, so that sequences join while others leave."""
 
@@ -141,6 +142,36 @@ async def test_every_cache_equals_hugging_face(
     assert (held.shared_token_count > 0) == (options.layout == "paged" and options.prefix_sharing)
     assert (held.realigned_bytes > 0) == (options.layout == "dense")
     assert running.held_sequence_count == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "lanes", "layout"),
+    [
+        ("continuous", 1, "paged"),
+        ("continuous", 2, "paged"),
+        ("continuous", 2, "dense"),
+        ("exspec", None, "paged"),
+        ("exspec", None, "dense"),
+        ("eqspec", None, "dense"),
+    ],
+)
+async def test_every_policy_equals_hugging_face_with_every_draft_length(
+    policy: Literal["continuous", "eqspec", "exspec"],
+    lanes: int | None,
+    layout: Layout,
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    pair = pairs["Llama"]
+    expected = expected_outputs(str(pair.target))
+    options = EngineOptions(kv_memory="64MiB", layout=layout)
+    draft_counts: tuple[int | Literal["auto"], ...] = (0, 3, "auto")
+    for draft_count in draft_counts:
+        async with cluster(
+            pair.target, pair.draft, batch_size=4, draft_count=draft_count, policy=policy, lanes=lanes, options=options
+        ) as running:
+            outputs, _ = await generate(running, shared_requests(seed=6), None)
+            assert outputs == expected, f"draft count {draft_count}"
+        assert running.held_sequence_count == 0
 
 
 async def test_a_cache_for_4_serves_32(pairs: dict[str, PairOfCheckpoints]) -> None:
