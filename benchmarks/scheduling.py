@@ -14,12 +14,13 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated
 
+import psutil
 import typer
 from rich.console import Console
 
 from paceline.client import Client, Completion
 from paceline.launcher import ClusterOptions, running_cluster
-from paceline.types import ClusterStatistics, GenerationRequest, UserMessage
+from paceline.types import ClusterStatistics, GenerationRequest, TokenIds, UserMessage
 from training import problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -33,6 +34,8 @@ SYSTEMS = {
     "exspec, dense": ClusterOptions(policy="exspec", layout="dense"),
     "eqspec, dense": ClusterOptions(policy="eqspec", layout="dense"),
 }
+PAPER_GROUPED = {2: (0.959, 0.236), 4: (0.893, 0.175), 8: (0.841, 0.048), 16: (0.707, 0.013), 32: (0.442, 0.0)}
+"""Grouping rates of arXiv 2510.22876, figure 5c: prompts of equal and of random lengths, by batch size."""
 LENGTHS = {str(count): ClusterOptions(draft_count=str(count)) for count in (0, 2, 3, 4, 5, 6, 8)} | {
     "auto": ClusterOptions(draft_count="auto")
 }
@@ -64,6 +67,12 @@ def load(data: Data, problem_count: int = 96, share: float = 0.7, max_new_tokens
     asyncio.run(_latency(systems, _questions(data, problem_count), share, max_new_tokens))
 
 
+@app.command()
+def grouping(prompt_count: int = 100, max_new_tokens: int = 50) -> None:
+    """Share of exspec's rounds that found a group of equal lengths, beside the paper's figure 5c."""
+    asyncio.run(_grouping(prompt_count, max_new_tokens))
+
+
 def _questions(data: Path, count: int) -> list[str]:
     _, unseen = problems.load(data)
     return [problem.question for problem in unseen[:count]]
@@ -76,9 +85,14 @@ async def _throughput(
     statistics: dict[str, ClusterStatistics] = {}
     outputs: dict[str, list[list[int]]] = {}
     async with AsyncExitStack() as stack:
-        clients = await _clients(stack, systems)
-        for _ in range(runs + 1):  # the first of each warms up
+        clients, coordinators = await _clients(stack, systems)
+        spent: dict[str, float] = {}
+        rounds: dict[str, int] = {}
+        for number in range(runs + 1):  # the first of each warms up
             for name, client in clients.items():
+                if number == 1:
+                    spent[name] = -_cpu_s(coordinators[name])
+                    rounds[name] = -(await client.describe()).statistics.round_count
                 began = time.perf_counter()
                 completions = await asyncio.gather(*(_answer(client, one, max_new_tokens) for one in questions))
                 token_count = sum(len(one.tokens) for one in completions)
@@ -86,17 +100,33 @@ async def _throughput(
                 outputs[name] = [one.token_ids for one in completions]
         for name, client in clients.items():
             statistics[name] = (await client.describe()).statistics
+            spent[name] += _cpu_s(coordinators[name])
+            rounds[name] += statistics[name].round_count
     first = next(iter(outputs.values()))
     for name in systems:
-        console.print_json(json.dumps(_row(name, rates[name][1:], statistics[name], outputs[name] == first)))
+        row = _row(name, rates[name][1:], statistics[name], outputs[name] == first)
+        row["coordinator_cpu_ms_per_round"] = round(1e3 * spent[name] / rounds[name], 2)
+        console.print_json(json.dumps(row))
 
 
-async def _clients(stack: AsyncExitStack, systems: Mapping[str, ClusterOptions]) -> dict[str, Client]:
-    clients = {}
+async def _clients(
+    stack: AsyncExitStack, systems: Mapping[str, ClusterOptions]
+) -> tuple[dict[str, Client], dict[str, psutil.Process]]:
+    """Start the clusters; return a client and the coordinator's process of each."""
+    clients, coordinators = {}, {}
     for name, options in systems.items():
         addresses = await stack.enter_async_context(running_cluster(options))
         clients[name] = await stack.enter_async_context(Client(addresses.coordinator))
-    return clients
+        coordinators[name] = max(
+            (one for one in psutil.Process().children() if "coordinator" in one.cmdline()),
+            key=lambda process: process.create_time(),
+        )
+    return clients, coordinators
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _row(name: str, rates: Sequence[float], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:
@@ -120,7 +150,7 @@ async def _latency(
     systems: Mapping[str, ClusterOptions], questions: Sequence[str], share: float, max_new_tokens: int
 ) -> None:
     async with AsyncExitStack() as stack:
-        clients = await _clients(stack, systems)
+        clients, _ = await _clients(stack, systems)
         # The slowest system's own throughput sets the load, so that none is overloaded.
         slowest = next(iter(clients.values()))
         for _ in range(2):
@@ -135,6 +165,28 @@ async def _latency(
             row = {"system": name, "arrivals_per_s": round(share * per_s, 2)}
             row |= {f"p{percent}_s": round(cuts[percent - 1], 2) for percent in (50, 90, 99)}
             console.print_json(json.dumps(row))
+
+
+async def _grouping(prompt_count: int, max_new_tokens: int) -> None:
+    rng = random.Random(1)
+    for batch_size, (paper_equal, paper_random) in PAPER_GROUPED.items():
+        row: dict[str, object] = {"batch_size": batch_size}
+        for name, lengths, paper in (("equal", (16, 16), paper_equal), ("random", (5, 40), paper_random)):
+            prompts = [
+                TokenIds(tuple(rng.randrange(200, 4000) for _ in range(rng.randint(*lengths))))
+                for _ in range(prompt_count)
+            ]
+            options = ClusterOptions(policy="exspec", layout="dense", batch_size=batch_size)
+            async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
+                await asyncio.gather(
+                    *(client.complete(GenerationRequest(prompt, max_new_tokens)) for prompt in prompts)
+                )
+                counted = (await client.describe()).statistics
+            row |= {
+                f"{name}_lengths": round(1 - counted.fallback_round_count / counted.round_count, 3),
+                f"{name}_lengths_paper": paper,
+            }
+        console.print_json(json.dumps(row))
 
 
 async def _arrive(client: Client, questions: Sequence[str], gaps: Sequence[float], max_new_tokens: int) -> list[float]:

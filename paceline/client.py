@@ -33,7 +33,7 @@ class RetryPolicy:
     """When to call again: only where that is safe, which is before anything was received or with what was."""
 
     attempts: int = 5
-    """Failures in a row, without a token between them, before one is raised."""
+    """Failures in a row, without a token between them, before one is raised. Being full is no failure."""
     first_delay_s: float = 0.2
     max_delay_s: float = 5.0
 
@@ -101,7 +101,7 @@ class Client:
                     yield piece
                 return
             except (PeerUnavailable, Overloaded) as error:
-                failures += 1
+                failures += isinstance(error, PeerUnavailable)
                 await self._wait(
                     error, failures, resumable=request.completion_count == 1 or not received, ends_at=ends_at
                 )
@@ -117,9 +117,9 @@ class Client:
 
     async def _wait(self, error: PacelineError, failures: int, *, resumable: bool, ends_at: float | None) -> None:
         """Wait before the next call; raise the error instead when there should be none."""
-        if failures >= self._retries.attempts or not resumable:
+        if failures >= self._retries.attempts or self._retries == NO_RETRIES or not resumable:
             raise error
-        delay_s = self._retries.delay_s(failures)
+        delay_s = self._retries.delay_s(max(1, failures))
         if isinstance(error, Overloaded):
             delay_s = max(delay_s, error.retry_after_s)
         if ends_at is not None and time.monotonic() + delay_s >= ends_at:

@@ -1,5 +1,6 @@
 """`paceline generate`: one prompt, streamed."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -9,18 +10,21 @@ from paceline.cli.options import (
     Address,
     Chat,
     MaxNewTokens,
+    Seed,
     Speculation,
     as_prompt,
     connected,
     draft_limit,
     run_async,
     with_cluster_flags,
+    with_sampling_flags,
 )
 from paceline.launcher import ClusterOptions
-from paceline.types import GenerationRequest, Usage
+from paceline.types import ClusterDescription, GenerationFinish, GenerationRequest, SamplingParameters
 
 
 @with_cluster_flags
+@with_sampling_flags
 def command(
     prompt: Annotated[str, typer.Argument(help="What to continue or answer.")],
     address: Address = None,
@@ -28,38 +32,42 @@ def command(
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the output; may be repeated.")] = None,
     speculation: Speculation = True,
     chat: Chat = None,
+    seed: Seed = None,
     *,
+    sampling: SamplingParameters,
     options: ClusterOptions,
 ) -> None:
     """Stream the answer to one prompt."""
-    run_async(_generate(prompt, address, options, chat, max_new_tokens, tuple(stop or ()), draft_limit(speculation)))
+
+    def request(cluster: ClusterDescription) -> GenerationRequest:
+        return GenerationRequest(
+            as_prompt(prompt, chat, cluster),
+            max_new_tokens=max_new_tokens,
+            stop_strings=tuple(stop or ()),
+            max_draft_count=draft_limit(speculation),
+            sampling=sampling,
+            seed=seed,
+        )
+
+    run_async(_generate(address, options, request))
 
 
 async def _generate(
-    prompt: str,
-    address: str | None,
-    options: ClusterOptions,
-    chat: bool | None,
-    max_new_tokens: int,
-    stop_strings: tuple[str, ...],
-    max_draft_count: int | None,
+    address: str | None, options: ClusterOptions, make_request: Callable[[ClusterDescription], GenerationRequest]
 ) -> None:
     async with connected(address, options) as (client, cluster):
-        request = GenerationRequest(
-            as_prompt(prompt, chat, cluster),
-            max_new_tokens=max_new_tokens,
-            stop_strings=stop_strings,
-            max_draft_count=max_draft_count,
-        )
+        request = make_request(cluster)
         async for piece in client.generate(request):
             print("".join(token.text for token in piece.tokens), end="", flush=True)
             if piece.finish:
                 print()
-                Console(stderr=True, highlight=False).print(_summary(piece.finish.usage), style="dim")
+                Console(stderr=True, highlight=False).print(_summary(request, piece.finish), style="dim")
 
 
-def _summary(usage: Usage) -> str:
+def _summary(request: GenerationRequest, finish: GenerationFinish) -> str:
+    usage = finish.usage
+    seed = f", seed {finish.seed}" if request.sampling.temperature else ""
     return (
         f"{usage.output_count} tokens in {usage.round_count} rounds, "
-        f"{usage.accepted_count} of {usage.drafted_count} draft tokens accepted"
+        f"{usage.accepted_count} of {usage.drafted_count} draft tokens accepted{seed}"
     )

@@ -14,7 +14,7 @@ import typer
 
 from paceline.client import Client
 from paceline.launcher import ClusterOptions, running_cluster
-from paceline.types import ClusterDescription, Prompt, Text, UserMessage
+from paceline.types import ClusterDescription, Prompt, SamplingParameters, Text, UserMessage
 
 Result = TypeVar("Result")
 
@@ -25,6 +25,9 @@ Speculation = Annotated[bool, typer.Option("--speculation/--no-speculation", hel
 Chat = Annotated[
     bool | None,
     typer.Option("--chat/--raw", help="Put prompts into the chat template, or not. Unset: where the model has one."),
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Seed of sampling: the same seed gives the same tokens. Unset: a random one.")
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens of output.")]
 
@@ -61,26 +64,51 @@ class ClusterFlags:
     ]
 
 
-def with_cluster_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags above, which reach it as one argument `options`. Defaults are ClusterOptions' own."""
-    signature = inspect.signature(command, eval_str=True)
-    defaults = ClusterOptions()
-    flags = [
-        inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, one.name), annotation=one.type
-        )
-        for one in fields(ClusterFlags)
-    ]
+@dataclass(frozen=True)
+class SamplingFlags:
+    """Flags of every command that sends prompts."""
 
-    @functools.wraps(command)
-    def wrapped(**values: Any) -> None:
-        chosen = {flag.name: values.pop(flag.name) for flag in flags}
-        command(options=ClusterOptions(**chosen), **values)
+    temperature: Annotated[float, typer.Option(help="0: the likeliest token; 1: the model's own distribution.")]
+    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0: all.")]
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that reach this probability together.")]
+    min_p: Annotated[float, typer.Option(help="Only tokens at least this share as likely as the likeliest.")]
+    repetition_penalty: Annotated[float, typer.Option(help="Over 1: tokens of prompt and output become less likely.")]
+    presence_penalty: Annotated[float, typer.Option(help="Taken from the logits of tokens of the output.")]
+    frequency_penalty: Annotated[float, typer.Option(help="Taken from them for each time they occur there.")]
+    min_new_tokens: Annotated[int, typer.Option(help="No end token before so many tokens.")]
 
-    own = [one for name, one in signature.parameters.items() if name != "options"]
-    wrapped.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *flags)}
-    return wrapped
+
+Command = Callable[..., None]
+
+
+def with_flags(parameter: str, flags: type[Any], make: Callable[..., Any]) -> Callable[[Command], Command]:
+    """Give a command the flags of a dataclass, which reach it as one argument; `make()` has their defaults."""
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        defaults = make()
+        added = [
+            inspect.Parameter(
+                one.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, one.name), annotation=one.type
+            )
+            for one in fields(flags)
+        ]
+
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> None:
+            chosen = {flag.name: values.pop(flag.name) for flag in added}
+            command(**values, **{parameter: make(**chosen)})
+
+        own = [one for name, one in signature.parameters.items() if name != parameter]
+        wrapped.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+        return wrapped
+
+    return decorate
+
+
+with_cluster_flags = with_flags("options", ClusterFlags, ClusterOptions)
+with_sampling_flags = with_flags("sampling", SamplingFlags, SamplingParameters)
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:

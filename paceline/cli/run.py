@@ -17,23 +17,26 @@ from paceline.cli.options import (
     Address,
     Chat,
     MaxNewTokens,
+    Seed,
     Speculation,
     as_prompt,
     connected,
     draft_limit,
     run_async,
     with_cluster_flags,
+    with_sampling_flags,
 )
 from paceline.client import Client
-from paceline.errors import Overloaded, PacelineError
+from paceline.errors import PacelineError
 from paceline.launcher import ClusterOptions
-from paceline.types import ClusterDescription, GenerationRequest
+from paceline.types import ClusterDescription, GenerationRequest, SamplingParameters
 
 IN_FLIGHT = 64
 """Prompts sent ahead of their turn: enough to keep any batch full, few enough to leave the queue to others."""
 
 
 @with_cluster_flags
+@with_sampling_flags
 def command(
     input_file: Annotated[Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`.")],
     output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go.")],
@@ -41,7 +44,9 @@ def command(
     max_new_tokens: MaxNewTokens = 256,
     speculation: Speculation = True,
     chat: Chat = None,
+    seed: Seed = None,
     *,
+    sampling: SamplingParameters,
     options: ClusterOptions,
 ) -> None:
     """Answer every prompt of a file. A line that is wrong is reported and the rest still runs."""
@@ -54,6 +59,8 @@ def command(
             as_prompt(line.prompt, chat, cluster),
             max_new_tokens=max_new_tokens,
             max_draft_count=draft_limit(speculation),
+            sampling=sampling,
+            seed=seed,
         )
 
     failed_count = run_async(_run(lines, output_file, address, options, request, console))
@@ -122,20 +129,16 @@ def _progress(console: Console) -> Progress:
 
 
 async def _answer(client: Client, line: InputLine, request: GenerationRequest) -> dict[str, Any]:
-    while True:
-        try:
-            completion = await client.complete(request)
-        except Overloaded as error:
-            await asyncio.sleep(error.retry_after_s)
-        else:
-            return {
-                "id": line.id,
-                "prompt": line.prompt,
-                "text": completion.text,
-                "token_ids": completion.token_ids,
-                "finish_reason": completion.finish.reason.value,
-                "usage": asdict(completion.finish.usage),
-            }
+    completion = await client.complete(request)
+    answer = {
+        "id": line.id,
+        "prompt": line.prompt,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish.reason.value,
+        "usage": asdict(completion.finish.usage),
+    }
+    return answer | {"seed": completion.finish.seed} if request.sampling.temperature else answer
 
 
 def _failure(line: InputLine, message: str) -> dict[str, Any]:

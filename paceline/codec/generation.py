@@ -16,6 +16,9 @@ _REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 
 
 def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.GenerateTextRequest:
+    """Write a request; InvalidRequest when the wire has no room for its seed."""
+    if request.seed is not None and not 0 <= request.seed < 2**64:
+        raise InvalidRequest(f"seed is {request.seed}; give 0 to 2^64 - 1, or none", field="seed")
     message = generation_service_pb2.GenerateTextRequest(
         max_new_tokens=request.max_new_tokens,
         stop_strings=request.stop_strings,
