@@ -70,7 +70,7 @@ def _summary(
     return {
         "problems": len(plain),
         "batch_size": options.batch_size,
-        "draft_count": options.draft_count,
+        "draft_count": int(options.draft_count) if options.draft_count != "auto" else "auto",
         "acceptance": round(accepted / drafted, 3) if drafted else None,
         "tokens_per_round": round(sum(u.output_count for u in usages) / sum(u.round_count for u in usages), 2),
         "plain_tokens_per_s": round(rates["plain"]),
