@@ -82,13 +82,15 @@ class Sequence:
         self.token_ids += [token.token_id for token in tokens]
         if self.output.finish_reason:
             drafted_count = min(drafted_count, len(tokens))
+        accepted_count = min(accepted_count, len(tokens))
         self.acceptance.add(accepted_count, drafted_count)
         self.usage = replace(
             self.usage,
             output_count=self.output.count,
             drafted_count=self.usage.drafted_count + drafted_count,
-            accepted_count=self.usage.accepted_count + min(accepted_count, len(tokens)),
+            accepted_count=self.usage.accepted_count + accepted_count,
             round_count=self.usage.round_count + 1,
+            accepted_counts_by_position=_one_more(self.usage.accepted_counts_by_position, accepted_count),
         )
         self._send(tokens)
 
@@ -110,3 +112,9 @@ class Sequence:
         """End the sequence; its client gets `error`."""
         self.ended = True
         self.stream.put(error)
+
+
+def _one_more(counts: tuple[int, ...], place_count: int) -> tuple[int, ...]:
+    """Add one to the first `place_count` counts."""
+    padded = counts + (0,) * (place_count - len(counts))
+    return tuple(count + (place < place_count) for place, count in enumerate(padded))

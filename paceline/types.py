@@ -263,6 +263,8 @@ class Usage:
     drafted_count: int = 0
     accepted_count: int = 0
     round_count: int = 0
+    accepted_counts_by_position: tuple[int, ...] = ()
+    """How often the first, second, ... draft of a round was accepted."""
 
 
 @dataclass(frozen=True, slots=True)

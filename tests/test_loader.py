@@ -1,7 +1,10 @@
 """What the loader refuses, and the words it uses."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,3 +88,33 @@ def test_dtype_is_the_checkpoints_unless_told(checkpoint: Path) -> None:
     edit(checkpoint, dtype="bfloat16")
     assert load_model(str(checkpoint)).description.dtype == "bfloat16"
     assert load_model(str(checkpoint), "float32").description.dtype == "float32"
+
+
+def load_by_hub_id(model: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Load in a process of its own that has no hub but this cache: the library reads its settings when imported."""
+    program = (
+        "import sys\n"
+        "from paceline.engine.loader import load_model\n"
+        "from paceline.errors import ModelNotUsable\n"
+        "try:\n"
+        "    print(load_model(sys.argv[1]).description.architecture)\n"
+        "except ModelNotUsable as error:\n"
+        "    sys.exit(error.message)\n"
+    )
+    settings = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
+    return subprocess.run(
+        [sys.executable, "-c", program, model], env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_a_hub_id_is_loaded_from_the_hubs_files_or_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--tiny--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(checkpoint, repository / "snapshots" / ("0" * 40))
+    found = load_by_hub_id("tiny/model", tmp_path / "hub")
+    assert found.stdout.strip() == "Qwen3ForCausalLM"
+    missing = load_by_hub_id("tiny/other", tmp_path / "hub")
+    assert missing.returncode == 1
+    assert "model 'tiny/other' is no directory here and cannot be had from the hub" in missing.stderr

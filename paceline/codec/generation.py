@@ -77,15 +77,7 @@ def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateText
         usage = piece.finish.usage
         message.finish.seed = piece.finish.seed
         message.finish.reason = _REASON_TO_PB[piece.finish.reason]
-        message.finish.usage.CopyFrom(
-            generation_service_pb2.Usage(
-                prompt_count=usage.prompt_count,
-                output_count=usage.output_count,
-                drafted_count=usage.drafted_count,
-                accepted_count=usage.accepted_count,
-                round_count=usage.round_count,
-            )
-        )
+        message.finish.usage.CopyFrom(generation_service_pb2.Usage(**values_of(types.Usage, usage)))
     return message
 
 
@@ -112,18 +104,9 @@ def piece_from_pb(message: generation_service_pb2.GenerateTextResponse) -> types
 def _finish_from_pb(message: generation_service_pb2.GenerationFinish) -> types.GenerationFinish:
     if message.reason not in _REASON_FROM_PB:
         raise PeerFailed(f"finish reason {message.reason} is unknown here; use a client as new as the coordinator")
-    usage = message.usage
-    return types.GenerationFinish(
-        _REASON_FROM_PB[message.reason],
-        types.Usage(
-            prompt_count=usage.prompt_count,
-            output_count=usage.output_count,
-            drafted_count=usage.drafted_count,
-            accepted_count=usage.accepted_count,
-            round_count=usage.round_count,
-        ),
-        message.seed,
-    )
+    positions = tuple(message.usage.accepted_counts_by_position)
+    usage = types.Usage(**values_of(types.Usage, message.usage) | {"accepted_counts_by_position": positions})
+    return types.GenerationFinish(_REASON_FROM_PB[message.reason], usage, message.seed)
 
 
 def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.DescribeClusterResponse:

@@ -268,6 +268,7 @@ class Usage(_message.Message):
     DRAFTED_COUNT_FIELD_NUMBER: _builtins.int
     ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
     ROUND_COUNT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_COUNTS_BY_POSITION_FIELD_NUMBER: _builtins.int
     prompt_count: _builtins.int
     """Tokens of the prompt."""
     output_count: _builtins.int
@@ -278,6 +279,10 @@ class Usage(_message.Message):
     """Draft tokens the target accepted."""
     round_count: _builtins.int
     """Rounds the sequence took part in."""
+    @_builtins.property
+    def accepted_counts_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How often the first, second, ... draft of a round was accepted."""
+
     def __init__(
         self,
         *,
@@ -286,10 +291,11 @@ class Usage(_message.Message):
         drafted_count: _builtins.int = ...,
         accepted_count: _builtins.int = ...,
         round_count: _builtins.int = ...,
+        accepted_counts_by_position: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "drafted_count", b"drafted_count", "output_count", b"output_count", "prompt_count", b"prompt_count", "round_count", b"round_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "drafted_count", b"drafted_count", "output_count", b"output_count", "prompt_count", b"prompt_count", "round_count", b"round_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
