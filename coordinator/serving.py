@@ -28,7 +28,7 @@ log = structlog.get_logger()
 async def serve(settings: CoordinatorSettings) -> None:
     async with running_coordinator(settings) as server:
         announce("coordinator", server.address)
-        await termination()
+        await termination(stop_with_stdin=settings.stop_with_stdin)
 
 
 @asynccontextmanager

@@ -106,7 +106,9 @@ async def running_service(module: str, flags: Sequence[str]) -> AsyncIterator[st
     """Run `python -m module`; yield the address it listens on, and stop it with SIGTERM."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", module, *flags),
+        *("-m", module, *flags, "--stop-with-stdin", "true"),
+        # Ends when this process does, however it does: no service outlives who started it.
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         # Ctrl-C reaches this process only, which then stops the services in order.
         start_new_session=True,

@@ -6,6 +6,7 @@ statuses here, and `translated_errors` turns those back on the client side.
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -165,13 +166,23 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
         ) from error
 
 
-async def termination() -> None:
-    """Wait for SIGTERM or SIGINT."""
+async def termination(*, stop_with_stdin: bool = False) -> None:
+    """Wait for SIGTERM or SIGINT, or for the end of standard input: then whoever started the process is gone."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            stopped.set()
+
+    if stop_with_stdin:
+        loop.add_reader(0, read)
     try:
         await stopped.wait()
     finally:
+        if stop_with_stdin:
+            loop.remove_reader(0)
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(name)

@@ -33,6 +33,9 @@ class ServiceSettings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: Port = Field(default=0, description="port to listen on; 0 takes any free one")
     shutdown_grace_s: Seconds = Field(default=10, description="seconds that running calls get after SIGTERM")
+    stop_with_stdin: bool = Field(
+        default=False, description="stop when standard input ends, as it does when the starting process is killed"
+    )
     log_format: LogFormat = Field(default="console", description="how log lines look")
     log_level: LogLevel = Field(default="info", description="least level that is logged")
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline.client import Client
@@ -158,6 +159,18 @@ async def test_up_prints_its_addresses_serves_and_stops_all_three() -> None:
         host, port = address.split(":")
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(host, int(port))
+
+
+async def test_services_do_not_outlive_a_killed_up() -> None:
+    process = await start("paceline", "up", "--coordinator-port", "0", "--draft-port", "0", "--target-port", "0")
+    assert process.stdout is not None
+    for _ in range(3):
+        await process.stdout.readline()
+    services = psutil.Process(process.pid).children()
+    assert len(services) == 3
+    process.kill()
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, services, 60)
+    assert (len(gone), alive) == (3, [])
 
 
 async def test_commands_say_what_is_wrong_in_one_line(tmp_path: Path, pairs: dict[str, PairOfCheckpoints]) -> None:

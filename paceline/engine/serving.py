@@ -40,7 +40,7 @@ async def serve_model(
             await server.set_serving(True)
             announce(name, server.address)
             dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
-            await termination()
+            await termination(stop_with_stdin=settings.stop_with_stdin)
             dropping.cancel()
             log.info("stopping", grace_s=settings.shutdown_grace_s)
     finally:
