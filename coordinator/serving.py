@@ -17,7 +17,7 @@ from coordinator.pool import SequencePool
 from coordinator.round import RoundLimits
 from coordinator.scheduler import Scheduler
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
-from coordinator.startup import join_pair
+from coordinator.startup import Pair, join_pair
 from paceline.rpc import RunningServer, open_channel, running_server, termination
 from paceline.service import announce
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
@@ -47,22 +47,7 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
             target_address=settings.target,
             timeout_s=settings.startup_timeout_s,
         )
-        limits = RoundLimits(
-            draft_max_length=min(pair.draft.max_length, pair.draft.cache.max_length),
-            vocabulary_size=pair.target.vocabulary_size,
-            prefill_chunk_tokens=pair.target.cache.prefill_chunk_tokens,
-        )
-        policy = make_policy(settings.policy, settings.window)
-        scheduler = Scheduler(
-            SequencePool(policy.live_limit(settings.batch_size, settings.lane_count), settings.queue_limit),
-            policy,
-            _draft_length(settings),
-            drafter,
-            verifier,
-            batch_size=settings.batch_size,
-            lanes=settings.lane_count,
-            limits=limits,
-        )
+        scheduler = _scheduler(settings, pair, drafter, verifier)
         admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens)
         servicer = GenerationServicer(settings, pair, admission, scheduler)
         rounds = asyncio.create_task(scheduler.run())
@@ -82,6 +67,26 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
             with suppress(asyncio.CancelledError):
                 await rounds
             await scheduler.drain()
+
+
+def _scheduler(
+    settings: CoordinatorSettings, pair: Pair, drafter: RemoteDrafter, verifier: RemoteVerifier
+) -> Scheduler:
+    policy = make_policy(settings.policy, settings.window)
+    return Scheduler(
+        SequencePool(policy.live_limit(settings.batch_size, settings.lane_count), settings.queue_limit),
+        policy,
+        _draft_length(settings),
+        drafter,
+        verifier,
+        batch_size=settings.batch_size,
+        lanes=settings.lane_count,
+        limits=RoundLimits(
+            draft_max_length=min(pair.draft.max_length, pair.draft.cache.max_length),
+            vocabulary_size=pair.target.vocabulary_size,
+            prefill_chunk_tokens=pair.target.cache.prefill_chunk_tokens,
+        ),
+    )
 
 
 def _draft_length(settings: CoordinatorSettings) -> DraftLength:
