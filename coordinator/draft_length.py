@@ -11,6 +11,7 @@ from typing import Protocol
 from coordinator.regression import Regression
 from coordinator.round import RoundReport
 from coordinator.sequence import Sequence
+from paceline.types import HopTime
 
 MAX_AUTO = 12
 HYSTERESIS = 0.02
@@ -65,9 +66,9 @@ class AutoDraftLength:
             return  # prompts were under way: their cost says nothing of decoding
         if report.propose.executed_s and min(draft_counts) == max(draft_counts):
             work = _propose_work(len(draft_counts), draft_counts[0])
-            self._propose.add(work, report.propose.total_s)
+            self._propose.add(work, _own_s(report.propose))
             self._propose_executed.add(work, report.propose.executed_s)
-        self._verify.add((1.0, report.verified_count), report.verify.total_s)
+        self._verify.add((1.0, report.verified_count), _own_s(report.verify))
         self._verify_executed.add((1.0, report.verified_count), report.verify.executed_s)
 
     def choose(self, group: Group[Sequence]) -> list[int]:
@@ -137,6 +138,11 @@ def expected_tokens(acceptance: float, draft_count: int) -> float:
 def _stale_count(sequence: Sequence) -> int:
     """Committed tokens that the draft service would have to catch up with."""
     return len(sequence.token_ids) - sequence.draft_cached_length
+
+
+def _own_s(hop: HopTime) -> float:
+    """What a call costs by itself: its wait in line is another round's doing."""
+    return hop.wire_s + hop.executed_s
 
 
 def _propose_work(group_size: int, draft_count: int) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from coordinator.sequence import Sequence
 from paceline.errors import Overloaded, PacelineError, PrefixNotCached
-from paceline.types import CallTiming, Prefilled, Proposal, Proposals, ProposeRow, Verdict, Verdicts, VerifyRow
+from paceline.types import CallTiming, HopTime, Prefilled, Proposal, Proposals, ProposeRow, Verdict, Verdicts, VerifyRow
 
 Clock = Callable[[], float]
 
@@ -37,15 +37,6 @@ class RoundLimits:
 
 
 @dataclass(frozen=True)
-class HopTime:
-    """Seconds of one call. What it waited in line at the service is left out."""
-
-    total_s: float = 0.0
-    executed_s: float = 0.0
-    """The service's own work; the rest is the wire's."""
-
-
-@dataclass(frozen=True)
 class RowReport:
     drafted_count: int
     accepted_count: int
@@ -56,6 +47,7 @@ class RowReport:
 class RoundReport:
     rows: list[RowReport]
     """Of the rows that committed tokens."""
+    duration_s: float
     propose: HopTime
     verify: HopTime
     verified_count: int
@@ -91,6 +83,7 @@ async def run_round(
 
     Raises what the verify call raises: then no sequence of the group has changed.
     """
+    started = clock()
     drafts = await _propose(group, drafter, limits, draft_counts, clock)
     rows = [sequence.verify_row(drafts.by_sequence.get(sequence, ())) for sequence in group]
     began = clock()
@@ -111,7 +104,7 @@ async def run_round(
         else:
             sequence.fail(verdict)
     verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
-    return RoundReport(reports, drafts.time, verify, verified_count, drafts.error, shortage)
+    return RoundReport(reports, clock() - started, drafts.time, verify, verified_count, drafts.error, shortage)
 
 
 async def _propose(
@@ -129,7 +122,7 @@ async def _propose(
     try:
         proposals = await drafter.propose([sequence.propose_row(count) for sequence, count in wanted])
     except PacelineError as error:
-        return _Drafts({}, error=error)
+        return _Drafts({}, HopTime(wire_s=clock() - began), error)
     time_spent = _hop_time(clock() - began, proposals.timing)
     drafts: dict[Sequence, tuple[int, ...]] = {}
     for (sequence, _), proposal in zip(wanted, proposals.results, strict=True):
@@ -142,7 +135,7 @@ async def _propose(
 
 
 def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:
-    return HopTime(max(elapsed_s - timing.queued_s, timing.executed_s), timing.executed_s)
+    return HopTime(max(0.0, elapsed_s - timing.queued_s - timing.executed_s), timing.queued_s, timing.executed_s)
 
 
 def _draft_count(sequence: Sequence, limits: RoundLimits, draft_count: int) -> int:

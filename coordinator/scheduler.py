@@ -126,7 +126,7 @@ class Scheduler:
     def _learn(self, draft_counts: list[int], report: RoundReport) -> None:
         for row in report.rows:
             self._acceptance.add(row.accepted_count, row.drafted_count)
-            self.statistics.count_row(row)
+        self.statistics.count_report(report)
         if report.draft_error is None:
             self._draft_length.observe(draft_counts, report)
         if report.draft_error and self._draft_is_up:

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from coordinator.round import RowReport
-from paceline.types import ClusterStatistics
+from coordinator.round import RoundReport
+from paceline.types import ClusterStatistics, HopTime
 
 
 class Statistics:
@@ -17,12 +17,19 @@ class Statistics:
         self._waited_slot_count = 0
         self._waited_filled_count = 0
         self._preemption_count = 0
+        self._round_s = 0.0
+        self._propose = HopTime()
+        self._verify = HopTime()
 
-    def count_row(self, row: RowReport) -> None:
-        """Count what one row of a round brought."""
-        self._drafted_count += row.drafted_count
-        self._committed_count += row.committed_count
-        self._accepted_by_position.update(range(row.accepted_count))
+    def count_report(self, report: RoundReport) -> None:
+        """Count what a round brought, and where its time went."""
+        for row in report.rows:
+            self._drafted_count += row.drafted_count
+            self._committed_count += row.committed_count
+            self._accepted_by_position.update(range(row.accepted_count))
+        self._round_s += report.duration_s
+        self._propose = _sum(self._propose, report.propose)
+        self._verify = _sum(self._verify, report.verify)
 
     def count_round(self, *, group_size: int, batch_size: int, is_fallback: bool, others_wait: bool) -> None:
         """Count a round; `others_wait` tells whether a full group could have been had."""
@@ -50,4 +57,11 @@ class Statistics:
                 self._waited_filled_count / self._waited_slot_count if self._waited_slot_count else 1.0
             ),
             preemption_count=self._preemption_count,
+            round_s=self._round_s,
+            propose=self._propose,
+            verify=self._verify,
         )
+
+
+def _sum(one: HopTime, other: HopTime) -> HopTime:
+    return HopTime(one.wire_s + other.wire_s, one.queued_s + other.queued_s, one.executed_s + other.executed_s)

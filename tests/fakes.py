@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from paceline.errors import Overloaded, PacelineError, PrefixNotCached
 from paceline.types import (
     CacheDescription,
+    CallTiming,
     ModelDescription,
     Prefilled,
     Proposal,
@@ -20,6 +21,7 @@ from paceline.types import (
 VOCABULARY_SIZE = 50
 END_TOKEN_ID = 3
 CHUNK_TOKENS = 16
+UNTIMED = CallTiming()
 
 
 def next_token(prefix: Sequence[int]) -> int:
@@ -68,18 +70,25 @@ class FakeCache:
 class FakeVerifier(FakeCache):
     """A target that takes `CHUNK_TOKENS` of a prompt a call.
 
-    `before` is called ahead of every verify call: it may raise, or evict.
+    `before` is called ahead of every verify call: it may raise, or evict. `timing` is what every answer tells.
     """
 
-    def __init__(self, before: Callable[[int], None] = lambda number: None, *, capacity_tokens: int = 10**6) -> None:
+    def __init__(
+        self,
+        before: Callable[[int], None] = lambda number: None,
+        *,
+        capacity_tokens: int = 10**6,
+        timing: CallTiming = UNTIMED,
+    ) -> None:
         super().__init__(capacity_tokens)
         self.calls: list[list[VerifyRow]] = []
         self.before = before
+        self.timing = timing
 
     async def verify(self, rows: Sequence[VerifyRow]) -> Verdicts:
         self.calls.append(list(rows))
         self.before(len(self.calls))
-        return Verdicts([self._verify(row) for row in rows])
+        return Verdicts([self._verify(row) for row in rows], self.timing)
 
     def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
         taken = row.token_ids[:CHUNK_TOKENS]

@@ -108,7 +108,8 @@ def test_pieces_survive_the_wire(reason: types.FinishReason | None) -> None:
 
 
 def test_descriptions_survive_the_wire() -> None:
-    statistics = types.ClusterStatistics(1, 2, 3, 4, 5, (6, 7), ((8, 9), (10, 11)), 0.5, 12)
+    hops = types.HopTime(1.0, 2.0, 3.0), types.HopTime(4.0, 5.0, 6.0)
+    statistics = types.ClusterStatistics(1, 2, 3, 4, 5, (6, 7), ((8, 9), (10, 11)), 0.5, 12, 13.5, *hops)
     for draft_count in (None, 0, 3):
         cluster = types.ClusterDescription(
             describe("t", "print"), describe("d"), 1, draft_count, "exspec", 2, 3, 4, statistics

@@ -12,6 +12,7 @@ _REASON_TO_PB = {
     types.FinishReason.STOP_STRING: generation_service_pb2.FINISH_REASON_STOP_STRING,
     types.FinishReason.STOP_TOKEN: generation_service_pb2.FINISH_REASON_STOP_TOKEN,
 }
+_HOPS = ("propose", "verify")
 _REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 
 
@@ -142,8 +143,11 @@ def _statistics_to_pb(statistics: types.ClusterStatistics) -> generation_service
         generation_service_pb2.GroupSizeCount(group_size=size, round_count=count)
         for size, count in statistics.round_counts_by_group_size
     ]
+    hops = {
+        name: generation_service_pb2.HopTime(**values_of(types.HopTime, getattr(statistics, name))) for name in _HOPS
+    }
     values = values_of(types.ClusterStatistics, statistics)
-    return generation_service_pb2.ClusterStatistics(**values | {"round_counts_by_group_size": sizes})
+    return generation_service_pb2.ClusterStatistics(**values | {"round_counts_by_group_size": sizes} | hops)
 
 
 def _statistics_from_pb(message: generation_service_pb2.ClusterStatistics) -> types.ClusterStatistics:
@@ -153,4 +157,5 @@ def _statistics_from_pb(message: generation_service_pb2.ClusterStatistics) -> ty
             (one.group_size, one.round_count) for one in message.round_counts_by_group_size
         ),
     }
-    return types.ClusterStatistics(**values)
+    hops = {name: types.HopTime(**values_of(types.HopTime, getattr(message, name))) for name in _HOPS}
+    return types.ClusterStatistics(**values | hops)

@@ -395,6 +395,9 @@ class ClusterStatistics(_message.Message):
     ROUND_COUNTS_BY_GROUP_SIZE_FIELD_NUMBER: _builtins.int
     OCCUPANCY_WHILE_WAITING_FIELD_NUMBER: _builtins.int
     PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
+    ROUND_S_FIELD_NUMBER: _builtins.int
+    PROPOSE_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
     round_count: _builtins.int
     """Rounds run."""
     fallback_round_count: _builtins.int
@@ -409,6 +412,8 @@ class ClusterStatistics(_message.Message):
     """Share of filled slots in rounds that began while other sequences waited; 1 when there were none."""
     preemption_count: _builtins.int
     """Sequences that gave up their cache for others; each was resent later, its output unchanged."""
+    round_s: _builtins.float
+    """Seconds of all rounds; what is in neither hop is the coordinator's own. Rounds of several lanes overlap."""
     @_builtins.property
     def accepted_counts_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How often the first, second, ... draft of a row was accepted."""
@@ -416,6 +421,14 @@ class ClusterStatistics(_message.Message):
     @_builtins.property
     def round_counts_by_group_size(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupSizeCount]:
         """Rounds by the size of their group."""
+
+    @_builtins.property
+    def propose(self) -> Global___HopTime:
+        """Seconds of all propose calls."""
+
+    @_builtins.property
+    def verify(self) -> Global___HopTime:
+        """Seconds of all verify calls."""
 
     def __init__(
         self,
@@ -429,14 +442,47 @@ class ClusterStatistics(_message.Message):
         round_counts_by_group_size: _abc.Iterable[Global___GroupSizeCount] | None = ...,
         occupancy_while_waiting: _builtins.float = ...,
         preemption_count: _builtins.int = ...,
+        round_s: _builtins.float = ...,
+        propose: Global___HopTime | None = ...,
+        verify: Global___HopTime | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["propose", b"propose", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "committed_count", b"committed_count", "drafted_count", b"drafted_count", "fallback_round_count", b"fallback_round_count", "occupancy_while_waiting", b"occupancy_while_waiting", "preemption_count", b"preemption_count", "round_count", b"round_count", "round_counts_by_group_size", b"round_counts_by_group_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "committed_count", b"committed_count", "drafted_count", b"drafted_count", "fallback_round_count", b"fallback_round_count", "occupancy_while_waiting", b"occupancy_while_waiting", "preemption_count", b"preemption_count", "propose", b"propose", "round_count", b"round_count", "round_counts_by_group_size", b"round_counts_by_group_size", "round_s", b"round_s", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterStatistics: _TypeAlias = ClusterStatistics  # noqa: Y015
+
+@_typing.final
+class HopTime(_message.Message):
+    """Tells where the seconds of calls to a model service went, as their caller sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WIRE_S_FIELD_NUMBER: _builtins.int
+    QUEUED_S_FIELD_NUMBER: _builtins.int
+    EXECUTED_S_FIELD_NUMBER: _builtins.int
+    wire_s: _builtins.float
+    """Neither of the other two: serialising, the network, event loops."""
+    queued_s: _builtins.float
+    """Waiting for other calls."""
+    executed_s: _builtins.float
+    """Work."""
+    def __init__(
+        self,
+        *,
+        wire_s: _builtins.float = ...,
+        queued_s: _builtins.float = ...,
+        executed_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executed_s", b"executed_s", "queued_s", b"queued_s", "wire_s", b"wire_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HopTime: _TypeAlias = HopTime  # noqa: Y015
 
 @_typing.final
 class GroupSizeCount(_message.Message):

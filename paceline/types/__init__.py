@@ -1,0 +1,66 @@
+"""The values that cross module borders. Frozen, free of protobuf, gRPC and torch.
+
+Lengths and positions count tokens from the start of the prompt.
+"""
+
+from paceline.types.cluster import ClusterDescription, ClusterStatistics
+from paceline.types.generation import (
+    FinishReason,
+    GenerationFinish,
+    GenerationRequest,
+    OutputPiece,
+    OutputToken,
+    Prompt,
+    Text,
+    TokenIds,
+    Usage,
+    UserMessage,
+)
+from paceline.types.models import CacheDescription, ModelDescription, TokenizerFiles
+from paceline.types.rounds import (
+    CallTiming,
+    HopTime,
+    Prefilled,
+    Proposal,
+    Proposals,
+    ProposeRow,
+    SequenceLength,
+    Verdict,
+    Verdicts,
+    VerifyOutcome,
+    VerifyRow,
+)
+from paceline.types.sampling import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
+
+__all__ = [
+    "CacheDescription",
+    "CallTiming",
+    "ChoiceRule",
+    "ClusterDescription",
+    "ClusterStatistics",
+    "FinishReason",
+    "GREEDY",
+    "GenerationFinish",
+    "GenerationRequest",
+    "HopTime",
+    "ModelDescription",
+    "OutputPiece",
+    "OutputToken",
+    "Prefilled",
+    "Prompt",
+    "Proposal",
+    "Proposals",
+    "ProposeRow",
+    "SamplingParameters",
+    "SequenceLength",
+    "Text",
+    "TokenIds",
+    "TokenLogprobs",
+    "TokenizerFiles",
+    "Usage",
+    "UserMessage",
+    "Verdict",
+    "Verdicts",
+    "VerifyOutcome",
+    "VerifyRow",
+]

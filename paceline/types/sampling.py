@@ -1,0 +1,57 @@
+"""How a token is chosen: parameters, and all else that a choice depends on."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How tokens are chosen; the defaults are greedy."""
+
+    temperature: float = 0.0
+    """0 takes the likeliest token; 1 samples the model's own distribution."""
+    top_k: int = 0
+    """Only the k likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Only the likeliest tokens whose probabilities reach this sum."""
+    min_p: float = 0.0
+    """Only tokens at least this share as likely as the likeliest."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits."""
+    repetition_penalty: float = 1.0
+    """Over 1 makes tokens of prompt and output less likely."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens of the output."""
+    frequency_penalty: float = 0.0
+    """Taken from them once for each time they occur there."""
+    min_new_tokens: int = 0
+    """No end token before so many tokens of output."""
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRule:
+    """All that a choice depends on beside the logits and the tokens before it."""
+
+    sampling: SamplingParameters = SamplingParameters()
+    seed: int = 0
+    """64 bits."""
+    prompt_count: int = 0
+    """Leading tokens of the sequence that are no output: penalties and `min_new_tokens` count from there."""
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens that `min_new_tokens` rules out."""
+
+
+GREEDY = ChoiceRule()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the target itself, before any sampling parameter."""
+
+    logprob: float
+    """Of the token that was chosen."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens and theirs."""

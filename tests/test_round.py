@@ -1,0 +1,63 @@
+"""One round over fake services: where its time went."""
+
+from coordinator.output import Output, StopRules
+from coordinator.round import RoundLimits, RoundReport, run_round
+from coordinator.sequence import Sequence
+from coordinator.statistics import Statistics
+from coordinator.stream import Stream
+from paceline.errors import PeerUnavailable
+from paceline.types import CallTiming, HopTime, Usage
+from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier
+
+LIMITS = RoundLimits(draft_max_length=100, vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
+
+
+class Clock:
+    """Stands still but for what the services are told to take."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+async def timed_round(drafter: FakeDrafter, verifier: FakeVerifier, clock: Clock) -> RoundReport:
+    output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
+    sequence = Sequence("one", [1, 2, 3], output, 64, Usage(3), Stream())
+    return await run_round([sequence], drafter, verifier, LIMITS, [3], clock)
+
+
+async def test_what_a_service_does_not_report_of_a_call_is_the_wires() -> None:
+    clock = Clock()
+    drafter = FakeDrafter(1.0, before=lambda _: clock.advance(4))
+    verifier = FakeVerifier(lambda _: clock.advance(10), timing=CallTiming(queued_s=2, executed_s=5))
+    report = await timed_round(drafter, verifier, clock)
+    assert report.propose == HopTime(wire_s=4)
+    assert report.verify == HopTime(wire_s=3, queued_s=2, executed_s=5)
+    assert report.duration_s == report.propose.total_s + report.verify.total_s == 14
+
+
+async def test_the_time_of_a_draft_that_failed_is_counted() -> None:
+    clock = Clock()
+
+    def fail(_: int) -> None:
+        clock.advance(7)
+        raise PeerUnavailable("down")
+
+    report = await timed_round(FakeDrafter(1.0, before=fail), FakeVerifier(), clock)
+    assert report.propose == HopTime(wire_s=7)
+    assert report.draft_error is not None
+
+
+async def test_statistics_add_the_hops_of_all_rounds() -> None:
+    clock, statistics = Clock(), Statistics()
+    verifier = FakeVerifier(lambda _: clock.advance(3), timing=CallTiming(queued_s=1, executed_s=2))
+    for _ in range(3):
+        statistics.count_report(await timed_round(FakeDrafter(1.0), verifier, clock))
+    counted = statistics.snapshot()
+    assert counted.verify == HopTime(queued_s=3, executed_s=6)
+    assert counted.round_s == 9
