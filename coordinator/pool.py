@@ -4,8 +4,9 @@ Owns places and order; knows nothing of services. A place that falls free is fil
 """
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import count
 
 from coordinator.sequence import Sequence
@@ -13,8 +14,9 @@ from paceline.errors import Overloaded
 
 
 class SequencePool:
-    def __init__(self, capacity: int, queue_limit: int) -> None:
+    def __init__(self, capacity: int, queue_limit: int, clock: Callable[[], float] = time.perf_counter) -> None:
         """`capacity` sequences are live at most, `queue_limit` wait."""
+        self._clock = clock
         self._capacity = capacity
         self._queue_limit = queue_limit
         self._live_limit = capacity
@@ -44,6 +46,7 @@ class SequencePool:
             )
         for sequence in sequences:
             sequence.arrival = next(self._arrivals)
+            sequence.submitted_s = self._clock()
             self._waiting.append(sequence)
         self._refill()
 
@@ -92,6 +95,8 @@ class SequencePool:
     def settle(self, group: Iterable[Sequence]) -> list[Sequence]:
         """Put a round's sequences back; return those that ended and so left the pool."""
         self._in_flight.difference_update(group)
+        for sequence in group:
+            sequence.ready_since_s = self._clock()
         return self.retire(group)
 
     def retire(self, sequences: Iterable[Sequence]) -> list[Sequence]:
@@ -111,5 +116,7 @@ class SequencePool:
 
     def _refill(self) -> None:
         while self._waiting and len(self._live) < self._live_limit:
-            self._live[self._waiting.popleft()] = None
+            sequence = self._waiting.popleft()
+            sequence.ready_since_s = self._clock()
+            self._live[sequence] = None
         self._changed.set()

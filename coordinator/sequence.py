@@ -43,6 +43,10 @@ class Sequence:
     acceptance: Acceptance = field(default_factory=Acceptance)
     arrival: int = 0
     """Place in the order of submission."""
+    submitted_s: float = 0.0
+    """When it was queued, by the pool's clock."""
+    ready_since_s: float = 0.0
+    """When it last became live or came back from a round: since then it waits to be grouped."""
     ended: bool = False
     """Finished, failed or abandoned: no more rounds."""
 

@@ -1,0 +1,32 @@
+"""The pool: places, order, and since when a sequence waits."""
+
+from coordinator.output import Output, StopRules
+from coordinator.pool import SequencePool
+from coordinator.sequence import Sequence
+from coordinator.stream import Stream
+from paceline.types import Usage
+
+
+def sequences(count: int) -> list[Sequence]:
+    rules = StopRules(max_new_tokens=9, end_token_ids=frozenset())
+    return [Sequence(str(index), [1], Output(rules, None), 0, Usage(1), Stream()) for index in range(count)]
+
+
+def test_a_sequence_waits_for_its_group_since_it_went_live_or_came_back() -> None:
+    now_s = [10.0]
+    pool = SequencePool(1, 5, clock=lambda: now_s[0])
+    first, second = sequences(2)
+    pool.submit([first, second])
+    assert first.ready_since_s == 10
+
+    now_s[0] = 12.0
+    pool.claim([first])
+    now_s[0] = 15.0
+    pool.settle([first])
+    assert first.ready_since_s == 15
+
+    now_s[0] = 20.0
+    first.ended = True
+    pool.retire([first])
+    assert second.ready_since_s == 20
+    assert (first.submitted_s, second.submitted_s) == (10, 10)
