@@ -70,6 +70,8 @@ async def running_cluster(options: ClusterOptions) -> AsyncIterator[Addresses]:
 
     Raises StartupError when one of them ends before it listens; its own message is on stderr by then.
     """
+    if options.trace_dir:
+        os.makedirs(options.trace_dir, exist_ok=True)
     async with AsyncExitStack() as stack:
         # The two models load side by side, and so start side by side.
         target, draft = await asyncio.gather(
