@@ -1,6 +1,7 @@
 """Write ended spans to a file, one JSON object a line: `--trace-file`."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -32,7 +33,8 @@ class FileExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written still cannot
+            self._file.close()
 
 
 def to_record(span: ReadableSpan) -> SpanRecord:

@@ -42,13 +42,15 @@ class Receiver(TraceServiceServicer):
 async def running_receiver(host: str, port: int) -> AsyncIterator[Receiver]:
     """Receive while the block runs. Raises AddressInUse."""
     receiver = Receiver()
-    async with running_server(host, port, [SERVICE_NAME], lambda server: _add(receiver, server), grace_s=1) as server:
+    async with running_server(
+        host, port, [SERVICE_NAME], lambda server: add_receiver(receiver, server), grace_s=1
+    ) as server:
         receiver.address = server.address
         await server.set_serving(True)
         yield receiver
 
 
-def _add(receiver: Receiver, server: grpc.aio.Server) -> None:
+def add_receiver(receiver: Receiver, server: grpc.aio.Server) -> None:
     add_TraceServiceServicer_to_server(receiver, server)  # type: ignore[no-untyped-call]
 
 

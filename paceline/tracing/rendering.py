@@ -28,7 +28,7 @@ LEGEND = {
     "verify execute": "verify",
 }
 SHOWN = ("waiting", "coordinator", *(hop for hop in HOPS if " " in hop))
-COLUMNS_WIDTH = 68
+COLUMNS_WIDTH = 66
 """Of all columns but the bar."""
 LEAST_BAR_CELLS = 12
 
@@ -37,17 +37,16 @@ def waterfall(request: RequestTrace, width: int) -> Table:
     """One row a round: when it began, its hops in milliseconds, what it gained, and where it lies in the request."""
     code = request.span.attributes.get("rpc.response.status_code", "")
     legend = Text.assemble(*((f"█{word} ", STYLES[hop]) for hop, word in LEGEND.items()))
-    table = Table(
-        title=f"request {request.span.trace_id}: {1e3 * request.latency_s:.0f} ms, {code}", caption=legend, box=None
-    )
+    title = f"request {request.span.trace_id}: {1e3 * request.latency_s:.0f} ms, {code}"
+    table = Table(title=title, caption=legend, box=None, padding=(0, 1, 0, 0))
     table.add_column("at", justify="right")
     cells = max(LEAST_BAR_CELLS, width - COLUMNS_WIDTH)
     table.add_column(min_width=cells)
     for hop in SHOWN:
         name = {"waiting": "wait", "coordinator": "own"}.get(hop, hop.replace(" ", "\n").replace("execute", "exec"))
         table.add_column(name, justify="right", style=STYLES[hop], no_wrap=True)
-    table.add_column("acc.", justify="right")
-    table.add_column("B", justify="right")
+    table.add_column("acc.", justify="right", no_wrap=True)
+    table.add_column("B", justify="right", no_wrap=True)
     for one in request.rounds:
         table.add_row(
             f"{1e3 * _offset_s(request, one):.0f}",
