@@ -33,21 +33,18 @@ class RoundTracer:
     @contextmanager
     def round(self, group: Group[Sequence], draft_counts: Group[int], lane: int) -> Iterator[Record]:
         """Trace the round that the block runs, which is to hand its report to what this yields."""
-        members = {one: one.trace_context for one in group if one.trace_context} if self._tracer else {}
+        members = {one: one.trace_context for one in group if one.trace_context}
         if not self._tracer or not members:
             yield _ignore
             return
-        span = self._tracer.start_span(
-            "round",
-            Context(),
-            links=[self._link(sequence, context) for sequence, context in members.items()],
-            attributes={
-                "paceline.group_size": len(group),
-                "paceline.draft_count": max(draft_counts),
-                "paceline.lane": lane,
-                "paceline.policy": self._policy,
-            },
-        )
+        attributes: dict[str, int | str] = {
+            "paceline.group_size": len(group),
+            "paceline.draft_count": max(draft_counts),
+            "paceline.lane": lane,
+            "paceline.policy": self._policy,
+        }
+        links = [self._link(sequence, context) for sequence, context in members.items()]
+        span = self._tracer.start_span("round", Context(), links=links, attributes=attributes)
         before = {sequence: sequence.usage for sequence in members}
 
         def record(report: RoundReport) -> None:

@@ -1,6 +1,10 @@
 """Real services that send their spans to a receiver: what a request's trace holds, however it ended."""
 
 import asyncio
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -137,6 +141,38 @@ async def test_a_trace_is_whole_whether_its_request_was_answered_cancelled_or_ti
         await check_answered(traced)
         await check_cancelled(traced)
         await check_timed_out(traced)
+
+
+async def test_the_command_receives_spans_until_it_is_stopped_and_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("-m", "paceline", "trace", "--listen", "127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
+    assert process.stdout
+    address = (await process.stdout.readline()).decode().split()[3].rstrip(";")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{address}")
+    async with services() as (coordinator, _), Client(coordinator, NO_RETRIES) as client:
+        await client.complete(asked(20))
+    process.send_signal(signal.SIGINT)
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert "1 requests" in out.decode()
+    assert " first: " in out.decode()
+
+
+async def test_services_answer_and_end_though_their_collector_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as collector:
+        collector.bind(("127.0.0.1", 0))
+        collector.listen()  # takes connections, and never reads from them
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        async with services() as (coordinator, _), Client(coordinator, NO_RETRIES) as client:
+            assert len((await client.complete(asked(20))).tokens) == 20
+            processes = psutil.Process().children()
+            for process in processes:
+                process.terminate()
+            gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, 60)
+    assert (len(gone), alive) == (3, [])
 
 
 async def test_a_dead_draft_is_an_error_of_its_calls_and_of_nothing_else(receiver: Receiver) -> None:
