@@ -2,9 +2,10 @@
 
 python -m benchmarks.tracing
 
-One cluster each, alternating over the demo's prompts; medians, and of the paired differences too, for what else the
-machine does hits neighbours alike. What is left in the code when tracing is off is too little for that: its calls are
-timed by themselves, and set against the time of a round.
+One cluster each, alternating over the demo's prompts; medians, and for the losses those of pairs of neighbouring runs,
+which what else the machine does hits alike. Beside them stands the processor time of all services for a token. What is
+left in the code when tracing is off is too little for either: its calls are timed by themselves, and set against the
+time of a round.
 """
 
 import asyncio
@@ -14,9 +15,11 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import psutil
 import typer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from rich.console import Console
@@ -49,14 +52,18 @@ def main(runs: int = 9, batch_size: int = 8, max_new_tokens: int = 160) -> None:
 
 async def _measure(runs: int, batch_size: int, max_new_tokens: int) -> dict[str, object]:
     rates: dict[str, list[float]] = {"off": [], "file": [], "otlp": []}
+    cpu_ms: dict[str, list[float]] = {name: [] for name in rates}
     async with AsyncExitStack() as stack:
-        clients = {name: await stack.enter_async_context(_cluster(name, batch_size)) for name in rates}
+        clusters = {name: await stack.enter_async_context(_cluster(name, batch_size)) for name in rates}
         for number in range(runs + 1):  # the first of each warms up
             names = list(rates)
             # Another one goes first each time, so that none always follows the same.
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                rates[name].append(await _rate(clients[name], max_new_tokens))
-        statistics = (await clients["off"].describe()).statistics
+                before_s = clusters[name].cpu_s()
+                token_count, elapsed_s = await _run(clusters[name].client, max_new_tokens)
+                rates[name].append(token_count / elapsed_s)
+                cpu_ms[name].append(1e3 * (clusters[name].cpu_s() - before_s) / token_count)
+        statistics = (await clusters["off"].client.describe()).statistics
     timed = {name: all_rates[1:] for name, all_rates in rates.items()}
     lost = {
         name: 1 - median(one / off for one, off in zip(timed[name], timed["off"], strict=True))
@@ -67,6 +74,7 @@ async def _measure(runs: int, batch_size: int, max_new_tokens: int) -> dict[str,
     return {
         "batch_size": batch_size,
         "tokens_per_s": {name: round(median(all_rates)) for name, all_rates in timed.items()},
+        "cpu_ms_per_token": {name: round(median(all_ms[1:]), 3) for name, all_ms in cpu_ms.items()},
         "lost_when_on": {name: round(share, 4) for name, share in lost.items()},
         "round_ms": round(1e3 * round_s, 2),
         "off_us_per_round": round(1e6 * off_s, 2),
@@ -74,8 +82,18 @@ async def _measure(runs: int, batch_size: int, max_new_tokens: int) -> dict[str,
     }
 
 
+@dataclass(frozen=True)
+class Cluster:
+    client: Client
+    services: list[psutil.Process]
+
+    def cpu_s(self) -> float:
+        times = [process.cpu_times() for process in self.services]
+        return sum(one.user + one.system for one in times)
+
+
 @asynccontextmanager
-async def _cluster(tracing: str, batch_size: int) -> AsyncIterator[Client]:
+async def _cluster(tracing: str, batch_size: int) -> AsyncIterator[Cluster]:
     """Start services that trace in this way."""
     async with AsyncExitStack() as stack:
         variables = {"OTEL_TRACES_EXPORTER": "none"}
@@ -85,11 +103,13 @@ async def _cluster(tracing: str, batch_size: int) -> AsyncIterator[Client]:
             )
             variables = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}
         trace_dir = stack.enter_context(tempfile.TemporaryDirectory()) if tracing == "file" else None
+        others = {process.pid for process in psutil.Process().children()}
         with _environment(variables):
             addresses = await stack.enter_async_context(
                 running_cluster(ClusterOptions(batch_size=batch_size, trace_dir=trace_dir))
             )
-        yield await stack.enter_async_context(Client(addresses.coordinator))
+        own = [process for process in psutil.Process().children() if process.pid not in others]
+        yield Cluster(await stack.enter_async_context(Client(addresses.coordinator)), own)
 
 
 @contextmanager
@@ -103,11 +123,12 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-async def _rate(client: Client, max_new_tokens: int) -> float:
+async def _run(client: Client, max_new_tokens: int) -> tuple[int, float]:
+    """Answer all prompts at once; return the tokens and the seconds."""
     began = time.perf_counter()
     requests = [GenerationRequest(UserMessage(prompt), max_new_tokens=max_new_tokens) for prompt in PROMPTS]
     completions = await asyncio.gather(*map(client.complete, requests))
-    return sum(len(one.tokens) for one in completions) / (time.perf_counter() - began)
+    return sum(len(one.tokens) for one in completions), time.perf_counter() - began
 
 
 def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:

@@ -23,8 +23,6 @@ from opentelemetry.trace import Tracer
 
 from paceline.codec.status import error_from_pb, error_to_pb
 from paceline.errors import AddressInUse, PacelineError, PeerFailed
-from paceline.tracing.client import client_interceptors
-from paceline.tracing.server import TracingInterceptor
 
 log = structlog.get_logger()
 
@@ -119,11 +117,14 @@ def open_channel(
     }
     methods = [{"name": [{"service": service} for service in retried_services], "retryPolicy": retry}]
     config = json.dumps({"methodConfig": methods if retried_services else []})
-    return grpc.aio.insecure_channel(
-        address,
-        options=[*_CHANNEL_OPTIONS, ("grpc.service_config", config)],
-        interceptors=client_interceptors(tracer, address) if tracer else None,
-    )
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = []
+    if tracer:
+        # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
+        from paceline.tracing.client import client_interceptors
+
+        interceptors = client_interceptors(tracer, address)
+    options = [*_CHANNEL_OPTIONS, ("grpc.service_config", config)]
+    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,11 @@ async def running_server(
 
     With a tracer, calls have spans.
     """
-    interceptors = [*([TracingInterceptor(tracer)] if tracer else []), ErrorInterceptor()]
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+    if tracer:
+        from paceline.tracing.server import TracingInterceptor
+
+        interceptors.insert(0, TracingInterceptor(tracer))
     server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
     add_servicers(server)
     health_servicer = health.aio.HealthServicer()

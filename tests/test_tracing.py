@@ -67,6 +67,14 @@ def test_a_variable_that_asks_for_what_there_is_not_is_named(
         pass
 
 
+@pytest.mark.parametrize("variable", ["OTEL_SPAN_LINK_COUNT_LIMIT", "OTEL_EXPORTER_OTLP_TIMEOUT"])
+def test_a_number_that_is_none_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv(variable, "many")
+    with pytest.raises(StartupError, match="OTEL_ variables is wrong: .*many"), tracing("coordinator", None):
+        pass
+
+
 def test_a_trace_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="missing/spans.jsonl"), tracing("x", tmp_path / "missing" / "spans.jsonl"):
         pass
