@@ -97,6 +97,7 @@ class SequencePool:
         self._in_flight.difference_update(group)
         for sequence in group:
             sequence.ready_since_s = self._clock()
+            sequence.queued_s = 0.0
         return self.retire(group)
 
     def retire(self, sequences: Iterable[Sequence]) -> list[Sequence]:
@@ -117,6 +118,8 @@ class SequencePool:
     def _refill(self) -> None:
         while self._waiting and len(self._live) < self._live_limit:
             sequence = self._waiting.popleft()
-            sequence.ready_since_s = self._clock()
+            now_s = self._clock()
+            sequence.queued_s = now_s - max(sequence.submitted_s, sequence.ready_since_s)
+            sequence.ready_since_s = now_s
             self._live[sequence] = None
         self._changed.set()

@@ -15,6 +15,7 @@ from coordinator.draft_length import DraftLength
 from coordinator.policies import Policy, Selection
 from coordinator.pool import SequencePool
 from coordinator.round import Drafter, RoundLimits, RoundReport, Verifier, run_round
+from coordinator.round_tracer import RoundTracer
 from coordinator.sequence import Sequence
 from coordinator.statistics import Statistics
 from paceline.errors import Overloaded, PacelineError, PeerFailed
@@ -44,12 +45,14 @@ class Scheduler:
         batch_size: int,
         lanes: int,
         limits: RoundLimits,
+        tracer: RoundTracer,
     ) -> None:
         self.pool = pool
         self.statistics = Statistics()
         self._batch_size = batch_size
         self._lanes = lanes
         self._limits = limits
+        self._tracer = tracer
         self._policy = policy
         self._draft_length = draft_length
         self._drafter = drafter
@@ -74,14 +77,14 @@ class Scheduler:
     async def run(self) -> None:
         """Run rounds until cancelled; when one lane fails, all end."""
         async with asyncio.TaskGroup() as lanes:
-            for _ in range(self._lanes):
-                lanes.create_task(self._run_lane())
+            for lane in range(self._lanes):
+                lanes.create_task(self._run_lane(lane))
 
     async def drain(self) -> None:
         """Wait until the services were told of every sequence that ended."""
         await asyncio.gather(*self._releases)
 
-    async def _run_lane(self) -> None:
+    async def _run_lane(self, lane: int) -> None:
         while True:
             window = await self.pool.ready()
             selection = self._policy.select(window, self._batch_size)
@@ -89,13 +92,13 @@ class Scheduler:
                 # What the policy waits for is in flight; the pool changes when it returns.
                 await self.pool.changed()
                 continue
-            await self._serve(selection, others_wait=self.pool.unserved_count >= self._batch_size)
+            await self._serve(selection, lane, others_wait=self.pool.unserved_count >= self._batch_size)
 
-    async def _serve(self, selection: Selection, *, others_wait: bool) -> None:
+    async def _serve(self, selection: Selection, lane: int, *, others_wait: bool) -> None:
         group = selection.sequences
         self.pool.claim(group)
         try:
-            report = await self._run_round(group)
+            report = await self._run_round(group, lane)
         finally:
             self._free(self.pool.settle(group))
         self.statistics.count_round(
@@ -107,10 +110,12 @@ class Scheduler:
         if report and report.shortage:
             await self._relieve(report.shortage)
 
-    async def _run_round(self, group: list[Sequence]) -> RoundReport | None:
+    async def _run_round(self, group: list[Sequence], lane: int) -> RoundReport | None:
         draft_counts = self._draft_length.choose(group)
         try:
-            report = await run_round(group, self._drafter, self._verifier, self._limits, draft_counts)
+            with self._tracer.round(group, draft_counts, lane) as record:
+                report = await run_round(group, self._drafter, self._verifier, self._limits, draft_counts)
+                record(report)
         except Exception as error:
             if not isinstance(error, PacelineError):
                 log.error("a round failed unexpectedly", exc_info=error)

@@ -7,6 +7,8 @@ sequence.
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field, replace
 
+from opentelemetry.context import Context
+
 from coordinator.acceptance import Acceptance
 from coordinator.output import Output
 from coordinator.stream import Stream
@@ -47,6 +49,10 @@ class Sequence:
     """When it was queued, by the pool's clock."""
     ready_since_s: float = 0.0
     """When it last became live or came back from a round: since then it waits to be grouped."""
+    queued_s: float = 0.0
+    """How long it was queued between then, or its last round, and becoming live; 0 after a round."""
+    trace_context: Context | None = None
+    """Of its request, where that is traced: the request's span, and its caller's baggage."""
     ended: bool = False
     """Finished, failed or abandoned: no more rounds."""
 

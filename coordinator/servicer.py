@@ -7,7 +7,9 @@ import grpc
 
 from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
+from coordinator.request_tracer import begin_request, end_request
 from coordinator.scheduler import Scheduler
+from coordinator.sequence import Sequence
 from coordinator.startup import Pair
 from paceline.codec.generation import cluster_to_pb, piece_to_pb, request_from_pb
 from paceline.types import ClusterDescription
@@ -28,12 +30,18 @@ class GenerationServicer(GenerationServiceServicer):
     async def GenerateText(
         self, request: pb.GenerateTextRequest, context: Context
     ) -> AsyncIterator[pb.GenerateTextResponse]:
-        sequences = self._admission.admit(request_from_pb(request))
+        asked = request_from_pb(request)
+        sequences = self._admission.admit(asked)
+        begin_request(asked, sequences, self._pair.target.model_id)
         # Called however the call ends: answered, cancelled, timed out or cut off.
-        context.add_done_callback(lambda _: self._scheduler.abandon(sequences))  # type: ignore[arg-type]
+        context.add_done_callback(lambda _: self._end(sequences))  # type: ignore[arg-type]
         self._scheduler.submit(sequences)
         async for piece in sequences[0].stream.pieces():
             yield piece_to_pb(piece)
+
+    def _end(self, sequences: list[Sequence]) -> None:
+        self._scheduler.abandon(sequences)
+        end_request(sequences)
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         scheduler = self._scheduler

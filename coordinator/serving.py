@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import structlog
+from opentelemetry.trace import Tracer
 
 from coordinator.admission import Admission
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
@@ -15,28 +16,33 @@ from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLen
 from coordinator.policies import make_policy
 from coordinator.pool import SequencePool
 from coordinator.round import RoundLimits
+from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Scheduler
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Pair, join_pair
 from paceline.rpc import RunningServer, open_channel, running_server, termination
 from paceline.service import announce
+from paceline.tracing.setup import tracing
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 
 log = structlog.get_logger()
 
 
 async def serve(settings: CoordinatorSettings) -> None:
-    async with running_coordinator(settings) as server:
-        announce("coordinator", server.address)
-        await termination(stop_with_stdin=settings.stop_with_stdin)
+    with tracing("coordinator", settings.trace_file) as tracer:
+        async with running_coordinator(settings, tracer) as server:
+            announce("coordinator", server.address)
+            await termination(stop_with_stdin=settings.stop_with_stdin)
 
 
 @asynccontextmanager
-async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[RunningServer]:
+async def running_coordinator(
+    settings: CoordinatorSettings, tracer: Tracer | None = None
+) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; on leaving, running requests get `shutdown_grace_s` to end."""
     async with (
-        open_channel(settings.draft) as draft_channel,
-        open_channel(settings.target, [TARGET_SERVICE]) as target_channel,
+        open_channel(settings.draft, tracer=tracer) as draft_channel,
+        open_channel(settings.target, [TARGET_SERVICE], tracer=tracer) as target_channel,
     ):
         drafter = RemoteDrafter(draft_channel, settings.call_timeout_s)
         verifier = RemoteVerifier(target_channel, settings.call_timeout_s)
@@ -47,7 +53,7 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
             target_address=settings.target,
             timeout_s=settings.startup_timeout_s,
         )
-        scheduler = _scheduler(settings, pair, drafter, verifier)
+        scheduler = _scheduler(settings, pair, drafter, verifier, tracer)
         admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens)
         servicer = GenerationServicer(settings, pair, admission, scheduler)
         rounds = asyncio.create_task(scheduler.run())
@@ -59,6 +65,7 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
                 [SERVICE_NAME],
                 lambda server: add_GenerationServiceServicer_to_server(servicer, server),
                 grace_s=settings.shutdown_grace_s,
+                tracer=tracer,
             ) as server:
                 await server.set_serving(True)
                 yield server
@@ -70,7 +77,11 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
 
 
 def _scheduler(
-    settings: CoordinatorSettings, pair: Pair, drafter: RemoteDrafter, verifier: RemoteVerifier
+    settings: CoordinatorSettings,
+    pair: Pair,
+    drafter: RemoteDrafter,
+    verifier: RemoteVerifier,
+    tracer: Tracer | None,
 ) -> Scheduler:
     policy = make_policy(settings.policy, settings.window)
     return Scheduler(
@@ -86,6 +97,7 @@ def _scheduler(
             vocabulary_size=pair.target.vocabulary_size,
             prefill_chunk_tokens=pair.target.cache.prefill_chunk_tokens,
         ),
+        tracer=RoundTracer(tracer, settings.policy),
     )
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from opentelemetry.trace import Tracer
+
 from paceline.codec.generation import cluster_from_pb, piece_from_pb, request_to_pb
 from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerFailed, PeerUnavailable
 from paceline.rpc import open_channel, translated_errors
@@ -65,9 +67,9 @@ class Completion:
 class Client:
     """A connection to a coordinator. Every failure is raised as a `paceline.errors.PacelineError`."""
 
-    def __init__(self, address: str, retries: RetryPolicy = RetryPolicy()) -> None:
-        """`address` is HOST:PORT."""
-        self._channel = open_channel(address)
+    def __init__(self, address: str, retries: RetryPolicy = RetryPolicy(), tracer: Tracer | None = None) -> None:
+        """`address` is HOST:PORT. A tracer makes spans of the calls, and the coordinator's their children."""
+        self._channel = open_channel(address, tracer=tracer)
         self._stub = GenerationServiceStub(self._channel)
         self._retries = retries
 

@@ -36,6 +36,8 @@ class ClusterOptions:
     draft_port: int = 0
     target_port: int = 0
     log_level: str = "warning"
+    trace_dir: str | None = None
+    """Where each service writes its spans, `coordinator.jsonl` and so on; None: nowhere."""
     target_threads: int | None = None
     draft_threads: int | None = None
     """Unset: as `threads` divides the cores."""
@@ -68,6 +70,8 @@ async def running_cluster(options: ClusterOptions) -> AsyncIterator[Addresses]:
 
     Raises StartupError when one of them ends before it listens; its own message is on stderr by then.
     """
+    if options.trace_dir:
+        os.makedirs(options.trace_dir, exist_ok=True)
     async with AsyncExitStack() as stack:
         # The two models load side by side, and so start side by side.
         target, draft = await asyncio.gather(
@@ -83,6 +87,7 @@ async def running_cluster(options: ClusterOptions) -> AsyncIterator[Addresses]:
                     *("--batch-size", str(options.batch_size), "--draft-count", options.draft_count),
                     *("--policy", options.policy),
                     *(("--lanes", str(options.lanes)) if options.lanes else ()),
+                    *_trace_flags(options, "coordinator"),
                 ],
             )
         )
@@ -98,7 +103,12 @@ def _model_flags(options: ClusterOptions, role: str) -> list[str]:
         *("--host", HOST, "--port", str(port), "--threads", str(threads)),
         *("--kv-memory", options.kv_memory, "--layout", options.layout),
         *(("--numerics", options.numerics) if role == "target" else ()),
+        *_trace_flags(options, role),
     ]
+
+
+def _trace_flags(options: ClusterOptions, role: str) -> list[str]:
+    return ["--trace-file", os.path.join(options.trace_dir, f"{role}.jsonl")] if options.trace_dir else []
 
 
 @asynccontextmanager

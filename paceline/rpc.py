@@ -19,6 +19,7 @@ from google.rpc import status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
+from opentelemetry.trace import Tracer
 
 from paceline.codec.status import error_from_pb, error_to_pb
 from paceline.errors import AddressInUse, PacelineError, PeerFailed
@@ -100,10 +101,12 @@ def translated_errors() -> Iterator[None]:
         raise error_from_pb(status) from error
 
 
-def open_channel(address: str, retried_services: Sequence[str] = ()) -> grpc.aio.Channel:
+def open_channel(
+    address: str, retried_services: Sequence[str] = (), *, tracer: Tracer | None = None
+) -> grpc.aio.Channel:
     """Open a plaintext channel. Calls to `retried_services` are repeated while the peer is UNAVAILABLE, 4 times in all.
 
-    Only for services whose every method is safe to repeat.
+    Only for services whose every method is safe to repeat. With a tracer, calls have spans.
     """
     retry = {
         "maxAttempts": 4,
@@ -114,7 +117,14 @@ def open_channel(address: str, retried_services: Sequence[str] = ()) -> grpc.aio
     }
     methods = [{"name": [{"service": service} for service in retried_services], "retryPolicy": retry}]
     config = json.dumps({"methodConfig": methods if retried_services else []})
-    return grpc.aio.insecure_channel(address, options=[*_CHANNEL_OPTIONS, ("grpc.service_config", config)])
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = []
+    if tracer:
+        # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
+        from paceline.tracing.client import client_interceptors
+
+        interceptors = client_interceptors(tracer, address)
+    options = [*_CHANNEL_OPTIONS, ("grpc.service_config", config)]
+    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
 
 
 @dataclass(frozen=True)
@@ -139,9 +149,18 @@ async def running_server(
     add_servicers: Callable[[grpc.aio.Server], None],
     *,
     grace_s: float,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[RunningServer]:
-    """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_SERVER_OPTIONS)
+    """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`.
+
+    With a tracer, calls have spans.
+    """
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+    if tracer:
+        from paceline.tracing.server import TracingInterceptor
+
+        interceptors.insert(0, TracingInterceptor(tracer))
+    server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
     add_servicers(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

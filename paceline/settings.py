@@ -5,6 +5,7 @@ win over variables. Knows nothing of what the settings mean to the services.
 """
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -35,6 +36,9 @@ class ServiceSettings(BaseSettings):
     shutdown_grace_s: Seconds = Field(default=10, description="seconds that running calls get after SIGTERM")
     stop_with_stdin: bool = Field(
         default=False, description="stop when standard input ends, as it does when the starting process is killed"
+    )
+    trace_file: Path | None = Field(
+        default=None, description="append spans to this file as JSON lines, for `paceline trace`; unset: no file"
     )
     log_format: LogFormat = Field(default="console", description="how log lines look")
     log_level: LogLevel = Field(default="info", description="least level that is logged")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import grpc
+from opentelemetry.trace import Tracer
 
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
@@ -44,16 +45,20 @@ class ModelServer:
 
 @asynccontextmanager
 async def model_server(
-    role: str, model: str | Path, options: EngineOptions = OPTIONS, dtype: DtypeName = "auto"
+    role: str,
+    model: str | Path,
+    options: EngineOptions = OPTIONS,
+    dtype: DtypeName = "auto",
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[ModelServer]:
     """Serve one model as `draft` or `target`."""
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
     # One thread: the tests run on machines with few cores, where more only wait for each other.
-    worker = ModelWorker(1)
+    worker = ModelWorker(1, tracer)
     runner = Runner(await worker.run(load_model, str(model), dtype), options)
     async with running_server(
-        "127.0.0.1", 0, [module.SERVICE_NAME], lambda server: add(runner, worker, server), grace_s=1
+        "127.0.0.1", 0, [module.SERVICE_NAME], lambda server: add(runner, worker, server), grace_s=1, tracer=tracer
     ) as server:
         await server.set_serving(True)
         async with open_channel(server.address) as channel:
@@ -72,11 +77,12 @@ async def cluster(
     lanes: int | None = None,
     options: EngineOptions = OPTIONS,
     dtype: DtypeName = "auto",
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Cluster]:
     draft_options = replace(options, numerics="fast")
     async with (
-        model_server("target", target, options, dtype) as verifying,
-        model_server("draft", draft, draft_options, dtype) as drafting,
+        model_server("target", target, options, dtype, tracer) as verifying,
+        model_server("draft", draft, draft_options, dtype, tracer) as drafting,
     ):
         settings = CoordinatorSettings(
             draft=drafting.address,
@@ -86,5 +92,5 @@ async def cluster(
             policy=policy,
             lanes=lanes,
         )
-        async with running_coordinator(settings) as server, Client(server.address) as client:
+        async with running_coordinator(settings, tracer) as server, Client(server.address) as client:
             yield Cluster(client, server.address, drafting.runner, verifying.runner)

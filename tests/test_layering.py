@@ -12,6 +12,8 @@ SERVICES = ("draft_service", "target_service", "coordinator")
 HEAVY = {"torch", "transformers", "safetensors"}
 MODEL_WORK = {"draft_service/drafter.py", "target_service/verifier.py"}
 WIRE = {"paceline/client.py", "coordinator/serving.py"}
+SPAN_MAKERS = {f"paceline/tracing/{name}.py" for name in ("provider", "sampling", "file_exporter")}
+OTLP = {"paceline/tracing/receiver.py"}
 
 
 def imports(path: Path) -> set[str]:
@@ -57,6 +59,20 @@ def test_protobuf_stays_at_the_borders() -> None:
     users = {path for path, names in sources("paceline", *SERVICES) if any("paceline.v1" in name for name in names)}
     inside = {path for path in users if not path.startswith("paceline/codec/")}
     assert {path for path in inside if Path(path).stem not in ("servicer", "clients")} <= WIRE
+
+
+def test_the_opentelemetry_sdk_and_its_wire_format_stay_where_spans_leave_and_arrive() -> None:
+    users = {
+        package: {path for path, names in sources("paceline", *SERVICES) if any(package in name for name in names)}
+        for package in ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto")
+    }
+    assert users["opentelemetry.sdk"] | users["opentelemetry.exporter"] <= SPAN_MAKERS
+    assert users["opentelemetry.proto"] <= OTLP
+
+
+def test_a_service_without_tracing_loads_no_opentelemetry_sdk() -> None:
+    command = "import sys, coordinator.__main__; sys.exit('opentelemetry.sdk' in sys.modules)"
+    subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)
 
 
 def test_the_coordinator_runs_without_torch() -> None:

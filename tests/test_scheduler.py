@@ -14,6 +14,7 @@ from coordinator.draft_length import AutoDraftLength, FixedDraftLength
 from coordinator.policies import POLICIES, make_policy
 from coordinator.pool import SequencePool
 from coordinator.round import RoundLimits
+from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Scheduler
 from coordinator.sequence import Sequence as Generation
 from coordinator.startup import Pair
@@ -47,6 +48,7 @@ async def scheduling(
         batch_size=batch_size,
         lanes=lanes,
         limits=RoundLimits(draft_max_length, VOCABULARY_SIZE, CHUNK_TOKENS),
+        tracer=RoundTracer(None, policy),
     )
     task = asyncio.create_task(scheduler.run())
     try:

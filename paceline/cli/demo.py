@@ -1,9 +1,11 @@
 """`paceline demo`: the three services at work on the built-in pair, and what speculation gains on this machine."""
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +22,10 @@ from paceline.cli.options import (
     with_cluster_flags,
 )
 from paceline.cli.prompts import PROMPTS
+from paceline.cli.trace import report
 from paceline.client import Client, Completion
 from paceline.launcher import ClusterOptions, running_cluster
+from paceline.tracing.spans import read_spans
 from paceline.types import ClusterDescription, GenerationRequest, OutputPiece, OutputToken, UserMessage
 
 if TYPE_CHECKING:
@@ -50,10 +54,13 @@ class Measured:
 def command(
     max_new_tokens: MaxNewTokens = 160,
     runs: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, alternating; medians are shown.")] = 3,
+    trace: Annotated[bool, typer.Option("--trace", help="Trace every request, and end with where time went.")] = False,
     *,
     options: ClusterOptions,
 ) -> None:
     """Stream two dozen answers, then compare with plain decoding and with Hugging Face."""
+    if trace and not options.trace_dir:
+        options = replace(options, trace_dir=tempfile.mkdtemp(prefix="paceline-trace-"))
     run_async(_demo(options, max_new_tokens, runs))
 
 
@@ -74,6 +81,12 @@ async def _demo(options: ClusterOptions, max_new_tokens: int, runs: int) -> None
                 speculative.append(await _measure(client, _requests(cluster, max_new_tokens)))
         reference = await asyncio.to_thread(_reference, options, cluster, max_new_tokens, status)
     console.print(_table(plain, speculative[1:], reference, cluster))
+    if options.trace_dir:
+        console.print()
+        spans = read_spans([f"{options.trace_dir}/*.jsonl"])
+        # Requests decoded plainly would hide what drafting costs.
+        drafted = [one for one in spans if one.name != "generate" or one.attributes.get("paceline.drafted_count")]
+        report(console, drafted, None, Path(options.trace_dir) / "perfetto.json")
 
 
 def _introduce(console: Console, cluster: ClusterDescription) -> None:

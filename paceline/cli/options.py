@@ -62,6 +62,9 @@ class ClusterFlags:
     lanes: Annotated[
         int | None, typer.Option(min=1, max=2, help="Groups in flight. Unset: 2, and 1 under the paper's policies.")
     ]
+    trace_dir: Annotated[
+        str | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")
+    ]
 
 
 @dataclass(frozen=True)

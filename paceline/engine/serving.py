@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import grpc
 import structlog
+from opentelemetry.trace import Tracer
 
 from paceline.engine.loader import load_model
 from paceline.engine.options import EngineOptions
@@ -14,6 +15,7 @@ from paceline.engine.worker import ModelWorker
 from paceline.rpc import running_server, termination
 from paceline.service import announce
 from paceline.settings import ModelServiceSettings
+from paceline.tracing.setup import tracing
 
 log = structlog.get_logger()
 
@@ -25,7 +27,18 @@ async def serve_model(
     add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server], None],
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
-    worker = ModelWorker(settings.threads)
+    with tracing(name, settings.trace_file) as tracer:
+        await _serve_model(name, settings, service_name, add_servicer, tracer)
+
+
+async def _serve_model(
+    name: str,
+    settings: ModelServiceSettings,
+    service_name: str,
+    add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server], None],
+    tracer: Tracer | None,
+) -> None:
+    worker = ModelWorker(settings.threads, tracer)
     try:
         model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
         runner = await worker.run(Runner, model, engine_options(settings))
@@ -36,6 +49,7 @@ async def serve_model(
             [service_name],
             lambda server: add_servicer(runner, worker, server),
             grace_s=settings.shutdown_grace_s,
+            tracer=tracer,
         ) as server:
             await server.set_serving(True)
             announce(name, server.address)

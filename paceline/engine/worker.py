@@ -8,7 +8,9 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 import torch
+from opentelemetry.trace import Tracer
 
+from paceline.tracing.work import record_work
 from paceline.types import CallTiming
 
 P = ParamSpec("P")
@@ -18,8 +20,9 @@ Result = TypeVar("Result")
 class ModelWorker:
     """Runs calls one after another, in the order they came."""
 
-    def __init__(self, threads: int | None) -> None:
+    def __init__(self, threads: int | None, tracer: Tracer | None = None) -> None:
         """`threads` is how many the operations of one call may use; None leaves it to torch."""
+        self._tracer = tracer
         self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_set_threads, threads))
 
     async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
@@ -31,14 +34,17 @@ class ModelWorker:
         self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Result, CallTiming]:
         """As `run`, and tell how long the call waited for others and how long it took."""
-        asked = time.perf_counter()
+        asked, asked_ns = time.perf_counter(), time.time_ns()
 
         def timed() -> tuple[Result, CallTiming]:
             began = time.perf_counter()
             result = work(*args, **kwargs)
             return result, CallTiming(began - asked, time.perf_counter() - began)
 
-        return await self.run(timed)
+        result, timing = await self.run(timed)
+        if self._tracer:
+            record_work(self._tracer, asked_ns, timing)
+        return result, timing
 
     def close(self) -> None:
         """Wait for the running call, drop the waiting ones."""

@@ -1,0 +1,71 @@
+"""`paceline trace`: where each millisecond went, from spans in files or as services send them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli.options import run_async
+from paceline.errors import InvalidRequest
+from paceline.rpc import termination
+from paceline.tracing.analysis import RequestTrace, requests_of, summarize, verdict
+from paceline.tracing.perfetto import write_perfetto
+from paceline.tracing.receiver import running_receiver
+from paceline.tracing.rendering import hop_table, waterfall
+from paceline.tracing.spans import SpanRecord, read_spans
+
+
+def command(
+    files: Annotated[list[str] | None, typer.Argument(help="What --trace-file wrote; globs are taken.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT to receive spans at by OTLP/gRPC instead, until Ctrl-C.")
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option(help="Trace id of the request to show, or its beginning. Unset: the slowest.")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace to this file; ui.perfetto.dev shows it.")
+    ] = None,
+) -> None:
+    """Show a request's rounds, the hops of all requests, and which hop to fix."""
+    if bool(files) == bool(listen):
+        raise typer.BadParameter("give files of spans, or --listen HOST:PORT", param_hint="FILES")
+    spans = read_spans(files) if files else run_async(_receive(str(listen)))
+    report(Console(highlight=False), spans, request, perfetto)
+
+
+async def _receive(listen: str) -> list[SpanRecord]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise typer.BadParameter(f"{listen} is not HOST:PORT, such as 127.0.0.1:4317", param_hint="--listen")
+    async with running_receiver(host, int(port)) as receiver:
+        print(f"receiving spans at {receiver.address}; Ctrl-C shows them", flush=True)
+        await termination()
+    return receiver.spans
+
+
+def report(console: Console, spans: list[SpanRecord], request: str | None, perfetto: Path | None) -> None:
+    """Print the waterfall of one request, the table of all that were answered and the verdict; write the Chrome trace.
+
+    Raises InvalidRequest when there is no such request, or none at all.
+    """
+    requests = requests_of(spans)
+    console.print(waterfall(_chosen(requests, request), console.width))
+    if answered := [one for one in requests if one.is_answered]:
+        console.print()
+        console.print(hop_table(summarize(answered), answered))
+        console.print(verdict(answered))
+    if len(answered) < len(requests):
+        console.print(f"{len(requests) - len(answered)} requests that got no whole answer are left out.", style="dim")
+    if perfetto:
+        write_perfetto(spans, perfetto)
+        console.print(f"{perfetto}: open it at https://ui.perfetto.dev")
+
+
+def _chosen(requests: list[RequestTrace], trace_id: str | None) -> RequestTrace:
+    found = [one for one in requests if one.span.trace_id.startswith((trace_id or "").lower())]
+    if not found:
+        wanted = f"of a request whose trace id begins with {trace_id}" if trace_id else "of any request"
+        raise InvalidRequest(f"there is no span {wanted}; is the coordinator's file among them, and was it sampled?")
+    return max(found, key=lambda one: one.latency_s)

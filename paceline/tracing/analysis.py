@@ -1,0 +1,174 @@
+"""Where a request's time went, hop by hop, from spans.
+
+Uses the coordinator's spans alone, whose durations come from one clock; what a model service did with a call is in them
+as the durations that it reported with its answer. So clocks of different machines are never compared.
+
+A request's latency is: queued for a place in the pool, and for each of its rounds waiting to be grouped and the round
+itself (both calls, each divided into wire, queue and execute, and the coordinator's own work between them). What is
+left is `other`: reading the request, and streaming the last tokens out.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline.tracing.spans import LinkRecord, SpanRecord
+
+CALL_HOPS = {"draft": "draft", "target": "verify"}
+"""The services' names in attributes, and their hops' names."""
+PARTS = ("wire", "queue", "execute")
+ROUND_HOPS = (
+    "queued",
+    "waiting",
+    "coordinator",
+    *(f"{call} {part}" for call in CALL_HOPS.values() for part in PARTS),
+)
+HOPS = (*ROUND_HOPS, "other")
+GAINS = ("drafted", "accepted", "committed")
+REMEDIES = {
+    "queued": "more requests come than the pool has places for: raise --batch-size, or add a cluster",
+    "waiting": "sequences wait for a lane to come free: raise --batch-size or --lanes",
+    "coordinator": "the coordinator's own work between the calls: give its process a core of its own",
+    "draft wire": "the way to the draft service and back: bring it nearer, or give both processes a core",
+    "draft queue": "the draft service is busy with other groups: add a replica, or give it more --threads",
+    "draft execute": "the draft model's passes: a smaller draft, fewer --draft-count, or faster hardware",
+    "verify wire": "the way to the target service and back: bring it nearer, or give both processes a core",
+    "verify queue": "the target service is busy with other groups: add a replica",
+    "verify execute": "the target model's passes: a better draft saves some, faster hardware shortens them",
+    "other": "reading requests and streaming answers: look at the coordinator's load and its clients",
+}
+
+
+@dataclass(frozen=True)
+class RequestRound:
+    """A round as one of its requests lived it."""
+
+    span: SpanRecord
+    hops_s: Mapping[str, float]
+    """Seconds by name, all of `ROUND_HOPS`."""
+    drafted_count: int
+    accepted_count: int
+    committed_count: int
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.hops_s.values())
+
+
+@dataclass(frozen=True)
+class RequestTrace:
+    span: SpanRecord
+    rounds: tuple[RequestRound, ...]
+    """In their order; of a request with several outputs those of the one that ended last."""
+
+    @property
+    def latency_s(self) -> float:
+        return self.span.duration_s
+
+    @property
+    def is_answered(self) -> bool:
+        return self.span.attributes.get("rpc.response.status_code") == "OK"
+
+    @cached_property
+    def hops_s(self) -> dict[str, float]:
+        """Seconds by name, all of `HOPS`; they add up to the latency."""
+        sums = {hop: sum(one.hops_s[hop] for one in self.rounds) for hop in ROUND_HOPS}
+        return sums | {"other": self.latency_s - sum(sums.values())}
+
+
+@dataclass(frozen=True)
+class HopSummary:
+    hop: str
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    """Over the rounds of all requests; of `other` over the requests."""
+    share: float
+    """Of the requests' latency."""
+
+
+def requests_of(spans: Iterable[SpanRecord]) -> list[RequestTrace]:
+    """Find the requests and their rounds, the first to start first. Spans may come in any order, from any service."""
+    spans = list(spans)
+    children: defaultdict[tuple[str, str], list[SpanRecord]] = defaultdict(list)
+    rounds: defaultdict[tuple[str, str], list[tuple[LinkRecord, SpanRecord]]] = defaultdict(list)
+    for span in spans:
+        if span.parent_id and span.kind == "client":
+            children[span.trace_id, span.parent_id].append(span)
+        if span.name == "round":
+            for link in span.links:
+                rounds[link.trace_id, link.span_id].append((link, span))
+    found = [
+        RequestTrace(span, _rounds(span, rounds[span.trace_id, span.span_id], children))
+        for span in spans
+        if span.name == "generate" and span.kind == "server"
+    ]
+    return sorted(found, key=lambda one: one.span.start_ns)
+
+
+def _rounds(
+    request: SpanRecord,
+    linked: Sequence[tuple[LinkRecord, SpanRecord]],
+    children: Mapping[tuple[str, str], list[SpanRecord]],
+) -> tuple[RequestRound, ...]:
+    by_output: defaultdict[int, list[tuple[LinkRecord, SpanRecord]]] = defaultdict(list)
+    for link, span in linked:
+        by_output[link.attributes.get("paceline.completion_index", 0)].append((link, span))
+    if not by_output:
+        return ()
+    output, last = max(by_output.items(), key=lambda one: max(span.end_ns for _, span in one[1]))
+    gains = {
+        link.span_id: link.attributes
+        for link in request.links
+        if link.attributes.get("paceline.completion_index", 0) == output
+    }
+    return tuple(
+        RequestRound(
+            span,
+            _hops(link, span, children.get((span.trace_id, span.span_id), ())),
+            *(int(gains.get(span.span_id, {}).get(f"paceline.{name}_count", 0)) for name in GAINS),
+        )
+        for link, span in sorted(last, key=lambda one: one[1].start_ns)
+    )
+
+
+def _hops(link: LinkRecord, span: SpanRecord, calls: Iterable[SpanRecord]) -> dict[str, float]:
+    hops = {"queued": link.attributes["paceline.queued_s"], "waiting": link.attributes["paceline.waited_s"]}
+    called_s = {call.name.partition(".")[0]: call.duration_s for call in calls}
+    for service, name in CALL_HOPS.items():
+        # A round that failed tells nothing of its calls: their whole time is the wire's, as that of any failed call.
+        hops[f"{name} wire"] = span.attributes.get(f"paceline.{service}.wire_s", called_s.get(service, 0.0))
+        hops[f"{name} queue"] = span.attributes.get(f"paceline.{service}.queued_s", 0.0)
+        hops[f"{name} execute"] = span.attributes.get(f"paceline.{service}.executed_s", 0.0)
+    own_s = span.duration_s - sum(hops[f"{name} {part}"] for name in CALL_HOPS.values() for part in PARTS)
+    return {hop: hops.get(hop, own_s) for hop in ROUND_HOPS}
+
+
+def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
+    """Summarize the hops of some requests, at least one, in their order."""
+    latency_s = sum(one.latency_s for one in requests)
+    rounds = [one for request in requests for one in request.rounds]
+    summaries = []
+    for hop in HOPS:
+        own = [one.hops_s[hop] for one in (requests if hop == "other" else rounds)] or [0.0]
+        share = sum(request.hops_s[hop] for request in requests) / latency_s
+        summaries.append(HopSummary(hop, percentile(own, 50), percentile(own, 90), percentile(own, 99), share))
+    return summaries
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that so many percent of the values do not exceed."""
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def verdict(requests: Sequence[RequestTrace]) -> str:
+    """Say in one sentence which hop to fix first."""
+    worst = max(summarize(requests), key=lambda one: one.share)
+    rounds = [one.total_s for request in requests for one in request.rounds]
+    of_round = f" of the {1e3 * percentile(rounds, 50):.1f} ms of a round" if rounds and worst.hop != "other" else ""
+    return (
+        f"Fix {worst.hop} first: {worst.share:.0%} of the latency, {1e3 * worst.p50_s:.1f} ms{of_round} at the median; "
+        f"{REMEDIES[worst.hop]}."
+    )

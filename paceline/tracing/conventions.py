@@ -1,0 +1,46 @@
+"""Names that spans of a call carry, and what its status makes of its span.
+
+RPC attributes follow OpenTelemetry's semantic conventions 1.44. So does what counts as an error: any code but OK to a
+client, and to a server only those that are its own fault.
+"""
+
+import grpc
+from opentelemetry.trace import Span, SpanKind, StatusCode
+
+GENERATE = "/paceline.v1.GenerationService/GenerateText"
+SPAN_NAMES = {
+    GENERATE: "generate",
+    "/paceline.v1.DraftService/ProposeTokens": "draft.propose",
+    "/paceline.v1.TargetService/VerifyTokens": "target.verify",
+}
+_SERVER_FAULTS = {
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DATA_LOSS,
+}
+
+
+def span_name(method: str) -> str:
+    """Short for the calls of the hot path, else the convention's: `package.Service/Method`."""
+    return SPAN_NAMES.get(method, method.removeprefix("/"))
+
+
+def starts_trace(method: str) -> bool:
+    """Whether a call outside any trace begins one. Health, descriptions and releases would only be noise."""
+    return method == GENERATE
+
+
+def call_attributes(method: str) -> dict[str, str]:
+    return {"rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
+
+
+def end_call(span: Span, kind: SpanKind, code: grpc.StatusCode) -> None:
+    """Give a call's span its status and end it."""
+    span.set_attribute("rpc.response.status_code", code.name)
+    if code is not grpc.StatusCode.OK and (kind is SpanKind.CLIENT or code in _SERVER_FAULTS):
+        span.set_attribute("error.type", code.name)
+        span.set_status(StatusCode.ERROR)
+    span.end()

@@ -1,0 +1,50 @@
+"""The OpenTelemetry SDK, put together: who this service is, what is sampled, where spans go."""
+
+import os
+import threading
+import uuid
+from pathlib import Path
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+from paceline.tracing.file_exporter import FileExporter
+from paceline.tracing.sampling import LinkedSampler
+
+FLUSH_TIMEOUT_S = 3.0
+MAX_LINKS = 1024
+"""A request has a link to each of its rounds; the SDK would keep 128."""
+
+
+def open_provider(service: str, *, sends_otlp: bool, trace_file: Path | None) -> TracerProvider:
+    exporters: list[SpanExporter] = [FileExporter(trace_file)] if trace_file else []
+    if sends_otlp:
+        exporters.append(OTLPSpanExporter())
+    provider = make_provider(service)
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def make_provider(service: str) -> TracerProvider:
+    """Make a provider without exporters, with the sampler and the resource that the standard variables ask for."""
+    limits = SpanLimits() if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ else SpanLimits(max_links=MAX_LINKS)
+    provider = TracerProvider(resource=_resource(service), span_limits=limits, shutdown_on_exit=False)
+    provider.sampler = LinkedSampler(provider.sampler)
+    return provider
+
+
+def close_provider(provider: TracerProvider) -> None:
+    """Send what is left, for `FLUSH_TIMEOUT_S` at most: the SDK would wait half a minute for a dead collector."""
+    closing = threading.Thread(target=provider.shutdown, daemon=True)
+    closing.start()
+    closing.join(FLUSH_TIMEOUT_S)
+
+
+def _resource(service: str) -> Resource:
+    resource = Resource({"service.instance.id": str(uuid.uuid4())}).merge(Resource.create())
+    if str(resource.attributes["service.name"]).startswith("unknown_service"):
+        return resource.merge(Resource({"service.name": f"paceline-{service.removesuffix('_service')}"}))
+    return resource

@@ -1,0 +1,37 @@
+"""Sampling of spans that link others instead of having a parent.
+
+A round serves many requests, so it is the root of a trace of its own, and its own roll of the dice would lose most
+rounds of a sampled request. It links the sampled ones of its members, and a root span that links a sampled span is
+sampled. All else is decided by the sampler that `OTEL_TRACES_SAMPLER` names.
+"""
+
+from collections.abc import Sequence
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler, SamplingResult
+from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.util.types import Attributes
+
+
+class LinkedSampler(Sampler):
+    def __init__(self, otherwise: Sampler) -> None:
+        self._otherwise = otherwise
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        is_root = not trace.get_current_span(parent_context).get_span_context().is_valid
+        follows = is_root and any(link.context.trace_flags.sampled for link in links or ())
+        sampler = ALWAYS_ON if follows else self._otherwise
+        return sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+
+    def get_description(self) -> str:
+        return f"Linked({self._otherwise.get_description()})"

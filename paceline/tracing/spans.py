@@ -1,0 +1,84 @@
+"""A span as `paceline trace` reads it, and its line in a file of spans.
+
+Knows neither the OpenTelemetry SDK nor its wire format: `file_exporter` and `receiver` make records of those.
+"""
+
+import glob
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidRequest
+
+Attributes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRecord:
+    trace_id: str
+    span_id: str
+    attributes: Attributes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRecord:
+    """Ids are lower-case hexadecimal; times are nanoseconds by the clock of the machine that made the span."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    kind: str
+    """`internal`, `server` or `client`."""
+    service: str
+    instance: str
+    """Differs between runs and replicas of one service."""
+    start_ns: int
+    end_ns: int
+    is_error: bool = False
+    attributes: Attributes = field(default_factory=dict)
+    links: tuple[LinkRecord, ...] = ()
+
+    @property
+    def duration_s(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+def to_line(span: SpanRecord) -> str:
+    fields = {name: getattr(span, name) for name in SpanRecord.__slots__}
+    links = [[link.trace_id, link.span_id, link.attributes] for link in span.links]
+    return json.dumps(fields | {"links": links}, separators=(",", ":"))
+
+
+def from_line(line: str) -> SpanRecord:
+    fields = json.loads(line)
+    return SpanRecord(**fields | {"links": tuple(LinkRecord(*link) for link in fields["links"])})
+
+
+def read_spans(patterns: Iterable[str]) -> list[SpanRecord]:
+    """Read the files that paths or globs name. A last line cut short, as a killed process leaves it, is passed over.
+
+    Raises InvalidRequest, naming file and line.
+    """
+    spans: list[SpanRecord] = []
+    for pattern in patterns:
+        paths = sorted(glob.glob(pattern)) or [pattern]
+        for path in paths:
+            spans += _read(Path(path))
+    return spans
+
+
+def _read(path: Path) -> list[SpanRecord]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}") from error
+    spans = []
+    for number, line in enumerate(lines[:-1], 1):  # what follows the last line end was never finished
+        try:
+            spans.append(from_line(line))
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidRequest(f"line {number} of {path} is no span that --trace-file wrote: {error}") from error
+    return spans

@@ -1,0 +1,36 @@
+"""A tracer whose spans stay in memory, as the records that `paceline trace` reads."""
+
+import asyncio
+from collections.abc import Callable
+
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from paceline.tracing.file_exporter import to_record
+from paceline.tracing.provider import make_provider
+from paceline.tracing.spans import SpanRecord
+
+
+class Spans:
+    def __init__(self) -> None:
+        """Takes the sampler from the environment, as services do."""
+        self._exporter = InMemorySpanExporter()
+        provider = make_provider("test")
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("test")
+
+    def __call__(self, name: str = "", kind: str = "") -> list[SpanRecord]:
+        """All that have ended, of one name and kind where given."""
+        records = map(to_record, self._exporter.get_finished_spans())
+        return [one for one in records if name in ("", one.name) and kind in ("", one.kind)]
+
+    async def one(self, name: str, kind: str) -> SpanRecord:
+        """Wait for the one span of that name and kind: a server's may end after its client has the answer."""
+        await until(lambda: bool(self(name, kind)))
+        (span,) = self(name, kind)
+        return span
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)

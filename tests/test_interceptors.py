@@ -1,0 +1,225 @@
+"""Spans of calls over real gRPC: one on each side however the call ends, joined by the call's metadata."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry import baggage
+from opentelemetry import context as contexts
+
+from paceline.errors import InvalidRequest, PacelineError, PeerUnavailable
+from paceline.rpc import open_channel, running_server, translated_errors
+from paceline.v1 import draft_service_pb2, generation_service_pb2
+from paceline.v1.draft_service_pb2_grpc import (
+    DraftServiceServicer,
+    DraftServiceStub,
+    add_DraftServiceServicer_to_server,
+)
+from paceline.v1.generation_service_pb2_grpc import (
+    GenerationServiceServicer,
+    GenerationServiceStub,
+    add_GenerationServiceServicer_to_server,
+)
+from tests.spans import Spans
+
+SECRET = "the prompt that no span may hold"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Servicer(DraftServiceServicer, GenerationServiceServicer):
+    """Does what `ending` says: answers, refuses, fails, or hangs until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.ending = "answer"
+        self.entered = asyncio.Event()
+        self.baggage: dict[str, object] = {}
+
+    async def _behave(self) -> None:
+        self.entered.set()
+        self.baggage = dict(baggage.get_all())
+        if self.ending == "refuse":
+            raise InvalidRequest(f"{SECRET} is wrong", field="prompt")
+        if self.ending == "fail":
+            raise RuntimeError(SECRET)
+        if self.ending == "hang":
+            await asyncio.Event().wait()
+
+    async def ProposeTokens(
+        self, request: draft_service_pb2.ProposeTokensRequest, context: Context
+    ) -> draft_service_pb2.ProposeTokensResponse:
+        await self._behave()
+        return draft_service_pb2.ProposeTokensResponse()
+
+    async def DescribeDraftModel(
+        self, request: draft_service_pb2.DescribeDraftModelRequest, context: Context
+    ) -> draft_service_pb2.DescribeDraftModelResponse:
+        return draft_service_pb2.DescribeDraftModelResponse()
+
+    async def GenerateText(
+        self, request: generation_service_pb2.GenerateTextRequest, context: Context
+    ) -> AsyncIterator[generation_service_pb2.GenerateTextResponse]:
+        yield generation_service_pb2.GenerateTextResponse()
+        await self._behave()
+        yield generation_service_pb2.GenerateTextResponse()
+
+
+class Calls:
+    """A served servicer and a channel to it, both traced."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel, servicer: Servicer, spans: Spans) -> None:
+        self.address, self.channel, self.servicer, self.spans = address, channel, servicer, spans
+
+    async def call(self, kind: str, timeout_s: float | None = None) -> None:
+        """One call, unary or streaming, in a caller's span that carries baggage."""
+        token = contexts.attach(baggage.set_baggage("tenant", "blue"))
+        try:
+            with self.spans.tracer.start_as_current_span("caller", record_exception=False), translated_errors():
+                if kind == "unary":
+                    request = draft_service_pb2.ProposeTokensRequest()
+                    await DraftServiceStub(self.channel).ProposeTokens(request, timeout=timeout_s)
+                else:
+                    await self._stream(timeout_s)
+        finally:
+            contexts.detach(token)
+
+    async def _stream(self, timeout_s: float | None) -> None:
+        request = generation_service_pb2.GenerateTextRequest(text=SECRET)
+        call = GenerationServiceStub(self.channel).GenerateText(request, timeout=timeout_s)
+        try:
+            async for _ in call:
+                pass
+        finally:
+            call.cancel()  # as the client library does: gRPC itself does not cancel with its reader at every moment
+
+
+@pytest.fixture
+async def calls() -> AsyncIterator[Calls]:
+    spans, servicer = Spans(), Servicer()  # type: ignore[abstract]
+
+    def add(server: grpc.aio.Server) -> None:
+        add_DraftServiceServicer_to_server(servicer, server)
+        add_GenerationServiceServicer_to_server(servicer, server)
+
+    async with (
+        running_server("127.0.0.1", 0, [], add, grace_s=0, tracer=spans.tracer) as server,
+        open_channel(server.address, tracer=spans.tracer) as channel,
+    ):
+        yield Calls(server.address, channel, servicer, spans)
+
+
+NAMES = {"unary": "draft.propose", "stream": "generate"}
+METHODS = {"unary": "paceline.v1.DraftService/ProposeTokens", "stream": "paceline.v1.GenerationService/GenerateText"}
+both_kinds = pytest.mark.parametrize("kind", ["unary", "stream"])
+
+
+async def check_pair(calls: Calls, kind: str, code: str, *, server_error: bool) -> None:
+    """The caller's span, the client's under it and the server's under that, with one status."""
+    (caller,) = calls.spans("caller")
+    client = await calls.spans.one(NAMES[kind], "client")
+    server = await calls.spans.one(NAMES[kind], "server")
+    assert (client.parent_id, server.parent_id) == (caller.span_id, client.span_id)
+    assert caller.trace_id == client.trace_id == server.trace_id
+    for span in (client, server):
+        assert span.attributes["rpc.system.name"] == "grpc"
+        assert span.attributes["rpc.method"] == METHODS[kind]
+        assert span.attributes["rpc.response.status_code"] == code
+    assert client.attributes["server.address"] == "127.0.0.1"
+    assert client.is_error is (code != "OK")
+    assert server.is_error is server_error
+    assert server.attributes.get("error.type") == (code if server_error else None)
+    assert SECRET not in str(calls.spans())
+
+
+@both_kinds
+async def test_an_answered_call_has_a_span_on_each_side_and_passes_baggage_on(calls: Calls, kind: str) -> None:
+    await calls.call(kind)
+    await check_pair(calls, kind, "OK", server_error=False)
+    assert calls.servicer.baggage == {"tenant": "blue"}
+
+
+@both_kinds
+async def test_a_refused_call_is_the_callers_error_and_not_the_servers(calls: Calls, kind: str) -> None:
+    calls.servicer.ending = "refuse"
+    with pytest.raises(InvalidRequest):
+        await calls.call(kind)
+    await check_pair(calls, kind, "INVALID_ARGUMENT", server_error=False)
+
+
+@both_kinds
+async def test_an_unexpected_failure_is_an_error_on_both_sides(calls: Calls, kind: str) -> None:
+    calls.servicer.ending = "fail"
+    with pytest.raises(PacelineError):
+        await calls.call(kind)
+    await check_pair(calls, kind, "INTERNAL", server_error=True)
+
+
+@both_kinds
+async def test_a_call_that_runs_out_of_time_says_so_on_both_sides(calls: Calls, kind: str) -> None:
+    calls.servicer.ending = "hang"
+    with pytest.raises(PacelineError):
+        await calls.call(kind, timeout_s=1.234)
+    await check_pair(calls, kind, "DEADLINE_EXCEEDED", server_error=True)
+
+
+@both_kinds
+async def test_a_cancelled_call_reaches_the_server_and_ends_both_spans(calls: Calls, kind: str) -> None:
+    calls.servicer.ending = "hang"
+    task = asyncio.create_task(calls.call(kind, timeout_s=60))
+    await calls.servicer.entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await check_pair(calls, kind, "CANCELLED", server_error=False)
+
+
+async def test_a_stream_that_its_reader_leaves_ends_both_spans(calls: Calls) -> None:
+    calls.servicer.ending = "hang"
+    with calls.spans.tracer.start_as_current_span("caller"):
+        call = GenerationServiceStub(calls.channel).GenerateText(generation_service_pb2.GenerateTextRequest())
+        async for _ in call:
+            break
+    call.cancel()
+    await check_pair(calls, "stream", "CANCELLED", server_error=False)
+
+
+async def test_a_call_that_reaches_nobody_is_unavailable_to_its_client(calls: Calls) -> None:
+    address = "127.0.0.1:1"
+    async with open_channel(address, tracer=calls.spans.tracer) as channel:
+        with pytest.raises(PeerUnavailable):
+            await Calls(address, channel, calls.servicer, calls.spans).call("unary")
+    (client,) = calls.spans("draft.propose")
+    assert client.attributes["rpc.response.status_code"] == "UNAVAILABLE"
+    assert client.is_error
+
+
+async def test_outside_a_trace_only_a_generation_begins_one(calls: Calls) -> None:
+    stub = DraftServiceStub(calls.channel)
+    await stub.DescribeDraftModel(draft_service_pb2.DescribeDraftModelRequest())
+    await stub.ProposeTokens(draft_service_pb2.ProposeTokensRequest())
+    async for _ in GenerationServiceStub(calls.channel).GenerateText(generation_service_pb2.GenerateTextRequest()):
+        pass
+    server = await calls.spans.one("generate", "server")
+    (client,) = calls.spans("generate", "client")
+    assert client.parent_id is None
+    assert server.parent_id == client.span_id
+    assert len(calls.spans()) == 2
+
+
+async def test_other_calls_inside_a_trace_have_their_full_name(calls: Calls) -> None:
+    with calls.spans.tracer.start_as_current_span("caller"):
+        await DraftServiceStub(calls.channel).DescribeDraftModel(draft_service_pb2.DescribeDraftModelRequest())
+    await calls.spans.one("paceline.v1.DraftService/DescribeDraftModel", "server")
+
+
+async def test_a_call_its_caller_does_not_sample_leaves_no_span(calls: Calls) -> None:
+    async with open_channel(calls.address) as channel:
+        metadata = (("traceparent", f"00-{1:032x}-{2:016x}-00"),)
+        request = generation_service_pb2.GenerateTextRequest()
+        async for _ in GenerationServiceStub(channel).GenerateText(request, metadata=metadata):
+            pass
+    # A traced call after it: when its spans are there, the first one's would be, too.
+    await calls.call("stream")
+    await calls.spans.one("generate", "server")
+    assert {span.trace_id for span in calls.spans()} == {calls.spans("caller")[0].trace_id}

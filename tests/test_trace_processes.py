@@ -1,0 +1,206 @@
+"""Real services that send their spans to a receiver: what a request's trace holds, however it ended."""
+
+import asyncio
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from paceline.client import NO_RETRIES, Client
+from paceline.errors import CallTimedOut, PeerUnavailable
+from paceline.launcher import ClusterOptions, running_cluster, running_service
+from paceline.tracing.analysis import requests_of
+from paceline.tracing.receiver import Receiver, running_receiver
+from paceline.types import GenerationRequest, UserMessage
+from tests.spans import Spans
+from tests.trees import Tree, tree_of
+
+pytestmark = pytest.mark.slow
+
+Result = TypeVar("Result")
+OPTIONS = ClusterOptions(target_threads=1, draft_threads=1)
+SERVERS = {("draft.propose", "paceline-draft"), ("target.verify", "paceline-target")}
+PROMPT = "Nina saves $25 a week for 8 weeks. How much is that?"
+
+
+@pytest.fixture
+async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Receiver]:
+    async with running_receiver("127.0.0.1", 0) as receiver:
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{receiver.address}")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        yield receiver
+
+
+def asked(max_new_tokens: int) -> GenerationRequest:
+    return GenerationRequest(UserMessage(PROMPT), max_new_tokens=max_new_tokens, ignore_end_tokens=True)
+
+
+def kill(module: str) -> None:
+    (process,) = [one for one in psutil.Process().children() if module in one.cmdline()]
+    process.kill()
+    psutil.wait_procs([process])
+
+
+class Traced:
+    """Calls in a trace of their own each, and what the receiver has of it."""
+
+    def __init__(self, client: Client, spans: Spans, receiver: Receiver) -> None:
+        self.client, self._spans, self.receiver = client, spans, receiver
+
+    async def __call__(self, work: Coroutine[Any, Any, Result], trace_ids: list[str]) -> Result:
+        with self._spans.tracer.start_as_current_span("caller") as span:
+            trace_ids.append(f"{span.get_span_context().trace_id:032x}")
+            return await work
+
+    async def tree(self, trace_id: str, accept: Callable[[Tree], bool]) -> Tree:
+        """Wait until the trace has all its spans."""
+        for _ in range(600):
+            try:
+                if accept(tree := tree_of(self.receiver.spans, trace_id)):
+                    return tree
+            except AssertionError:
+                pass
+            await asyncio.sleep(0.05)
+        return tree_of(self.receiver.spans, trace_id)
+
+    def client_latency_s(self, trace_id: str) -> float:
+        (span,) = [one for one in self._spans("generate", "client") if one.trace_id == trace_id]
+        return span.duration_s
+
+
+def ended_as(code: str) -> Callable[[Tree], bool]:
+    return lambda tree: tree.request.attributes["rpc.response.status_code"] == code
+
+
+async def check_answered(traced: Traced) -> None:
+    """Three requests at once: a whole tree each, rounds that serve several, and hops that add up to its latency."""
+    ids: list[str] = []
+    answers = await asyncio.gather(*(traced(traced.client.complete(asked(60)), ids) for _ in range(3)))
+    trees = [await traced.tree(trace_id, ended_as("OK")) for trace_id in ids]
+    for trace_id, tree, answer in zip(ids, trees, answers, strict=True):
+        assert not tree.request.is_error
+        assert tree.request.attributes["gen_ai.usage.output_tokens"] == len(answer.tokens) == 60
+        assert len(tree.rounds) == answer.finish.usage.round_count
+        (request,) = [one for one in requests_of(traced.receiver.spans) if one.span.trace_id == trace_id]
+        assert sum(one.committed_count for one in request.rounds) == 60
+        assert sum(one.accepted_count for one in request.rounds) == answer.finish.usage.accepted_count
+        assert {one.service for one in tree.rounds + tree.calls} == {"paceline-coordinator"}
+        assert {(one.name, one.service) for one in tree.served} == SERVERS
+        hops_s = sum(one.total_s for one in request.rounds)
+        assert hops_s == pytest.approx(traced.client_latency_s(trace_id), rel=0.05)
+    assert any(len(one.links) > 1 for tree in trees for one in tree.rounds)
+    told = str(traced.receiver.spans)
+    assert not [text for text in (PROMPT, *(answer.text for answer in answers)) if text in told]
+
+
+async def check_cancelled(traced: Traced) -> None:
+    async def leave() -> None:
+        stream = traced.client.generate(asked(2000))
+        await anext(stream)
+        await stream.aclose()
+
+    ids: list[str] = []
+    await traced(leave(), ids)
+    tree = await traced.tree(ids[0], ended_as("CANCELLED"))
+    assert not tree.request.is_error
+    assert tree.rounds
+    assert tree.request.attributes["gen_ai.usage.output_tokens"] > 0
+    assert tree.request.attributes["gen_ai.response.finish_reasons"] == []
+
+
+async def check_timed_out(traced: Traced) -> None:
+    ids: list[str] = []
+    with pytest.raises(CallTimedOut):
+        await traced(traced.client.complete(asked(2000), timeout_s=2), ids)
+    tree = await traced.tree(ids[0], ended_as("DEADLINE_EXCEEDED"))
+    assert tree.request.is_error
+    assert tree.rounds
+
+
+async def test_a_trace_is_whole_whether_its_request_was_answered_cancelled_or_timed_out(receiver: Receiver) -> None:
+    spans = Spans()
+    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
+        traced = Traced(client, spans, receiver)
+        await check_answered(traced)
+        await check_cancelled(traced)
+        await check_timed_out(traced)
+
+
+async def test_the_command_receives_spans_until_it_is_stopped_and_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("-m", "paceline", "trace", "--listen", "127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
+    assert process.stdout
+    address = (await process.stdout.readline()).decode().split()[3].rstrip(";")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{address}")
+    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES) as client:
+        await client.complete(asked(20))
+    process.send_signal(signal.SIGINT)
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert "1 requests" in out.decode()
+    assert " first: " in out.decode()
+
+
+async def test_services_answer_and_end_though_their_collector_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as collector:
+        collector.bind(("127.0.0.1", 0))
+        collector.listen()  # takes connections, and never reads from them
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES) as client:
+            assert len((await client.complete(asked(20))).tokens) == 20
+            processes = psutil.Process().children()
+            for process in processes:
+                process.terminate()
+            gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, 60)
+    assert (len(gone), alive) == (3, [])
+
+
+async def test_a_dead_draft_is_an_error_of_its_calls_and_of_nothing_else(receiver: Receiver) -> None:
+    spans, ids = Spans(), list[str]()
+    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
+        traced = Traced(client, spans, receiver)
+        kill("draft_service")
+        await traced(client.complete(asked(5)), ids)
+        tree = await traced.tree(ids[0], ended_as("OK"))
+    assert not any(one.is_error for one in (tree.request, *tree.rounds, *tree.served))
+    codes = {(one.name, one.attributes["rpc.response.status_code"], one.is_error) for one in tree.calls}
+    assert codes == {("draft.propose", "UNAVAILABLE", True), ("target.verify", "OK", False)}
+    assert tree.request.attributes["paceline.drafted_count"] == 0
+
+
+async def test_a_dead_target_fails_the_round_and_its_request_and_a_new_one_serves_the_next(receiver: Receiver) -> None:
+    spans, ids = Spans(), list[str]()
+    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
+        traced = Traced(client, spans, receiver)
+        await traced(client.complete(asked(5)), ids)
+        before = await traced.tree(ids[0], ended_as("OK"))
+        kill("target_service")
+        with pytest.raises(PeerUnavailable):
+            await traced(client.complete(asked(5)), ids)
+        failed = await traced.tree(ids[1], ended_as("UNAVAILABLE"))
+        assert failed.request.is_error
+        (round_,) = failed.rounds
+        assert (round_.is_error, round_.attributes["error.type"]) == (True, "PEER_UNAVAILABLE")
+        async with running_service("target_service", ["--threads", "1", "--port", services.target.rpartition(":")[2]]):
+            answered = False
+            while not answered:
+                with suppress(PeerUnavailable):  # the coordinator has yet to find the new one
+                    await traced(client.complete(asked(5)), ids)
+                    answered = True
+            after = await traced.tree(ids[-1], ended_as("OK"))
+    assert _instances(before, "draft.propose") == _instances(after, "draft.propose")
+    assert _instances(before, "target.verify").isdisjoint(_instances(after, "target.verify"))
+
+
+def _instances(tree: Tree, name: str) -> set[str]:
+    return {one.instance for one in tree.served if one.name == name}
