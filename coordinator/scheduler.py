@@ -12,6 +12,7 @@ import structlog
 
 from coordinator.acceptance import Acceptance
 from coordinator.draft_length import DraftLength
+from coordinator.metrics import RoundMetrics
 from coordinator.policies import Policy, Selection
 from coordinator.pool import SequencePool
 from coordinator.round import Drafter, RoundLimits, RoundReport, Verifier, run_round
@@ -44,12 +45,14 @@ class Scheduler:
         batch_size: int,
         lanes: int,
         limits: RoundLimits,
+        metrics: RoundMetrics,
     ) -> None:
         self.pool = pool
         self.statistics = Statistics()
         self._batch_size = batch_size
         self._lanes = lanes
         self._limits = limits
+        self._metrics = metrics
         self._policy = policy
         self._draft_length = draft_length
         self._drafter = drafter
@@ -57,6 +60,11 @@ class Scheduler:
         self._acceptance = Acceptance()
         self._draft_is_up = True
         self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def draft_is_up(self) -> bool:
+        """False since a call to the draft service failed, until one does not."""
+        return self._draft_is_up
 
     def submit(self, sequences: Rows[Sequence]) -> None:
         """Queue the sequences of a request; Overloaded, and none queued, when the queue has no room for them."""
@@ -93,9 +101,9 @@ class Scheduler:
 
     async def _serve(self, selection: Selection, *, others_wait: bool) -> None:
         group = selection.sequences
-        self.pool.claim(group)
+        waits_s = self.pool.claim(group)
         try:
-            report = await self._run_round(group)
+            report = await self._run_round(group, waits_s)
         finally:
             self._free(self.pool.settle(group))
         self.statistics.count_round(
@@ -107,11 +115,13 @@ class Scheduler:
         if report and report.shortage:
             await self._relieve(report.shortage)
 
-    async def _run_round(self, group: list[Sequence]) -> RoundReport | None:
+    async def _run_round(self, group: list[Sequence], waits_s: list[float]) -> RoundReport | None:
         draft_counts = self._draft_length.choose(group)
         try:
             report = await run_round(group, self._drafter, self._verifier, self._limits, draft_counts)
+            self._metrics.round_ended(waits_s, report)
         except Exception as error:
+            self._metrics.round_failed(waits_s)
             if not isinstance(error, PacelineError):
                 log.error("a round failed unexpectedly", exc_info=error)
                 error = PeerFailed("the coordinator failed unexpectedly; its log has the details")

@@ -47,6 +47,8 @@ class Sequence:
     """When it was queued, by the pool's clock."""
     ready_since_s: float = 0.0
     """When it last became live or came back from a round: since then it waits to be grouped."""
+    first_grouped_s: float | None = None
+    """When its first round took it."""
     ended: bool = False
     """Finished, failed or abandoned: no more rounds."""
 

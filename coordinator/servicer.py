@@ -7,6 +7,7 @@ import grpc
 
 from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
+from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.scheduler import Scheduler
 from coordinator.startup import Pair
 from paceline.codec.generation import cluster_to_pb, piece_to_pb, request_from_pb
@@ -19,21 +20,41 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(GenerationServiceServicer):
-    def __init__(self, settings: CoordinatorSettings, pair: Pair, admission: Admission, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        pair: Pair,
+        admission: Admission,
+        scheduler: Scheduler,
+        metrics: RequestMetrics,
+    ) -> None:
         self._settings = settings
         self._pair = pair
         self._admission = admission
         self._scheduler = scheduler
+        self._metrics = metrics
 
     async def GenerateText(
         self, request: pb.GenerateTextRequest, context: Context
     ) -> AsyncIterator[pb.GenerateTextResponse]:
-        sequences = self._admission.admit(request_from_pb(request))
+        record = RequestRecord(self._metrics)
+
+        def end(_: object) -> None:
+            self._scheduler.abandon(record.sequences)
+            record.end(context.time_remaining())
+
         # Called however the call ends: answered, cancelled, timed out or cut off.
-        context.add_done_callback(lambda _: self._scheduler.abandon(sequences))  # type: ignore[arg-type]
-        self._scheduler.submit(sequences)
-        async for piece in sequences[0].stream.pieces():
-            yield piece_to_pb(piece)
+        context.add_done_callback(end)  # type: ignore[arg-type]
+        try:
+            sequences = self._admission.admit(request_from_pb(request))
+            self._scheduler.submit(sequences)
+            record.queue(sequences)
+            async for piece in sequences[0].stream.pieces():
+                record.deliver(piece)
+                yield piece_to_pb(piece)
+        except Exception as error:
+            record.fail(error)
+            raise
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         scheduler = self._scheduler

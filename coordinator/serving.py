@@ -7,17 +7,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
 from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.metrics import ClusterCollector, RoundMetrics
 from coordinator.policies import make_policy
 from coordinator.pool import SequencePool
+from coordinator.requests import RequestMetrics
 from coordinator.round import RoundLimits
 from coordinator.scheduler import Scheduler
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Pair, join_pair
+from paceline.metrics import metrics_served, new_registry
 from paceline.rpc import RunningServer, open_channel, running_server, termination
 from paceline.service import announce
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
@@ -26,13 +30,17 @@ log = structlog.get_logger()
 
 
 async def serve(settings: CoordinatorSettings) -> None:
-    async with running_coordinator(settings) as server:
-        announce("coordinator", server.address)
-        await termination(stop_with_stdin=settings.stop_with_stdin)
+    registry = new_registry("coordinator")
+    with metrics_served(registry, settings.metrics_host, settings.metrics_port) as metrics_url:
+        async with running_coordinator(settings, registry) as server:
+            announce("coordinator", server.address, metrics_url)
+            await termination(stop_with_stdin=settings.stop_with_stdin)
 
 
 @asynccontextmanager
-async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[RunningServer]:
+async def running_coordinator(
+    settings: CoordinatorSettings, registry: CollectorRegistry
+) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; on leaving, running requests get `shutdown_grace_s` to end."""
     async with (
         open_channel(settings.draft) as draft_channel,
@@ -47,9 +55,10 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
             target_address=settings.target,
             timeout_s=settings.startup_timeout_s,
         )
-        scheduler = _scheduler(settings, pair, drafter, verifier)
+        scheduler = _scheduler(settings, pair, drafter, verifier, RoundMetrics(registry))
+        registry.register(ClusterCollector(scheduler))
         admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens)
-        servicer = GenerationServicer(settings, pair, admission, scheduler)
+        servicer = GenerationServicer(settings, pair, admission, scheduler, RequestMetrics(registry))
         rounds = asyncio.create_task(scheduler.run())
         rounds.add_done_callback(_stop_if_failed)
         try:
@@ -70,7 +79,7 @@ async def running_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Ru
 
 
 def _scheduler(
-    settings: CoordinatorSettings, pair: Pair, drafter: RemoteDrafter, verifier: RemoteVerifier
+    settings: CoordinatorSettings, pair: Pair, drafter: RemoteDrafter, verifier: RemoteVerifier, metrics: RoundMetrics
 ) -> Scheduler:
     policy = make_policy(settings.policy, settings.window)
     return Scheduler(
@@ -86,6 +95,7 @@ def _scheduler(
             vocabulary_size=pair.target.vocabulary_size,
             prefill_chunk_tokens=pair.target.cache.prefill_chunk_tokens,
         ),
+        metrics=metrics,
     )
 
 

@@ -28,6 +28,9 @@ log = structlog.get_logger()
 MAX_MESSAGE_BYTES = 16 << 20
 """Either way, per message. A group of 64 rows of 32k tokens is 6 MiB."""
 
+DEADLINE_SLACK_S = 0.05
+"""On top of the rounding of timeouts on the wire."""
+
 _LIMITS = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
 _SERVER_OPTIONS = [
     *_LIMITS,
@@ -88,6 +91,18 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
     await context.abort_with_status(rpc_status.to_status(error_to_pb(error)))
 
 
+def interrupted_code(remaining_s: float | None, elapsed_s: float) -> grpc.StatusCode:
+    """What a call that was cut off after `elapsed_s` ended with: the client cancelled, or its deadline passed.
+
+    `remaining_s` is what its context says of the deadline; None when it has none.
+
+    The client's clock may end a call a little before the deadline that is known here: the message takes its time, and
+    the wire rounds timeouts up by as much as 1 %. Whoever cancels as late as that is taken for timed out.
+    """
+    late = remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + elapsed_s / 100
+    return grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
+
+
 @contextmanager
 def translated_errors() -> Iterator[None]:
     """Raise a call's failure as the `PacelineError` its status carries."""
@@ -139,9 +154,13 @@ async def running_server(
     add_servicers: Callable[[grpc.aio.Server], None],
     *,
     grace_s: float,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[RunningServer]:
-    """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_SERVER_OPTIONS)
+    """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`.
+
+    `interceptors` see calls before and after errors become statuses.
+    """
+    server = grpc.aio.server(interceptors=[*interceptors, ErrorInterceptor()], options=_SERVER_OPTIONS)
     add_servicers(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

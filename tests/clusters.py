@@ -16,6 +16,7 @@ from paceline.engine.loader import DtypeName, load_model
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
+from paceline.metrics import new_registry
 from paceline.rpc import open_channel, running_server
 from target_service import servicer as target_servicer
 
@@ -86,5 +87,8 @@ async def cluster(
             policy=policy,
             lanes=lanes,
         )
-        async with running_coordinator(settings) as server, Client(server.address) as client:
+        async with (
+            running_coordinator(settings, new_registry("coordinator")) as server,
+            Client(server.address) as client,
+        ):
             yield Cluster(client, server.address, drafting.runner, verifying.runner)

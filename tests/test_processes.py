@@ -77,7 +77,7 @@ async def test_the_coordinator_waits_for_services_that_come_later() -> None:
         port = probe.getsockname()[1]
     target = f"127.0.0.1:{port}"
     async with running_service("draft_service", []) as draft:
-        coordinator = await start("coordinator", "--draft", draft, "--target", target)
+        coordinator = await start("coordinator", "--draft", draft.address, "--target", target)
         assert coordinator.stderr is not None
         assert coordinator.stdout is not None
         assert b"waiting for the target service" in await coordinator.stderr.readline()
@@ -92,7 +92,7 @@ async def test_the_coordinator_waits_for_services_that_come_later() -> None:
 
 async def test_sigterm_lets_a_running_stream_end_and_the_process_exits_cleanly() -> None:
     async with running_service("draft_service", []) as draft, running_service("target_service", []) as target:
-        coordinator = await start("coordinator", "--draft", draft, "--target", target)
+        coordinator = await start("coordinator", "--draft", draft.address, "--target", target.address)
         assert coordinator.stdout is not None
         address = (await coordinator.stdout.readline()).decode().split()[-1]
         async with Client(address) as client:

@@ -37,6 +37,16 @@ class PackedRow:
         return self.draft_count + 1
 
 
+@dataclass(frozen=True, slots=True)
+class PassSize:
+    """What one pass computed."""
+
+    row_count: int
+    token_count: int
+    prompt_token_count: int
+    """Those of rows that bring a prompt; the others are decoding."""
+
+
 Outcome = torch.Tensor | Prefilled | PacelineError
 """Logits [draft_count + 1, V], or how far a long row got, or why a row could not run."""
 
@@ -44,12 +54,20 @@ Outcome = torch.Tensor | Prefilled | PacelineError
 class Runner:
     """A loaded model with its cache."""
 
-    def __init__(self, model: LoadedModel, options: EngineOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        options: EngineOptions,
+        clock: Callable[[], float] = time.monotonic,
+        on_pass: Callable[[PassSize], None] = lambda size: None,
+    ) -> None:
+        """`on_pass` is told of every pass, in the thread that ran it."""
         self.model = model
         self.cache = make_cache(model, options)
         self._options = options
         self._passes = (StrictPasses if options.numerics == "strict" else FastPasses)(model, self.cache)
         self._clock = clock
+        self._on_pass = on_pass
         self._last_named: dict[str, float] = {}
 
     @property
@@ -74,6 +92,8 @@ class Runner:
         pieces = {index: placing.place(row) for index, row in enumerate(rows)}
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
         logits = dict(zip(running, self._run(list(running.values())), strict=True))
+        if running:
+            self._on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
         outcomes: list[Outcome] = []
         for index, (row, piece) in enumerate(zip(rows, pieces.values(), strict=True)):
             if isinstance(piece, PacelineError):
@@ -179,6 +199,14 @@ class _Placing:
         # Ends with a page where it can, for only then may the next page be found in the cache.
         beyond_page = (base_length + count) % self._page_tokens
         return count - beyond_page if beyond_page < count else count
+
+
+def _pass_size(running: Sequence[tuple[PackedRow, Piece]]) -> PassSize:
+    counts = [len(piece.token_ids) for _, piece in running]
+    prompts = [len(row.token_ids) - row.draft_count > DECODED_TOKENS for row, _ in running]
+    return PassSize(
+        len(counts), sum(counts), sum(count for count, prompt in zip(counts, prompts, strict=True) if prompt)
+    )
 
 
 DECODED_TOKENS = 16

@@ -8,9 +8,11 @@ import grpc
 import structlog
 
 from paceline.engine.loader import load_model
+from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
+from paceline.metrics import CallCounter, metrics_served, new_registry
 from paceline.rpc import running_server, termination
 from paceline.service import announce
 from paceline.settings import ModelServiceSettings
@@ -25,24 +27,32 @@ async def serve_model(
     add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server], None],
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
-    worker = ModelWorker(settings.threads)
+    role = name.removesuffix("_service")
+    registry = new_registry(role)
+    metrics = ModelMetrics(registry, role)
+    worker = ModelWorker(settings.threads, metrics.call_ended)
     try:
-        model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
-        runner = await worker.run(Runner, model, engine_options(settings))
-        log.info("model loaded", model=settings.model, dtype=model.description.dtype, device=model.description.device)
-        async with running_server(
-            settings.host,
-            settings.port,
-            [service_name],
-            lambda server: add_servicer(runner, worker, server),
-            grace_s=settings.shutdown_grace_s,
-        ) as server:
-            await server.set_serving(True)
-            announce(name, server.address)
-            dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
-            await termination(stop_with_stdin=settings.stop_with_stdin)
-            dropping.cancel()
-            log.info("stopping", grace_s=settings.shutdown_grace_s)
+        with metrics_served(registry, settings.metrics_host, settings.metrics_port) as metrics_url:
+            model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
+            runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
+            registry.register(ModelCollector(role, runner.describe))
+            log.info(
+                "model loaded", model=settings.model, dtype=model.description.dtype, device=model.description.device
+            )
+            async with running_server(
+                settings.host,
+                settings.port,
+                [service_name],
+                lambda server: add_servicer(runner, worker, server),
+                grace_s=settings.shutdown_grace_s,
+                interceptors=[CallCounter(registry, role)],
+            ) as server:
+                await server.set_serving(True)
+                announce(name, server.address, metrics_url)
+                dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
+                await termination(stop_with_stdin=settings.stop_with_stdin)
+                dropping.cancel()
+                log.info("stopping", grace_s=settings.shutdown_grace_s)
     finally:
         worker.close()
 

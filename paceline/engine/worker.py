@@ -18,8 +18,12 @@ Result = TypeVar("Result")
 class ModelWorker:
     """Runs calls one after another, in the order they came."""
 
-    def __init__(self, threads: int | None) -> None:
-        """`threads` is how many the operations of one call may use; None leaves it to torch."""
+    def __init__(self, threads: int | None, on_call: Callable[[CallTiming], None] = lambda timing: None) -> None:
+        """`threads` is how many the operations of one call may use; None leaves it to torch.
+
+        `on_call` is told of every call of `run_timed` that ended well.
+        """
+        self._on_call = on_call
         self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_set_threads, threads))
 
     async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
@@ -38,7 +42,9 @@ class ModelWorker:
             result = work(*args, **kwargs)
             return result, CallTiming(began - asked, time.perf_counter() - began)
 
-        return await self.run(timed)
+        result, timing = await self.run(timed)
+        self._on_call(timing)
+        return result, timing
 
     def close(self) -> None:
         """Wait for the running call, drop the waiting ones."""
