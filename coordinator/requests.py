@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from coordinator.sequence import Sequence
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed
 from paceline.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
-from paceline.rpc import interrupted_code
 from paceline.telemetry import active_span
 from paceline.types import FinishReason, OutputPiece
 
@@ -102,13 +101,9 @@ class RequestRecord:
         """It is about to end with this error."""
         self._error = error if isinstance(error, PacelineError) else PeerFailed("unexpected")
 
-    def end(self, remaining_s: float | None) -> None:
-        """It ended, however that came: count it, and write its line.
-
-        `remaining_s` is the time to its deadline, None without one: it tells a deadline from a cancellation.
-        """
+    def end(self, code: grpc.StatusCode) -> None:
+        """It ended, however that came: count it, and write its line."""
         duration_s = self._clock() - self._began_s
-        code = self._code(remaining_s, duration_s)
         self._metrics.ended.labels(code.name).inc()
         if self._error and not self.sequences:
             self._metrics.rejected.labels(self._error.reason).inc()
@@ -141,13 +136,6 @@ class RequestRecord:
     @property
     def _exemplar(self) -> Exemplar:
         return exemplar_of(self._span)
-
-    def _code(self, remaining_s: float | None, duration_s: float) -> grpc.StatusCode:
-        if self._error:
-            return self._error.code
-        if self.sequences and len(self._finish_reasons) == len(self.sequences):
-            return grpc.StatusCode.OK
-        return interrupted_code(remaining_s, duration_s)
 
     def _why(self) -> dict[str, str | list[str]]:
         """The reason behind the code. The error's message stays out: it may quote the request."""

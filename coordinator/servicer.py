@@ -11,6 +11,7 @@ from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.scheduler import Scheduler
 from coordinator.startup import Pair
 from paceline.codec.generation import cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.rpc import ended_code
 from paceline.types import ClusterDescription
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
@@ -37,11 +38,11 @@ class GenerationServicer(GenerationServiceServicer):
     async def GenerateText(
         self, request: pb.GenerateTextRequest, context: Context
     ) -> AsyncIterator[pb.GenerateTextResponse]:
-        record = RequestRecord(self._metrics)
+        record, timeout_s = RequestRecord(self._metrics), context.time_remaining()
 
         def end(_: object) -> None:
             self._scheduler.abandon(record.sequences)
-            record.end(context.time_remaining())
+            record.end(ended_code(context, timeout_s))
 
         # Called however the call ends: answered, cancelled, timed out or cut off.
         context.add_done_callback(end)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
 
 from paceline.errors import AddressInUse
-from paceline.rpc import Handler, interrupted_code
+from paceline.rpc import Handler, ended_code
 from paceline.telemetry import SpanIds, active_span
 
 ROUND_BUCKETS_S = (
@@ -44,6 +44,7 @@ REQUEST_BUCKETS_S = (
 ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
+Context = grpc.aio.ServicerContext[Any, Any]
 Exemplar = dict[str, str] | None
 
 
@@ -93,7 +94,7 @@ def metrics_served(registry: CollectorRegistry, host: str, port: int | None) -> 
 
 
 class CallCounter(grpc.aio.ServerInterceptor):
-    """Counts a service's calls by method and status. Goes outside of what turns exceptions into statuses."""
+    """Counts a service's calls by method and status."""
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
         self._service = service
@@ -116,30 +117,24 @@ class CallCounter(grpc.aio.ServerInterceptor):
         return handler._replace(unary_stream=self._counted_stream(handler.unary_stream, method))
 
     def _counted_unary(self, behavior: Handler, method: str) -> Handler:
-        async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            with self._counting(method, context):
-                return await behavior(request, context)
+        async def counted(request: Any, context: Context) -> Any:
+            self._count_at_end(method, context)
+            return await behavior(request, context)
 
         return counted
 
     def _counted_stream(self, behavior: Handler, method: str) -> Handler:
-        async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            with self._counting(method, context):
-                async for response in behavior(request, context):
-                    yield response
+        async def counted(request: Any, context: Context) -> AsyncIterator[Any]:
+            self._count_at_end(method, context)
+            async for response in behavior(request, context):
+                yield response
 
         return counted
 
-    @contextmanager
-    def _counting(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
-        began, code = time.perf_counter(), grpc.StatusCode.OK
-        try:
-            yield
-        except Exception:
-            code = context.code() or grpc.StatusCode.UNKNOWN
-            raise
-        except BaseException:
-            code = interrupted_code(context.time_remaining(), time.perf_counter() - began)
-            raise
-        finally:
-            self._calls.labels(self._service, method, code.name).inc()
+    def _count_at_end(self, method: str, context: Context) -> None:
+        timeout_s = context.time_remaining()
+
+        def count(_: object) -> None:
+            self._calls.labels(self._service, method, ended_code(context, timeout_s).name).inc()
+
+        context.add_done_callback(count)  # type: ignore[arg-type]

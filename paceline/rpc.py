@@ -91,16 +91,19 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
     await context.abort_with_status(rpc_status.to_status(error_to_pb(error)))
 
 
-def interrupted_code(remaining_s: float | None, elapsed_s: float) -> grpc.StatusCode:
-    """What a call that was cut off after `elapsed_s` ended with: the client cancelled, or its deadline passed.
+def ended_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
+    """What a call ended with, asked in a done callback of its context; it had `timeout_s` when it began.
 
-    `remaining_s` is what its context says of the deadline; None when it has none.
-
-    The client's clock may end a call a little before the deadline that is known here: the message takes its time, and
-    the wire rounds timeouts up by as much as 1 %. Whoever cancels as late as that is taken for timed out.
+    A call that is cut off under its servicer was cancelled, or its deadline passed: the client says the same of both,
+    and perhaps before the deadline that is known here, for the message takes its time, and the wire rounds timeouts up
+    by as much as 1 %. Whoever cancels as late as that is taken for timed out.
     """
-    late = remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + elapsed_s / 100
-    return grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
+    if context.done():
+        return context.code() or grpc.StatusCode.OK
+    remaining_s = context.time_remaining()
+    if timeout_s is not None and remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + timeout_s / 100:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.CANCELLED
 
 
 @contextmanager

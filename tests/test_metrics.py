@@ -21,7 +21,7 @@ from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.runner import PassSize
 from paceline.errors import AddressInUse, InvalidRequest, PeerUnavailable
 from paceline.metrics import CallCounter, metrics_served, new_registry
-from paceline.rpc import interrupted_code, open_channel, running_server
+from paceline.rpc import open_channel, running_server
 from paceline.types import CacheDescription, CallTiming, GenerationRequest, HopTime, TokenIds
 from paceline.v1 import generation_service_pb2 as generation_pb
 from paceline.v1 import target_service_pb2 as target_pb
@@ -233,22 +233,6 @@ async def test_calls_are_counted_by_method_and_status(send: Callable[..., Awaita
         while by_label(registry, "rpc_calls_total", "code") != expected:
             await asyncio.sleep(0.01)
     assert set(by_label(registry, "rpc_calls_total", "method")) == {method}
-
-
-@pytest.mark.parametrize(
-    ("remaining_s", "elapsed_s", "code"),
-    [
-        (None, 5.0, grpc.StatusCode.CANCELLED),
-        (3.0, 5.0, grpc.StatusCode.CANCELLED),
-        (0.0, 5.0, grpc.StatusCode.DEADLINE_EXCEEDED),
-        # A timeout of 120.4 s travels as 121 s.
-        (0.6, 120.4, grpc.StatusCode.DEADLINE_EXCEEDED),
-    ],
-)
-def test_a_call_cut_off_at_its_deadline_timed_out_and_was_cancelled_before(
-    remaining_s: float | None, elapsed_s: float, code: grpc.StatusCode
-) -> None:
-    assert interrupted_code(remaining_s, elapsed_s) is code
 
 
 def model_registry() -> tuple[CollectorRegistry, ModelMetrics]:
