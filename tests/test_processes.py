@@ -102,7 +102,9 @@ async def test_the_coordinator_waits_for_services_that_come_later() -> None:
 
 async def test_sigterm_lets_a_running_stream_end_and_the_process_exits_cleanly() -> None:
     async with running_service("draft_service", []) as draft, running_service("target_service", []) as target:
-        coordinator = await start("coordinator", "--draft", draft.address, "--target", target.address)
+        # Time enough for the stream on a machine that is busy with other things.
+        flags = ["--draft", draft.address, "--target", target.address, "--shutdown-grace-s", "200"]
+        coordinator = await start("coordinator", *flags)
         assert coordinator.stdout is not None
         address = (await coordinator.stdout.readline()).decode().split()[-1]
         async with Client(address) as client:
