@@ -5,7 +5,6 @@ numbers mean.
 """
 
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -55,12 +54,12 @@ class RoundMetrics:
         )
         self._failed = Counter("paceline_rounds_failed", "Rounds that failed their whole group.", registry=registry)
 
-    def round_failed(self, waits_s: Many[float]) -> None:
+    def round_failed(self, waits_s: list[float]) -> None:
         """Count a round that failed its whole group."""
         self._group_taken(waits_s)
         self._failed.inc()
 
-    def round_ended(self, waits_s: Many[float], report: RoundReport) -> None:
+    def round_ended(self, waits_s: list[float], report: RoundReport) -> None:
         """Count a round whose sequences had waited so long for it."""
         self._group_taken(waits_s)
         exemplar = self._exemplar()
@@ -73,7 +72,7 @@ class RoundMetrics:
         if report.draft_error:
             self._draft_failures.inc()
 
-    def _group_taken(self, waits_s: Many[float]) -> None:
+    def _group_taken(self, waits_s: list[float]) -> None:
         self._group_size.observe(len(waits_s))
         for wait_s in waits_s:
             self._wait.observe(wait_s)
@@ -101,7 +100,7 @@ class Counted(Protocol):
 
 
 class ClusterCollector(Collector):
-    """Counts and states, read at the moment of the scrape."""
+    """Counts and states, read at the moment of the scrape, in its thread."""
 
     def __init__(self, scheduler: Counted) -> None:
         self._scheduler = scheduler

@@ -48,7 +48,7 @@ class ModelMetrics:
 
 
 class ModelCollector(Collector):
-    """What the model and its cache say of themselves, at the moment of the scrape."""
+    """What the model and its cache say of themselves, at the moment of the scrape, in its thread."""
 
     def __init__(self, service: str, describe: Callable[[], ModelDescription]) -> None:
         self._service = service
