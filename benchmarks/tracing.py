@@ -139,11 +139,11 @@ def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
     output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
     group = [Sequence(str(number), [1], output, 64, Usage(1), Stream()) for number in range(batch_size)]
     request = GenerationRequest(UserMessage(""))
-    counts = [5] * batch_size
+    waits_s, counts = [0.0] * batch_size, [5] * batch_size
     tracer = RoundTracer(None, "continuous")
     began = time.perf_counter()
     for _ in range(repeats):
-        with tracer.round(group, counts, 0):
+        with tracer.round(group, waits_s, counts, 0):
             pass
         for sequence in group:
             begin_request(request, [sequence], "")

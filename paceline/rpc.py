@@ -29,6 +29,9 @@ log = structlog.get_logger()
 MAX_MESSAGE_BYTES = 16 << 20
 """Either way, per message. A group of 64 rows of 32k tokens is 6 MiB."""
 
+DEADLINE_SLACK_S = 0.05
+"""On top of the rounding of timeouts on the wire."""
+
 _LIMITS = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
 _SERVER_OPTIONS = [
     *_LIMITS,
@@ -87,6 +90,21 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
         log.error("unexpected error in a call", exc_info=error)
         error = PeerFailed("the service failed unexpectedly; its log has the details")
     await context.abort_with_status(rpc_status.to_status(error_to_pb(error)))
+
+
+def ended_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
+    """What a call ended with, asked in a done callback of its context; it had `timeout_s` when it began.
+
+    A call that is cut off under its servicer was cancelled, or its deadline passed: the client says the same of both,
+    and perhaps before the deadline that is known here, for the message takes its time, and the wire rounds timeouts up
+    by as much as 1 %. Whoever cancels as late as that is taken for timed out.
+    """
+    if context.done():
+        return context.code() or grpc.StatusCode.OK
+    remaining_s = context.time_remaining()
+    if timeout_s is not None and remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + timeout_s / 100:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.CANCELLED
 
 
 @contextmanager
@@ -150,17 +168,18 @@ async def running_server(
     *,
     grace_s: float,
     tracer: Tracer | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`.
 
-    With a tracer, calls have spans.
+    With a tracer, calls have spans. `interceptors` see calls before and after errors become statuses.
     """
-    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+    outermost: list[grpc.aio.ServerInterceptor] = []
     if tracer:
         from paceline.tracing.server import TracingInterceptor
 
-        interceptors.insert(0, TracingInterceptor(tracer))
-    server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
+        outermost.append(TracingInterceptor(tracer))
+    server = grpc.aio.server(interceptors=[*outermost, *interceptors, ErrorInterceptor()], options=_SERVER_OPTIONS)
     add_servicers(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

@@ -20,10 +20,14 @@ def test_a_sequence_waits_for_its_group_since_it_went_live_or_came_back() -> Non
     assert first.ready_since_s == 10
 
     now_s[0] = 12.0
-    pool.claim([first])
+    assert pool.claim([first]) == [2.0]
     now_s[0] = 15.0
     pool.settle([first])
     assert first.ready_since_s == 15
+    now_s[0] = 16.0
+    assert pool.claim([first]) == [1.0]
+    assert first.first_grouped_s == 12
+    pool.settle([first])
 
     now_s[0] = 20.0
     first.ended = True

@@ -174,7 +174,7 @@ def member(baggage_items: dict[str, str], span_id: int) -> Sequence:
 async def test_a_round_carries_the_baggage_that_its_members_share() -> None:
     spans = Spans()
     group = [member({"tenant": "blue", "user": "1"}, 11), member({"tenant": "blue", "user": "2"}, 12)]
-    with RoundTracer(spans.tracer, "continuous").round(group, [3, 4], 1):
+    with RoundTracer(spans.tracer, "continuous").round(group, [0.0, 0.0], [3, 4], 1):
         assert baggage.get_all() == {"tenant": "blue"}
     assert baggage.get_all() == {}
     (span,) = spans("round")
