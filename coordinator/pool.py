@@ -76,6 +76,8 @@ class SequencePool:
             del self._live[sequence]
             self._live[sequence] = None
             self._in_flight.add(sequence)
+            if sequence.queued_s is None:
+                sequence.queued_s = self._clock() - sequence.submitted_s
 
     def preempt(self) -> Sequence | None:
         """Send the youngest live sequence that is in no round back to the head of the queue, and return it.

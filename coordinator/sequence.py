@@ -45,6 +45,8 @@ class Sequence:
     """Place in the order of submission."""
     submitted_s: float = 0.0
     """When it was queued, by the pool's clock."""
+    queued_s: float | None = None
+    """From then until its first round began; None before that."""
     ready_since_s: float = 0.0
     """When it last became live or came back from a round: since then it waits to be grouped."""
     ended: bool = False
@@ -94,6 +96,7 @@ class Sequence:
             drafted_count=self.usage.drafted_count + drafted_count,
             accepted_count=self.usage.accepted_count + accepted_count,
             round_count=self.usage.round_count + 1,
+            queued_s=self.queued_s or 0.0,
             accepted_counts_by_position=_one_more(self.usage.accepted_counts_by_position, accepted_count),
         )
         self._send(tokens)

@@ -30,3 +30,17 @@ def test_a_sequence_waits_for_its_group_since_it_went_live_or_came_back() -> Non
     pool.retire([first])
     assert second.ready_since_s == 20
     assert (first.submitted_s, second.submitted_s) == (10, 10)
+
+
+def test_a_sequence_is_queued_from_its_submission_until_its_first_round() -> None:
+    now_s = [10.0]
+    pool = SequencePool(2, 5, clock=lambda: now_s[0])
+    (one,) = sequences(1)
+    pool.submit([one])
+    for began_s in (12.5, 20.0):
+        now_s[0] = began_s
+        pool.claim([one])
+        pool.settle([one])
+        assert one.queued_s == 2.5
+    one.commit([5], accepted_count=0, drafted_count=0)
+    assert one.usage.queued_s == 2.5
