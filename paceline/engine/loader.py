@@ -43,7 +43,7 @@ def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto
         device=module.device,
     )
     description = ModelDescription(
-        model_id=model,
+        model_id=f"{model} (synthetic)" if getattr(config, "synthetic", None) else model,
         architecture=type(module).__name__,
         vocabulary_size=config.vocab_size,
         tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
