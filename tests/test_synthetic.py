@@ -73,6 +73,14 @@ def test_a_larger_factor_makes_drafts_rarer_right_and_text_depends_on_more_than_
     assert len(outputs) > 5
 
 
+def test_acceptance_hardly_depends_on_depth_so_a_part_of_a_large_target_tells_its_factor() -> None:
+    successors = draw_successors(list(range(320)), seed=0)
+    deep = replace(TINY, target=replace(TINY.target, layer_count=8))
+    shares = [Trial(shape, successors).acceptance(2.2, "a test").share for shape in (TINY, deep)]
+    assert 0.5 < shares[0] < 0.9
+    assert shares[1] == pytest.approx(shares[0], abs=0.08)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_seed_gives_the_same_weights_in_however_many_files(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
