@@ -10,8 +10,9 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated
 
 import psutil
@@ -21,6 +22,9 @@ from rich.console import Console
 from benchmarks.processes import coordinator_process, cpu_s
 from paceline.client import Client, Completion
 from paceline.launcher import ClusterOptions, running_cluster
+from paceline.measure.arrivals import poisson_arrivals
+from paceline.measure.load import LoadLog, run_load
+from paceline.measure.load_summary import Objectives, summarize
 from paceline.types import ClusterStatistics, GenerationRequest, TokenIds, UserMessage
 from training import problems
 
@@ -136,7 +140,11 @@ def _row(name: str, rates: Sequence[float], counted: ClusterStatistics, is_equal
 
 
 async def _answer(client: Client, question: str, max_new_tokens: int) -> Completion:
-    return await client.complete(GenerationRequest(UserMessage(question), max_new_tokens=max_new_tokens))
+    return await client.complete(_request(question, max_new_tokens))
+
+
+def _request(question: str, max_new_tokens: int) -> GenerationRequest:
+    return GenerationRequest(UserMessage(question), max_new_tokens=max_new_tokens)
 
 
 async def _latency(
@@ -150,13 +158,15 @@ async def _latency(
             began = time.perf_counter()
             await asyncio.gather(*(_answer(slowest, one, max_new_tokens) for one in questions))
             per_s = len(questions) / (time.perf_counter() - began)
-        rng = random.Random(1)
-        gaps = [rng.expovariate(share * per_s) for _ in questions]
         for name, client in clients.items():
-            latencies = await _arrive(client, questions, gaps, max_new_tokens)
-            cuts = quantiles(latencies, n=100)
+            log = LoadLog()
+            times = poisson_arrivals(share * per_s, seed=1, count=len(questions))
+            requests = [_request(question, max_new_tokens) for question in questions]
+            await run_load(zip(times, requests, strict=True), client.generate, log)
+            latency_s = summarize(log.records, Objectives()).latency_s
+            assert latency_s is not None
             row = {"system": name, "arrivals_per_s": round(share * per_s, 2)}
-            row |= {f"p{percent}_s": round(cuts[percent - 1], 2) for percent in (50, 90, 99)}
+            row |= {f"{percent}_s": round(value, 2) for percent, value in asdict(latency_s).items()}
             console.print_json(json.dumps(row))
 
 
@@ -180,19 +190,6 @@ async def _grouping(prompt_count: int, max_new_tokens: int) -> None:
                 f"{name}_lengths_paper": paper,
             }
         console.print_json(json.dumps(row))
-
-
-async def _arrive(client: Client, questions: Sequence[str], gaps: Sequence[float], max_new_tokens: int) -> list[float]:
-    async def timed(question: str) -> float:
-        began = time.perf_counter()
-        await _answer(client, question, max_new_tokens)
-        return time.perf_counter() - began
-
-    tasks = []
-    for question, gap in zip(questions, gaps, strict=True):
-        await asyncio.sleep(gap)
-        tasks.append(asyncio.create_task(timed(question)))
-    return list(await asyncio.gather(*tasks))
 
 
 if __name__ == "__main__":

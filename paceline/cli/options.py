@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from paceline.client import Client
+from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.types import ClusterDescription, Prompt, SamplingParameters, Text, UserMessage
 
@@ -130,13 +130,19 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 @asynccontextmanager
-async def connected(address: str | None, options: ClusterOptions) -> AsyncIterator[tuple[Client, ClusterDescription]]:
-    """Yield a client of the coordinator at `address`, or of a cluster that lives as long as the block."""
+async def connected(
+    address: str | None, options: ClusterOptions, *, retry: bool = True
+) -> AsyncIterator[tuple[Client, ClusterDescription]]:
+    """Yield a client of the coordinator at `address`, or of a cluster that lives as long as the block.
+
+    Without `retry` the client raises the first failure of a call.
+    """
+    retries = RetryPolicy() if retry else NO_RETRIES
     if address is not None:
-        async with Client(address) as client:
+        async with Client(address, retries) as client:
             yield client, await client.describe()
         return
-    async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
+    async with running_cluster(options) as addresses, Client(addresses.coordinator, retries) as client:
         yield client, await client.describe()
 
 

@@ -49,7 +49,7 @@ def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles 
         device=module.device,
     )
     description = ModelDescription(
-        model_id=model_id,
+        model_id=f"{model_id} (synthetic)" if getattr(config, "synthetic", None) else model_id,
         architecture=type(module).__name__,
         vocabulary_size=config.vocab_size,
         tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
