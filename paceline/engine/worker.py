@@ -21,7 +21,9 @@ class ModelWorker:
     """Runs calls one after another, in the order they came."""
 
     def __init__(self, threads: int | None, tracer: Tracer | None = None) -> None:
-        """`threads` is how many the operations of one call may use; None leaves it to torch."""
+        """`threads` is how many the operations of one call may use; None leaves it to torch. A tracer makes spans of
+        timed calls.
+        """
         self._tracer = tracer
         self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_set_threads, threads))
 
