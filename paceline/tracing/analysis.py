@@ -136,7 +136,7 @@ def _rounds(
 
 
 def _hops(link: LinkRecord, span: SpanRecord, calls: Iterable[SpanRecord]) -> dict[str, float]:
-    hops = {"queued": link.attributes["paceline.queued_s"], "waiting": link.attributes["paceline.waited_s"]}
+    hops = {"queued": link.attributes.get("paceline.queued_s", 0.0), "waiting": link.attributes["paceline.waited_s"]}
     called_s = {call.name.partition(".")[0]: call.duration_s for call in calls}
     for service, name in CALL_HOPS.items():
         # A round that failed tells nothing of its calls: their whole time is the wire's, as that of any failed call.
