@@ -1,5 +1,7 @@
 """The demo's prompts: two dozen word problems, written for it."""
 
+from paceline.prompt_file import InputLine
+
 PROMPTS = (
     "A baker makes 12 trays of rolls with 9 rolls on each tray. She sells 80 rolls. How many rolls are left?",
     "Omar has 45 stamps. He buys 3 packs of 15 stamps and gives 20 stamps to his sister. How many stamps does he have?",
@@ -26,3 +28,8 @@ PROMPTS = (
     "A school orders 9 boxes of 24 pencils. Each of 50 students gets 4 pencils. How many pencils are left over?",
     "Mia bakes 36 cookies. She eats 4 and shares the rest equally among 8 friends. How many does each friend get?",
 )
+
+
+def demo_lines() -> list[InputLine]:
+    """The prompts as lines of a prompt file, for commands that were given none."""
+    return [InputLine(number, prompt) for number, prompt in enumerate(PROMPTS, 1)]

@@ -1,0 +1,28 @@
+"""A dtype with its numerics, written as one word: `float32`, `bfloat16`, `bfloat16-strict`."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from paceline.errors import InvalidRequest
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+STRICT = "-strict"
+
+
+@dataclass(frozen=True)
+class Precision:
+    dtype: str
+    numerics: str = "fast"
+
+    @classmethod
+    def parse(cls, word: str) -> Self:
+        dtype = word.removesuffix(STRICT)
+        if dtype not in DTYPES:
+            raise InvalidRequest(
+                f"--dtypes has {word!r}; give any of {', '.join(DTYPES)}, each with {STRICT} after it or not",
+                field="dtypes",
+            )
+        return cls(dtype, "strict" if word.endswith(STRICT) else "fast")
+
+    def __str__(self) -> str:
+        return self.dtype + (STRICT if self.numerics == "strict" else "")
