@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from paceline.cli import demo, equivalence, generate, run, up
+from paceline.cli import bench, demo, equivalence, generate, run, up
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app.command("up")(up.command)
 app.command("generate")(generate.command)
 app.command("run")(run.command)
 app.command("demo")(demo.command)
+app.command("bench")(bench.command)
 app.command("equivalence")(equivalence.command)
 
 

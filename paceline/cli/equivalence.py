@@ -8,42 +8,43 @@ import typer
 from rich.console import Console
 
 from paceline.cli.options import (
+    POLICIES,
+    Category,
     DraftCount,
+    InputFile,
     MaxNewTokens,
+    PromptCount,
     comma_counts,
     comma_list,
     run_async,
     with_pair_flags,
 )
 from paceline.cli.progress import work_progress
-from paceline.cli.prompts import demo_lines
+from paceline.cli.prompts import selected_lines
 from paceline.launcher import ClusterOptions
 from paceline.measure.files import prepare_folder, replace_file
 from paceline.measure.precision import Precision
-from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec, select_lines, thin_out
+from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
 from paceline.text import TextCodec
 
 if TYPE_CHECKING:
     from paceline.measure.equivalence import Agreement, EquivalencePlan, EquivalenceResult
 
-POLICIES = ("continuous", "eqspec", "exspec")
 RESULT_FILE, TABLE_FILE = "equivalence.json", "equivalence.md"
 
 
 @with_pair_flags
 def command(
-    input_file: Annotated[
-        Path | None, typer.Option("--input", help="SpecBench file, or JSON lines with `prompt`. Unset: the demo's.")
-    ] = None,
+    input_file: InputFile = None,
     output: Annotated[Path, typer.Option(help="Folder for the result, and for references to go on from.")] = Path(
         "equivalence"
     ),
-    category: Annotated[list[str] | None, typer.Option(help="Only this category; may be repeated.")] = None,
-    prompt_count: Annotated[int | None, typer.Option(min=1, help="Only so many, from all over the file.")] = None,
+    category: Category = None,
+    prompt_count: PromptCount = None,
     max_new_tokens: MaxNewTokens = 50,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are cut.")] = 1024,
     batch_sizes: Annotated[str, typer.Option(help="With commas between them.")] = "1,4,8,32",
-    policies: Annotated[str, typer.Option(help="Of continuous, eqspec, exspec.")] = "continuous,eqspec,exspec",
+    policies: Annotated[str, typer.Option(help=f"Of {', '.join(POLICIES)}.")] = ",".join(POLICIES),
     dtypes: Annotated[
         str, typer.Option(help="Of float32, bfloat16, float16, each also with -strict.")
     ] = "float32,bfloat16,bfloat16-strict",
@@ -58,9 +59,7 @@ def command(
     batches = comma_counts("--batch-sizes", batch_sizes)
     chosen = comma_list("--policies", policies, POLICIES)
     precisions = tuple(Precision.parse(word) for word in comma_list("--dtypes", dtypes))
-    lines = (
-        select_lines(input_file, category or (), prompt_count) if input_file else thin_out(demo_lines(), prompt_count)
-    )
+    lines = selected_lines(input_file, category, prompt_count)
     prepare_folder(output)
     codec = read_text_codec(pair.target_model, pair.draft_model)
     prompts = encode_lines(lines, codec, chat=False, max_prompt_tokens=max_prompt_tokens)

@@ -8,7 +8,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
@@ -37,6 +38,12 @@ DraftCount = Annotated[
     str, typer.Option(help="Draft tokens a round and sequence, 0 to 64; auto: what pays best by measured times.")
 ]
 Policy = Literal["continuous", "eqspec", "exspec"]
+POLICIES: tuple[str, ...] = get_args(Policy)
+InputFile = Annotated[
+    Path | None, typer.Option("--input", help="SpecBench file, or JSON lines with `prompt`. Unset: the demo's prompts.")
+]
+Category = Annotated[list[str] | None, typer.Option(help="Only this category of the file; may be repeated.")]
+PromptCount = Annotated[int | None, typer.Option(min=1, help="Only so many prompts, from all over the file.")]
 
 
 @dataclass(frozen=True)

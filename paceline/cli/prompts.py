@@ -1,5 +1,10 @@
 """The demo's prompts: two dozen word problems, written for it."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.errors import InvalidRequest
+from paceline.measure.prompts import select_lines, thin_out
 from paceline.prompt_file import InputLine
 
 PROMPTS = (
@@ -30,6 +35,10 @@ PROMPTS = (
 )
 
 
-def demo_lines() -> list[InputLine]:
-    """The prompts as lines of a prompt file, for commands that were given none."""
-    return [InputLine(number, prompt) for number, prompt in enumerate(PROMPTS, 1)]
+def selected_lines(path: Path | None, categories: Sequence[str] | None, count: int | None) -> list[InputLine]:
+    """The lines a measurement is to use: of a file, or these prompts."""
+    if path is not None:
+        return select_lines(path, categories or (), count)
+    if categories:
+        raise InvalidRequest("--category chooses among the lines of a file; give --input too", field="category")
+    return thin_out([InputLine(number, prompt) for number, prompt in enumerate(PROMPTS, 1)], count)

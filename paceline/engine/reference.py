@@ -21,10 +21,12 @@ class HuggingFaceReference:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         folder = resolve_model(model)
         self._folder = folder
-        self.model: Any = AutoModelForCausalLM.from_pretrained(
+        # Assisted generation warns of how transformers calls itself.
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), local_files_only=True
         )
-        self.model.to(device)
+        self.model = model.to(device)
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -16,7 +16,7 @@ from paceline.engine.worker import ModelWorker
 from paceline.launcher import CORES, ClusterOptions
 from paceline.measure.agreement import MatchRates, Mismatch, find_mismatches, match_rates, pooled
 from paceline.measure.cluster import running_system
-from paceline.measure.precision import Precision
+from paceline.measure.precision import Precision, with_precision
 from paceline.measure.prompts import MeasuredPrompt
 from paceline.measure.reference_outputs import identity_of, reference_outputs
 from paceline.text import TextCodec
@@ -184,15 +184,6 @@ async def _outputs(
     prompts: Sequence[MeasuredPrompt],
     max_draft_count: int | None,
 ) -> Outputs:
-    # The rectangle of the paper's policies has no strict numerics: those run paged.
-    dense = policy != "continuous" and precision.numerics == "fast"
-    options = replace(
-        plan.pair,
-        dtype=precision.dtype,
-        numerics=precision.numerics,
-        policy=policy,
-        batch_size=batch_size,
-        layout="dense" if dense else "paged",
-    )
+    options = replace(with_precision(plan.pair, precision, policy), batch_size=batch_size)
     async with running_system(options, plan.max_new_tokens, max_draft_count) as system:
         return (await system.run([one.token_ids for one in prompts])).outputs

@@ -1,9 +1,10 @@
 """A dtype with its numerics, written as one word: `float32`, `bfloat16`, `bfloat16-strict`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from paceline.errors import InvalidRequest
+from paceline.launcher import ClusterOptions
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 STRICT = "-strict"
@@ -26,3 +27,15 @@ class Precision:
 
     def __str__(self) -> str:
         return self.dtype + (STRICT if self.numerics == "strict" else "")
+
+
+def with_precision(options: ClusterOptions, precision: Precision, policy: str) -> ClusterOptions:
+    """The options of a policy in a precision. The paper's policies get their dense layout, which has no strict numerics."""
+    dense = policy != "continuous" and precision.numerics == "fast"
+    return replace(
+        options,
+        dtype=precision.dtype,
+        numerics=precision.numerics,
+        policy=policy,
+        layout="dense" if dense else "paged",
+    )
