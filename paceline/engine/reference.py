@@ -23,10 +23,10 @@ class HuggingFaceReference:
         self._folder = folder
         # Assisted generation warns of how transformers calls itself.
         transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), local_files_only=True
         )
-        self.model = model.to(device)
+        self.model = loaded.to(device)
 
     @cached_property
     def _tokenizer(self) -> Any:

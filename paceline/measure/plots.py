@@ -9,13 +9,14 @@ from paceline.measure.result import BenchResult, SystemResult
 OUR_COLORS = ("#0b6e4f", "#2a9d8f", "#74a57f", "#1b4965", "#5fa8d3", "#8d99ae")
 PEER_COLORS = ("#d1495b", "#edae49", "#9c6644", "#6d597a", "#b56576")
 PART_COLORS = {
-    "draft": "#edae49",
+    "draft": "#c98a1b",
     "verify": "#0b6e4f",
     "realignment": "#d1495b",
-    "wire": "#5fa8d3",
-    "queue": "#c9cba3",
+    "wire": "#3d7ea6",
+    "queue": "#8d99ae",
     "coordinator": "#6d597a",
 }
+LEAST_LABELLED_PERCENT = 5
 DPI = 160
 
 
@@ -58,7 +59,7 @@ def plot_throughput(result: BenchResult, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("batch size")
     axes.set_ylabel("tokens per second")
-    axes.set_title(_models(result), loc="left", fontsize=12)
+    axes.set_title(f"Throughput: {_models(result)}", loc="left", fontsize=12)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=10)
@@ -80,14 +81,14 @@ def plot_rounds(result: BenchResult, path: Path) -> None:
         if not any(shares):
             continue
         bars = axes.barh(names, shares, left=left, color=color, label=part, height=0.68)
-        labels = [f"{share:.0f} %" if share >= 6 else "" for share in shares]
+        labels = [f"{share:.0f} %" if share >= LEAST_LABELLED_PERCENT else "" for share in shares]
         axes.bar_label(bars, labels, label_type="center", color="white", fontsize=9)
         left = [start + share for start, share in zip(left, shares, strict=True)]
     for place, (_, rounds) in enumerate(ours):
         length_ms = 1e3 * sum(rounds.seconds.values()) / rounds.round_count
-        axes.text(101, place, f"{length_ms:.1f} ms", va="center", fontsize=9, color="#444444")
+        axes.text(101, place, f"{length_ms:.1f} ms a round", va="center", fontsize=9, color="#444444")
     axes.invert_yaxis()
-    axes.set_xlim(0, 110)
+    axes.set_xlim(0, 118)
     axes.set_xticks([])
     axes.tick_params(left=False)
     axes.spines[["top", "right", "bottom", "left"]].set_visible(False)

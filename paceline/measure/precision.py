@@ -30,7 +30,7 @@ class Precision:
 
 
 def with_precision(options: ClusterOptions, precision: Precision, policy: str) -> ClusterOptions:
-    """The options of a policy in a precision. The paper's policies get their dense layout, which has no strict numerics."""
+    """Options of a policy in a precision. The paper's policies get their dense layout, which has no strict numerics."""
     dense = policy != "continuous" and precision.numerics == "fast"
     return replace(
         options,
