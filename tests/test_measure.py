@@ -1,6 +1,8 @@
 """Benches without models: the order of the runs, what is kept of them, and what is made of it."""
 
 import asyncio
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.builtin import resolve_model
 from paceline.engine.traffic import PassTraffic, pass_traffic
-from paceline.errors import InvalidRequest, ModelNotUsable, TokenizerNotFound
+from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, TokenizerNotFound
 from paceline.launcher import ClusterOptions
 from paceline.measure import grid
 from paceline.measure.agreement import Mismatch
@@ -270,6 +273,17 @@ def test_pairs_that_lack_a_tokenizer_or_a_model_are_refused(pairs: dict[str, Pai
         read_text_codec("builtin:target", str(pairs["Llama"].draft))
     with pytest.raises(ModelNotUsable, match="is not a directory"):
         read_text_codec("builtin:target", "/nowhere")
+
+
+def test_pairs_of_different_tokenizers_are_refused(tmp_path: Path) -> None:
+    draft = shutil.copytree(resolve_model("builtin:draft"), tmp_path / "draft")
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, other = list(vocabulary)[-2:]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(IncompatiblePair, match="different tokenizers"):
+        read_text_codec("builtin:target", str(draft))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import asyncio
 import json
 import signal
 import socket
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,23 +14,10 @@ import pytest
 from paceline.client import Client
 from paceline.launcher import Addresses, ClusterOptions, running_cluster, running_service
 from paceline.types import GenerationRequest, Text
+from tests.commands import ended, paceline, start
 from tests.conftest import PairOfCheckpoints
 
 pytestmark = pytest.mark.slow
-
-
-async def start(*arguments: str) -> Process:
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments, stdout=PIPE, stderr=PIPE)
-
-
-async def ended(process: Process) -> tuple[int, str, str]:
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
-async def paceline(*arguments: str) -> tuple[int, str, str]:
-    return await ended(await start("paceline", *arguments))
 
 
 @asynccontextmanager
