@@ -23,7 +23,7 @@ from paceline.cli.progress import work_progress
 from paceline.cli.prompts import selected_lines
 from paceline.launcher import ClusterOptions
 from paceline.measure.files import prepare_folder, replace_file
-from paceline.measure.precision import Precision
+from paceline.measure.precision import NAMED_DTYPES, Precision
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
 from paceline.text import TextCodec
 
@@ -58,7 +58,7 @@ def command(
     """
     batches = comma_counts("--batch-sizes", batch_sizes)
     chosen = comma_list("--policies", policies, POLICIES)
-    precisions = tuple(Precision.parse(word) for word in comma_list("--dtypes", dtypes))
+    precisions = tuple(Precision.parse(word, NAMED_DTYPES) for word in comma_list("--dtypes", dtypes))
     lines = selected_lines(input_file, category, prompt_count)
     prepare_folder(output)
     codec = read_text_codec(pair.target_model, pair.draft_model)

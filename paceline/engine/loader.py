@@ -31,7 +31,7 @@ def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto
     """Load a directory, a hub id or `builtin:NAME`. Raises ModelNotUsable, saying what is wrong with the checkpoint."""
     checkpoint = find_checkpoint(model)
     config = checkpoint.config
-    module = _read_weights(checkpoint, _resolve_dtype(model, dtype, config), _resolve_device(device))
+    module = _read_weights(checkpoint, _resolve_dtype(model, dtype, config), resolve_device(device))
     tokenizer = read_tokenizer(checkpoint)
     head_count: int = config.num_attention_heads
     shape = KvShape(
@@ -59,7 +59,8 @@ def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto
     return loaded
 
 
-def _resolve_device(device: DeviceName) -> str:
+def resolve_device(device: str) -> str:
+    """Turn the setting into a torch device; StartupError where there is none such."""
     if device == "cuda" and not torch.cuda.is_available():
         raise StartupError("--device is cuda and this torch sees no CUDA device; install a CUDA build or take cpu")
     if device == "auto":

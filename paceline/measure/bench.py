@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 
-import torch
-
+from paceline.engine.loader import resolve_device
 from paceline.engine.peers import HuggingFacePeer, assistance, prompt_lookup
 from paceline.engine.reference import HuggingFaceReference
 from paceline.engine.traffic import copy_bandwidth, pass_traffic
@@ -50,8 +49,7 @@ class Bench:
         self._token_ids = [prompt.token_ids for prompt in prompts]
         self._observer = observer
         self._first_outputs: dict[Precision, list[list[int]]] = {}
-        device = plan.pair.device
-        self._device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        self._device = resolve_device(plan.pair.device)
         self._worker = ModelWorker(None)
         self._result = BenchResult(
             plan.pair.target_model,
@@ -130,7 +128,7 @@ class Bench:
             return
         run = Run(
             measured.elapsed_s,
-            sum(map(len, measured.outputs)),
+            measured.output_count,
             measured.rounds,
             tuple(find_mismatches(self._prompts, measured.outputs, first, no_gap)),
         )

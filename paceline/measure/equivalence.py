@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from paceline.engine.loader import resolve_device
 from paceline.engine.reference import HuggingFaceReference
 from paceline.engine.worker import ModelWorker
 from paceline.launcher import CORES, ClusterOptions
@@ -150,30 +151,28 @@ async def _references(
     worker: ModelWorker,
     observer: Observer,
 ) -> _Comparison:
-    """Hugging Face's outputs at batch 1, and our own of plain decoding at the largest batch size."""
-    model = plan.pair.target_model
-    hugging_face = await worker.run(HuggingFaceReference, model, precision.dtype)
-    observer.started(f"{precision.dtype} {HUGGING_FACE} generate, batch 1", len(prompts))
-    references = {
-        HUGGING_FACE: await reference_outputs(
-            hugging_face,
-            worker,
-            prompts,
-            plan.max_new_tokens,
-            identity=identity_of(model, precision.dtype),
-            file=folder / f"reference-{precision.dtype}.jsonl",
-            advance=observer.advanced,
-        )
-    }
-    comparison = _Comparison(precision, prompts, codec, hugging_face, worker, references)
-    batch_size = max(plan.batch_sizes)
+    """Our own outputs of plain decoding at the largest batch size, and Hugging Face's at batch 1.
+
+    Plain decoding comes first: services that cannot start say so before anything long.
+    """
+    model, batch_size = plan.pair.target_model, max(plan.batch_sizes)
     observer.started(f"{precision} {PLAIN}, B = {batch_size}", 1)
     plain = await _outputs(plan, precision, "continuous", batch_size, prompts, 0)
-    observer.advanced()
-    for one in await comparison.agreements("plain", "continuous", batch_size, plain):
+    observer.started(f"{precision.dtype} {HUGGING_FACE} generate, batch 1", len(prompts))
+    hugging_face = await worker.run(HuggingFaceReference, model, precision.dtype, resolve_device(plan.pair.device))
+    expected = await reference_outputs(
+        hugging_face,
+        worker,
+        prompts,
+        plan.max_new_tokens,
+        identity=identity_of(model, precision.dtype),
+        file=folder / f"reference-{precision.dtype}.jsonl",
+        advance=observer.advanced,
+    )
+    beside_hugging_face = _Comparison(precision, prompts, codec, hugging_face, worker, {HUGGING_FACE: expected})
+    for one in await beside_hugging_face.agreements("plain", "continuous", batch_size, plain):
         observer.agreed(one)
-    references[PLAIN] = plain
-    return comparison
+    return replace(beside_hugging_face, references={HUGGING_FACE: expected, PLAIN: plain})
 
 
 async def _outputs(

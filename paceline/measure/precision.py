@@ -1,12 +1,14 @@
 """A dtype with its numerics, written as one word: `float32`, `bfloat16`, `bfloat16-strict`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from paceline.errors import InvalidRequest
 from paceline.launcher import ClusterOptions
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+NAMED_DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("auto", *NAMED_DTYPES)
 STRICT = "-strict"
 
 
@@ -16,11 +18,12 @@ class Precision:
     numerics: str = "fast"
 
     @classmethod
-    def parse(cls, word: str) -> Self:
+    def parse(cls, word: str, dtypes: Sequence[str] = DTYPES) -> Self:
+        """Raises InvalidRequest for anything but these dtypes."""
         dtype = word.removesuffix(STRICT)
-        if dtype not in DTYPES:
+        if dtype not in dtypes:
             raise InvalidRequest(
-                f"--dtypes has {word!r}; give any of {', '.join(DTYPES)}, each with {STRICT} after it or not",
+                f"--dtypes has {word!r}; give any of {', '.join(dtypes)}, each with {STRICT} after it or not",
                 field="dtypes",
             )
         return cls(dtype, "strict" if word.endswith(STRICT) else "fast")

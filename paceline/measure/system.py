@@ -17,6 +17,14 @@ class Measured:
     rounds: RoundUse | None = None
     """None for systems that tell nothing of their rounds."""
 
+    @property
+    def output_count(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.output_count / self.elapsed_s
+
 
 class System(Protocol):
     async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
