@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.builtin import resolve_model
-from paceline.engine.traffic import PassTraffic, pass_traffic
+from paceline.engine.traffic import pass_traffic
 from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, TokenizerNotFound
 from paceline.launcher import ClusterOptions
 from paceline.measure import grid
@@ -30,7 +30,7 @@ from paceline.measure.rounds import Counters, RoundUse, rounds_between
 from paceline.measure.system import Measured
 from paceline.measure.tables import markdown_table
 from paceline.prompt_file import InputLine
-from paceline.types import ClusterStatistics, HopTime, Usage
+from paceline.types import ClusterStatistics, HopTime, PassTraffic, Usage
 from tests.conftest import PairOfCheckpoints
 
 AUTO = Precision("auto")

@@ -84,12 +84,12 @@ class _Reporting:
         self._console = Console(highlight=False, soft_wrap=True)
 
     def run(self, plan: "EquivalencePlan", prompts: list[MeasuredPrompt]) -> "EquivalenceResult":
-        from paceline.measure.equivalence import Observer, measure_equivalence
+        from paceline.measure.equivalence import Equivalence, Observer
 
         try:
-            with work_progress(self._console) as work:
+            with work_progress(Console(stderr=True)) as work:
                 observer = Observer(work.started, work.advanced, self._agreed)
-                run_async(measure_equivalence(plan, prompts, self._codec, self._folder, observer))
+                run_async(Equivalence(plan, prompts, self._codec, self._folder, observer).run())
         finally:
             self._summarise()
         return self._result

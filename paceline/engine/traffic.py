@@ -1,26 +1,16 @@
 """What decoding must read from memory, and how fast memory is: the two sides of the floor under a round."""
 
 import time
-from dataclasses import dataclass
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.engine.checkpoint import find_checkpoint
+from paceline.types import PassTraffic
 
 COPY_BYTES = 256 << 20
 """Far more than any cache holds."""
 COPIES = 5
-
-
-@dataclass(frozen=True)
-class PassTraffic:
-    """Bytes that one pass of a model cannot do without. Every expert of a mixture counts, read or not."""
-
-    weight_bytes: int
-    """Once a pass, whatever the rows; without an embedding of which only single rows are read."""
-    token_bytes: int
-    """Keys and values of one cached token."""
 
 
 def pass_traffic(model: str, dtype: str) -> PassTraffic:

@@ -75,7 +75,7 @@ class Bench:
                     self._observer.started(f"B = {specs[-1].batch_size}", len(systems) * (self._plan.run_count + 1))
                     await alternate(systems, self._token_ids, self._plan.run_count, self._record)
         finally:
-            # Not waited for by the loop: an interrupted pass ends at its next token.
+            # In a thread, for it waits until an interrupted pass has ended, which is at its next token.
             await asyncio.to_thread(self._worker.close)
 
     def _floors(self) -> tuple[Floor, ...]:

@@ -88,101 +88,100 @@ class Observer:
     agreed: Callable[[Agreement], None]
 
 
-async def measure_equivalence(
-    plan: EquivalencePlan, prompts: Sequence[MeasuredPrompt], codec: TextCodec, folder: Path, observer: Observer
-) -> None:
-    """Run all cases; `observer.agreed` gets each agreement as soon as it is known."""
-    worker = ModelWorker(None)
-    try:
-        for precision in plan.precisions:
-            comparison = await _references(plan, precision, prompts, codec, folder, worker, observer)
-            for policy, batch_size in product(plan.policies, plan.batch_sizes):
-                observer.started(f"{precision} {policy} B = {batch_size}", 1)
-                outputs = await _outputs(plan, precision, policy, batch_size, prompts, None)
-                observer.advanced()
-                for one in await comparison.agreements("speculative", policy, batch_size, outputs):
-                    observer.agreed(one)
-    finally:
-        worker.close()
-
-
 @dataclass(frozen=True)
-class _Comparison:
-    """One precision's reference outputs, and how to compare with them."""
+class _References:
+    """One precision's outputs to compare with, and the model that tells logits."""
 
     precision: Precision
-    prompts: Sequence[MeasuredPrompt]
-    codec: TextCodec
     hugging_face: HuggingFaceReference
-    worker: ModelWorker
-    references: dict[str, Outputs]
+    outputs: dict[str, Outputs]
 
-    async def agreements(self, system: str, policy: str, batch_size: int, outputs: Outputs) -> list[Agreement]:
-        return [
-            Agreement(
-                system,
-                policy,
-                batch_size,
-                str(self.precision),
-                name,
-                self._must_hold(name),
-                tuple(match_rates(self.prompts, outputs, reference, self.codec)),
-                tuple(
-                    await self.worker.run(
-                        find_mismatches, self.prompts, outputs, reference, self.hugging_face.logit_gap
-                    )
-                ),
-            )
-            for name, reference in self.references.items()
-        ]
-
-    def _must_hold(self, reference: str) -> bool:
+    def must_equal(self, name: str) -> bool:
         if self.precision.dtype == "float32":
             return True
-        return reference == PLAIN and self.precision.numerics == "strict"
+        return name == PLAIN and self.precision.numerics == "strict"
 
 
-async def _references(
-    plan: EquivalencePlan,
-    precision: Precision,
-    prompts: Sequence[MeasuredPrompt],
-    codec: TextCodec,
-    folder: Path,
-    worker: ModelWorker,
-    observer: Observer,
-) -> _Comparison:
-    """Our own outputs of plain decoding at the largest batch size, and Hugging Face's at batch 1.
+class Equivalence:
+    """The work of one measurement; `observer.agreed` gets each agreement as soon as it is known."""
 
-    Plain decoding comes first: services that cannot start say so before anything long.
-    """
-    model, batch_size = plan.pair.target_model, max(plan.batch_sizes)
-    observer.started(f"{precision} {PLAIN}, B = {batch_size}", 1)
-    plain = await _outputs(plan, precision, "continuous", batch_size, prompts, 0)
-    observer.started(f"{precision.dtype} {HUGGING_FACE} generate, batch 1", len(prompts))
-    hugging_face = await worker.run(HuggingFaceReference, model, precision.dtype, resolve_device(plan.pair.device))
-    expected = await reference_outputs(
-        hugging_face,
-        worker,
-        prompts,
-        plan.max_new_tokens,
-        identity=identity_of(model, precision.dtype),
-        file=folder / f"reference-{precision.dtype}.jsonl",
-        advance=observer.advanced,
-    )
-    beside_hugging_face = _Comparison(precision, prompts, codec, hugging_face, worker, {HUGGING_FACE: expected})
-    for one in await beside_hugging_face.agreements("plain", "continuous", batch_size, plain):
-        observer.agreed(one)
-    return replace(beside_hugging_face, references={HUGGING_FACE: expected, PLAIN: plain})
+    def __init__(
+        self,
+        plan: EquivalencePlan,
+        prompts: Sequence[MeasuredPrompt],
+        codec: TextCodec,
+        folder: Path,
+        observer: Observer,
+    ) -> None:
+        """Hugging Face's outputs are kept in `folder`."""
+        self._plan = plan
+        self._prompts = prompts
+        self._codec = codec
+        self._folder = folder
+        self._observer = observer
+        self._device = resolve_device(plan.pair.device)
+        self._worker = ModelWorker(None)
 
+    async def run(self) -> None:
+        """Run every case."""
+        try:
+            for precision in self._plan.precisions:
+                references = await self._references(precision)
+                for policy, batch_size in product(self._plan.policies, self._plan.batch_sizes):
+                    outputs = await self._outputs(precision, policy, batch_size)
+                    await self._compare(references, "speculative", policy, batch_size, outputs)
+        finally:
+            self._worker.close()
 
-async def _outputs(
-    plan: EquivalencePlan,
-    precision: Precision,
-    policy: str,
-    batch_size: int,
-    prompts: Sequence[MeasuredPrompt],
-    max_draft_count: int | None,
-) -> Outputs:
-    options = replace(with_precision(plan.pair, precision, policy), batch_size=batch_size)
-    async with running_system(options, plan.max_new_tokens, max_draft_count) as system:
-        return (await system.run([one.token_ids for one in prompts])).outputs
+    async def _references(self, precision: Precision) -> _References:
+        """Our own outputs of plain decoding at the largest batch size, and Hugging Face's at batch 1.
+
+        Plain decoding comes first: services that cannot start say so before anything long.
+        """
+        batch_size = max(self._plan.batch_sizes)
+        plain = await self._outputs(precision, "continuous", batch_size, max_draft_count=0)
+        self._observer.started(f"{precision.dtype} {HUGGING_FACE} generate, batch 1", len(self._prompts))
+        model = self._plan.pair.target_model
+        hugging_face = await self._worker.run(HuggingFaceReference, model, precision.dtype, self._device)
+        expected = await reference_outputs(
+            hugging_face,
+            self._worker,
+            self._prompts,
+            self._plan.max_new_tokens,
+            identity=identity_of(model, precision.dtype),
+            file=self._folder / f"reference-{precision.dtype}.jsonl",
+            advance=self._observer.advanced,
+        )
+        references = _References(precision, hugging_face, {HUGGING_FACE: expected})
+        await self._compare(references, "plain", "continuous", batch_size, plain)
+        return replace(references, outputs={HUGGING_FACE: expected, PLAIN: plain})
+
+    async def _outputs(
+        self, precision: Precision, policy: str, batch_size: int, max_draft_count: int | None = None
+    ) -> Outputs:
+        kind = PLAIN if max_draft_count == 0 else policy
+        self._observer.started(f"{precision} {kind}, B = {batch_size}", 1)
+        options = replace(with_precision(self._plan.pair, precision, policy), batch_size=batch_size)
+        async with running_system(options, self._plan.max_new_tokens, max_draft_count) as system:
+            measured = await system.run([one.token_ids for one in self._prompts])
+        self._observer.advanced()
+        return measured.outputs
+
+    async def _compare(
+        self, references: _References, system: str, policy: str, batch_size: int, outputs: Outputs
+    ) -> None:
+        gap = references.hugging_face.logit_gap
+        for name, expected in references.outputs.items():
+            mismatches = await self._worker.run(find_mismatches, self._prompts, outputs, expected, gap)
+            self._observer.agreed(
+                Agreement(
+                    system,
+                    policy,
+                    batch_size,
+                    str(references.precision),
+                    name,
+                    references.must_equal(name),
+                    tuple(match_rates(self._prompts, outputs, expected, self._codec)),
+                    tuple(mismatches),
+                )
+            )

@@ -5,10 +5,10 @@ from statistics import median
 
 from pydantic import TypeAdapter
 
-from paceline.engine.traffic import PassTraffic
 from paceline.measure.agreement import Mismatch
 from paceline.measure.grid import SystemSpec
 from paceline.measure.rounds import RoundUse
+from paceline.types import PassTraffic
 
 
 @dataclass(frozen=True)
