@@ -148,7 +148,7 @@ class Equivalence:
             self._worker,
             self._prompts,
             self._plan.max_new_tokens,
-            identity=identity_of(model, precision.dtype),
+            identity=identity_of(model, precision.dtype, self._device),
             file=self._folder / f"reference-{precision.dtype}.jsonl",
             advance=self._observer.advanced,
         )
