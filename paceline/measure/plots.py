@@ -48,7 +48,7 @@ def plot_throughput(result: BenchResult, path: Path) -> None:
             [one.tokens_per_s for one in systems],
             color=next(ours if is_ours else peers),
             marker="o" if is_ours else "s",
-            linestyle="-" if is_ours else "--",
+            linestyle="-" if is_ours else "--" if len(systems) > 1 else "none",
             linewidth=2.4 if is_ours else 1.8,
             label=label,
         )
