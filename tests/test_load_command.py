@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.client import Client
-from tests.test_processes import ended, paceline, running, start
+from tests.commands import ended, paceline, start
+from tests.test_processes import running
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_processes import paceline
+from tests.commands import paceline
 
 pytestmark = pytest.mark.slow
 

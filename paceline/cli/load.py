@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from paceline.cli.lines import read_lines
 from paceline.cli.load_view import progress_table, summary_lines, summary_table
 from paceline.cli.options import (
     Address,
@@ -29,9 +28,12 @@ from paceline.cli.options import (
 from paceline.cli.prompts import PROMPTS
 from paceline.launcher import ClusterOptions
 from paceline.measure.arrivals import poisson_arrivals
+from paceline.measure.figures import check_plots
+from paceline.measure.files import prepare_folder
 from paceline.measure.load import LoadLog, run_load
-from paceline.measure.load_files import check_can_plot, write_json, write_plot
+from paceline.measure.load_files import write_json, write_plot
 from paceline.measure.load_summary import Objectives, summarize
+from paceline.prompt_file import read_lines
 from paceline.types import ClusterDescription, GenerationRequest, SamplingParameters
 
 DEFAULT_DURATION_S = 30.0
@@ -109,8 +111,8 @@ def command(
     plan = LoadPlan(prompts, rate, duration_s, requests, seed, max_new_tokens, speculation, chat, sampling)
     objectives = Objectives(_seconds(slo_ttft_ms), _seconds(slo_tpot_ms))
     if plot:
-        check_can_plot()
-    _make_folder(output)
+        check_plots()
+    prepare_folder(output)
     if run_async(_load(plan, objectives, address, options, Report(console, output, plot))):
         console.print("interrupted; the results are those until then", style="yellow")
         raise typer.Exit(INTERRUPTED)
@@ -131,14 +133,6 @@ def _prompts(path: Path | None, console: Console) -> tuple[str, ...]:
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "load.json").touch()
-    except OSError as error:
-        raise typer.BadParameter(f"{folder} cannot be written: {error}", param_hint="--output") from error
 
 
 async def _load(

@@ -7,7 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import InvalidRequest
+from paceline.measure.figures import new_figure
+from paceline.measure.files import replace_file
 from paceline.measure.load import Outcome, RequestRecord
 from paceline.measure.load_summary import PERCENTS, LoadSummary
 
@@ -22,7 +23,7 @@ def write_json(path: Path, settings: dict[str, Any], summary: LoadSummary, recor
         "summary": asdict(summary) | {"good_per_s": summary.good_per_s},
         "requests": [_row(record) for record in sorted(records, key=lambda one: one.planned_s)],
     }
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    replace_file(path, json.dumps(content, indent=2) + "\n")
 
 
 def _row(record: RequestRecord) -> dict[str, Any]:
@@ -39,21 +40,9 @@ def _row(record: RequestRecord) -> dict[str, Any]:
     return row | ({"error": record.error} if record.error else {})
 
 
-def check_can_plot() -> None:
-    """Raise InvalidRequest when matplotlib is missing: better before the run than after it."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InvalidRequest(
-            "plots need matplotlib; install it with `pip install 'paceline[bench]'`, or give --no-plot", field="plot"
-        ) from error
-
-
 def write_plot(path: Path, title: str, summary: LoadSummary, records: Sequence[RequestRecord]) -> None:
     """Draw how latencies are distributed, and throughput and load over time, as PNG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = new_figure(12, 5)
     figure.suptitle(title)
     left, right = figure.subplots(1, 2)
     _draw_latencies(left, records, summary)
