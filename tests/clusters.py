@@ -29,6 +29,8 @@ OPTIONS = EngineOptions(kv_memory="256MiB")
 class Cluster:
     client: Client
     coordinator_address: str
+    draft_address: str
+    target_address: str
     draft: Runner
     target: Runner
 
@@ -96,4 +98,6 @@ async def cluster(
         )
         watched = Instruments(new_registry("coordinator"), tracer)
         async with running_coordinator(settings, watched) as server, Client(server.address) as client:
-            yield Cluster(client, server.address, drafting.runner, verifying.runner)
+            yield Cluster(
+                client, server.address, drafting.address, verifying.address, drafting.runner, verifying.runner
+            )
