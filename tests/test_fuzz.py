@@ -66,9 +66,10 @@ def test_a_rule_that_cannot_be_followed_fails_its_row_alone(
 ) -> None:
     module = draft_service_pb2 if name == "ProposeTokens" else target_service_pb2
     counts = {"draft_count": 2} if name == "ProposeTokens" else {}
-    rows = [{"sequence_id": one, "token_ids": [9, 10], **counts} for one in ("wrong", "right")]
-    rows[0]["rule"] = rule
-    request = getattr(module, f"{name}Request")(rows=rows)
+    row = {"token_ids": [9, 10], **counts}
+    request = getattr(module, f"{name}Request")(
+        rows=[{"sequence_id": "wrong", "rule": rule, **row}, {"sequence_id": "right", **row}]
+    )
     found = answer(attacked, Call(METHOD[name], request.SerializeToString()))
     (response,) = found.responses
     wrong, right = getattr(module, f"{name}Response").FromString(response).results
