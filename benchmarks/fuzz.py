@@ -21,7 +21,8 @@ from rich.table import Table
 from tests.fuzzing.arena import Arena, Unsound
 from tests.fuzzing.attack import attack_until, running_arena
 
-console = Console(highlight=False)
+# As wide as the names of methods and statuses need, also where there is no terminal.
+console = Console(highlight=False, width=150)
 
 
 def main(
@@ -49,6 +50,7 @@ def main(
 def summary(attacked: Arena) -> dict[str, object]:
     return {
         "inputs": attacked.input_count,
+        "broken_connections": attacked.connection_count,
         "healthy_requests": attacked.healthy_count,
         "calls": _by_method(attacked.codes),
         "rows": _by_method(attacked.row_codes),
@@ -69,7 +71,9 @@ def show(attacked: Arena) -> None:
                 path.removeprefix("/paceline.v1."), str(sum(own.values())), *(str(own.get(code, 0)) for code in codes)
             )
         console.print(table)
-    console.print(f"{attacked.healthy_count} healthy requests beside them")
+    console.print(
+        f"{attacked.connection_count} broken connections, {attacked.healthy_count} healthy requests beside them"
+    )
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from opentelemetry.trace import Tracer
 
 from paceline.codec.status import error_from_pb, error_to_pb
 from paceline.errors import AddressInUse, InvalidRequest, PacelineError, PeerFailed
+from paceline.lasting_server import LastingServer, without_registration
 
 log = structlog.get_logger()
 
@@ -193,12 +194,19 @@ async def running_server(
         from paceline.tracing.server import TracingInterceptor
 
         outermost.append(TracingInterceptor(tracer))
-    server = grpc.aio.server(interceptors=[*outermost, *interceptors, ErrorInterceptor()], options=_SERVER_OPTIONS)
-    add_servicers(server)
     health_servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    running = RunningServer(f"{host}:{_bind(server, host, port)}", health_servicer, tuple(service_names))
+
+    def make(port: int) -> tuple[grpc.aio.Server, int]:
+        server = without_registration(
+            grpc.aio.server(interceptors=[*outermost, *interceptors, ErrorInterceptor()], options=_SERVER_OPTIONS)
+        )
+        add_servicers(server)
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        return server, _bind(server, host, port)
+
+    server = LastingServer(make, port)
+    running = RunningServer(f"{host}:{server.port}", health_servicer, tuple(service_names))
     await running.set_serving(False)
     await server.start()
     try:

@@ -35,6 +35,11 @@ class Cluster:
     target: Runner
 
     @property
+    def addresses(self) -> tuple[str, str, str]:
+        """Of draft, target and coordinator."""
+        return self.draft_address, self.target_address, self.coordinator_address
+
+    @property
     def held_sequence_count(self) -> int:
         return self.draft.cache.sequence_count + self.target.cache.sequence_count
 

@@ -37,6 +37,7 @@ def test_random_input_gets_canonical_answers_and_harms_nobody(attacked: tuple[as
     runner, arena = attacked
     attack_until(runner, arena, INPUTS, first_seed=1)
     assert arena.input_count >= INPUTS
+    assert arena.connection_count > 0
     assert {path.rpartition("/")[2] for path, _ in arena.codes} == set(METHOD)
     assert {"OK", "INVALID_ARGUMENT", "CANCELLED"} <= {code for _, code in arena.codes}
 
@@ -87,6 +88,16 @@ def test_a_message_beyond_the_limit_is_refused_and_the_connection_goes_on(
 
 def test_a_request_that_never_comes_leaves_nothing_behind(attacked: tuple[asyncio.Runner, Arena]) -> None:
     assert answer(attacked, Call(METHOD["GenerateText"], b"", Ending.NOTHING)).code is Code.DEADLINE_EXCEEDED
+
+
+def test_a_path_that_is_no_text_stops_no_service(attacked: tuple[asyncio.Runner, Arena]) -> None:
+    runner, arena = attacked
+    broken = [one.replace(b"/paceline", b"/\xffaceline") for one in arena.recorded]
+    assert not set(broken) & set(arena.recorded)
+    for _ in range(2):
+        runner.run(arena.disturb(broken))
+    runner.run(arena.attack([], at_once=True))
+    runner.run(arena.check())
 
 
 def test_more_logprobs_than_tokens_are_all_of_them() -> None:

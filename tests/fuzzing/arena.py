@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from shutil import copy
+from typing import Any
 
 import grpc
 from opentelemetry.sdk.trace import TracerProvider
@@ -20,6 +21,7 @@ from paceline.types import GenerationRequest, SamplingParameters, TokenIds
 from tests.checkpoints import write_model, write_related_draft
 from tests.clusters import Cluster, cluster
 from tests.fuzzing.calls import PATIENCE_S, Answer, Call, complaint, named_sequences, row_statuses, send
+from tests.fuzzing.connections import DESCRIBING, connect_and_send, record_call
 
 VOCABULARY_SIZE = 4096
 """That of the tokenizer."""
@@ -29,6 +31,9 @@ HEALTHY = (
     GenerationRequest(TokenIds(PROMPT), max_new_tokens=12),
     GenerationRequest(TokenIds(PROMPT[:7]), max_new_tokens=12, sampling=SAMPLED, seed=77),
 )
+KNOWN_LINES = ("Invalid encoding on", "codec can't decode byte")
+"""What gRPC itself says of metadata and of paths that are no text: it keeps the bytes of the first, and falls over the
+second, for which there is `LastingServer`."""
 SETTLING_TURNS = 3000
 """Looks at what is left before it counts as left behind."""
 
@@ -52,6 +57,9 @@ class Arena:
         """Answers by method and status."""
         self.row_codes: Counter[tuple[str, str]] = Counter()
         self.healthy_count = 0
+        self.connection_count = 0
+        self.recorded: tuple[bytes, ...] = ()
+        """What real clients send over their connections."""
 
     @property
     def input_count(self) -> int:
@@ -71,6 +79,15 @@ class Arena:
             raise Unsound(f"healthy requests gave {outputs} instead of {self._expected} beside {batch}")
         self.healthy_count += len(HEALTHY)
         return answers
+
+    async def disturb(self, contents: Sequence[bytes]) -> None:
+        """Open connections to every service that send this and hang up; all must answer again then."""
+        for address in self._running.addresses:
+            await asyncio.gather(*(connect_and_send(address, content) for content in contents))
+            self.connection_count += len(contents)
+        for one in DESCRIBING:
+            ask: Any = self._channels[one.method.containing_service.name].unary_unary(one.path)
+            await ask(b"", timeout=PATIENCE_S, wait_for_ready=True)
 
     async def _send(self, one: Call) -> Answer:
         return await send(self._channels[one.method.containing_service.name], one)
@@ -112,6 +129,8 @@ class Arena:
 
     async def settle(self) -> None:
         """Note how many tasks an idle cluster has, after healthy requests have opened all connections."""
+        calls = zip(self._running.addresses, DESCRIBING, strict=True)
+        self.recorded = tuple([await record_call(address, call) for address, call in calls])
         await self.attack([], at_once=True)
         counts: list[int] = []
         while len(counts) < 50 or len(set(counts[-50:])) > 1:
@@ -128,7 +147,9 @@ class ErrorLog(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
+        line = self.format(record)
+        if not any(known in line for known in KNOWN_LINES):
+            self.lines.append(line)
 
 
 @contextmanager

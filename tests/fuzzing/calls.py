@@ -187,8 +187,7 @@ def _unexplained(answer: Answer) -> str:
 def row_statuses(one: Call, answer: Answer) -> list[status_pb2.Status]:
     """Statuses of the rows of an answer that has rows."""
     output = one.method.output_type
-    results = output.fields_by_name.get("results")
-    if results is None or "status" not in results.message_type.fields_by_name:
+    if "results" not in output.fields_by_name:
         return []
     answers: list[Any] = [GetMessageClass(output).FromString(response) for response in answer.responses]
     return [result.status for message in answers for result in message.results]
