@@ -72,7 +72,7 @@ async def running_processes(options: SoakOptions) -> AsyncIterator[ProcessCluste
 
 async def _start(stack: AsyncExitStack, name: str, role: str, flags: Sequence[str]) -> Member:
     module = role if role == "coordinator" else f"{role}_service"
-    process = ServiceProcess(module, [*flags, "--host", HOST, "--metrics-port", "0", "--log-level", "critical"])
+    process = ServiceProcess(module, [*flags, "--host", HOST, "--metrics-port", "0", "--log-level", "error"])
     stack.push_async_callback(process.stop)
     return Member(name, role, process, await process.start())
 

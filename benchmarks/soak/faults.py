@@ -45,9 +45,11 @@ class Faults:
         self._began_s = began_s
 
     async def run(self, until: asyncio.Event) -> None:
-        """Disturb until the event; every service runs when this returns."""
+        """Disturb until the event; every service runs when this returns. Every kind comes equally often."""
+        kinds: list[str] = []
         while self._kinds and not await _happens_within(until, self._rng.uniform(*self._gap_s)):
-            kind = self._rng.choice(self._kinds)
+            kinds = kinds or self._rng.sample(self._kinds, len(self._kinds))
+            kind = kinds.pop()
             action, role = kind.split()
             member = self._rng.choice(self._cluster.of_role(role))
             began_s = time.perf_counter() - self._began_s

@@ -5,6 +5,7 @@ import time
 import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from statistics import median
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +18,8 @@ GROWTH_BYTES = 24 << 20
 """What memory may grow by while nothing is killed; allocators keep what a busy moment took."""
 
 
+AWAY = (OSError, HTTPException, KeyError)
+"""What a scrape of a service raises that is down, dies meanwhile, or starts and has not all its metrics yet."""
 MORE_FILES = 8
 """Connections that come and go with clients and scrapes."""
 
@@ -63,7 +66,7 @@ async def keep_sampling(cluster: ProcessCluster, began_s: float, every_s: float,
     while True:
         found = await asyncio.gather(*(sample(member, began_s) for member in cluster.members), return_exceptions=True)
         samples += [one for one in found if isinstance(one, Sample)]
-        if unexpected := [one for one in found if not isinstance(one, Sample | OSError)]:
+        if unexpected := [one for one in found if not isinstance(one, (Sample, *AWAY))]:
             raise unexpected[0]
         await asyncio.sleep(every_s)
 
