@@ -18,6 +18,7 @@ import psutil
 import typer
 from rich.console import Console
 
+from benchmarks.processes import coordinator_process, cpu_s
 from paceline.client import Client, Completion
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.types import ClusterStatistics, GenerationRequest, TokenIds, UserMessage
@@ -91,7 +92,7 @@ async def _throughput(
         for number in range(runs + 1):  # the first of each warms up
             for name, client in clients.items():
                 if number == 1:
-                    spent[name] = -_cpu_s(coordinators[name])
+                    spent[name] = -cpu_s(coordinators[name])
                     rounds[name] = -(await client.describe()).statistics.round_count
                 began = time.perf_counter()
                 completions = await asyncio.gather(*(_answer(client, one, max_new_tokens) for one in questions))
@@ -100,7 +101,7 @@ async def _throughput(
                 outputs[name] = [one.token_ids for one in completions]
         for name, client in clients.items():
             statistics[name] = (await client.describe()).statistics
-            spent[name] += _cpu_s(coordinators[name])
+            spent[name] += cpu_s(coordinators[name])
             rounds[name] += statistics[name].round_count
     first = next(iter(outputs.values()))
     for name in systems:
@@ -117,16 +118,8 @@ async def _clients(
     for name, options in systems.items():
         addresses = await stack.enter_async_context(running_cluster(options))
         clients[name] = await stack.enter_async_context(Client(addresses.coordinator))
-        coordinators[name] = max(
-            (one for one in psutil.Process().children() if "coordinator" in one.cmdline()),
-            key=lambda process: process.create_time(),
-        )
+        coordinators[name] = coordinator_process()
     return clients, coordinators
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def _row(name: str, rates: Sequence[float], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:

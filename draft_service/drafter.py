@@ -1,14 +1,16 @@
 """Propose draft tokens for a group of sequences, one packed pass a token.
 
 Owns the steps of a proposal; the runner owns the cache. Rows may want different counts: a row that has its drafts
-leaves the later passes.
+leaves the later passes. Where the engine can make all of a row's drafts by itself, it is asked to.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from paceline.checks import check_row, row_errors
+from paceline.engine.blocks.passes import MAX_ROWS
 from paceline.engine.runner import PackedRow, Runner
 from paceline.engine.sampling import Choosing, choose
 from paceline.errors import InvalidRequest, PacelineError
@@ -28,6 +30,7 @@ class Drafter:
         part has no drafts yet.
         """
         results: dict[int, Proposal | PacelineError] = dict(row_errors(rows, self._check))
+        results |= self._propose_at_once({i: row for i, row in enumerate(rows) if i not in results})
         drafts: dict[int, list[int]] = {index: [] for index in range(len(rows)) if index not in results}
         pending = list(drafts)
         while pending:
@@ -43,6 +46,24 @@ class Drafter:
             results.get(index) or Proposal(tuple(drafts[index]), _cached_length(row, drafts[index]))
             for index, row in enumerate(rows)
         ]
+
+    def _propose_at_once(self, rows: Mapping[int, ProposeRow]) -> dict[int, Proposal | PacelineError]:
+        """Serve the rows whose steps need no word from the host between them, those that want equally many together."""
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for index, row in rows.items():
+            if self.runner.drafts_at_once(row):
+                groups[row.draft_count].append(index)
+        results: dict[int, Proposal | PacelineError] = {}
+        for draft_count, group in groups.items():
+            for start in range(0, len(group), MAX_ROWS):
+                part = group[start : start + MAX_ROWS]
+                outcomes = self.runner.draft([rows[index] for index in part], draft_count)
+                for index, outcome in zip(part, outcomes, strict=True):
+                    if isinstance(outcome, PacelineError):
+                        results[index] = outcome
+                    else:
+                        results[index] = Proposal(tuple(outcome), _cached_length(rows[index], outcome))
+        return results
 
     def _step(self, rows: Sequence[tuple[ProposeRow, list[int]]]) -> list[int | Prefilled | PacelineError]:
         """Run one pass: a row's committed tokens at first, then its last draft token. Return the next draft tokens."""

@@ -107,7 +107,7 @@ def shared_requests(seed: int) -> list[tuple[tuple[int, ...], int]]:
     return [(openings[number % 3] + prompt, limit) for number, (prompt, limit) in enumerate(requests(seed))]
 
 
-TIGHT = {"paged": "150KiB", "dense": "450KiB"}
+TIGHT = {"paged": "160KiB", "dense": "450KiB"}
 """Memory for about two of the longest sequences, so that others are preempted."""
 
 
@@ -121,8 +121,9 @@ TIGHT = {"paged": "150KiB", "dense": "450KiB"}
         EngineOptions(page_tokens=40, prefill_chunk_tokens=24),
         EngineOptions(layout="dense"),
         EngineOptions(numerics="strict"),
+        EngineOptions(fixed_shapes=True),
     ],
-    ids=["pages of 1", "pages of 16", "no sharing", "pages of 40, chunks of 24", "dense", "strict"],
+    ids=["pages of 1", "pages of 16", "no sharing", "pages of 40, chunks of 24", "dense", "strict", "fixed shapes"],
 )
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_every_cache_equals_hugging_face(

@@ -15,7 +15,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from coordinator.admission import completion_seed
 from paceline.engine.loader import load_model
-from paceline.engine.noise import GOLDEN, gumbel, mix64
+from paceline.engine.noise import GOLDEN, gumbel
 from paceline.engine.sampling import Choosing, choose, filtered
 from paceline.errors import InvalidRequest
 from paceline.types import ChoiceRule, GenerationRequest, SamplingParameters, TokenIds
@@ -28,8 +28,15 @@ FALSE_ALARM = 1e-6
 """Chance that a fair generator fails a statistical test. Seeds are fixed, so each fails always or never."""
 
 
+def mix64(value: int) -> int:
+    """SplitMix64's finaliser in Python's own integers."""
+    value &= 2**64 - 1
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return value ^ (value >> 31)
+
+
 def reference_noise(seed: int, position: int, token_id: int) -> float:
-    """The documented generator in Python's own integers."""
     bits = mix64(mix64(mix64(seed) + position * GOLDEN) + token_id * GOLDEN)
     return -math.log(-math.log(((bits >> 11) + 0.5) * 2.0**-53))
 

@@ -46,20 +46,25 @@ class KvPool:
         page_tokens: int,
         prefix_sharing: bool = True,
         strict: bool = False,
+        has_scratch: bool = False,
     ) -> None:
+        """With `has_scratch` one page is set apart for padding to be written to, and memory holds numbers at once."""
         self.shape = shape
         self._attention = StrictAttention if strict else PagedAttention
         self.page_tokens = page_tokens
         self._page_bytes = page_tokens * shape.token_bytes
         self._prefix_sharing = prefix_sharing
-        self._pages = PageAllocator(capacity_bytes // self._page_bytes)
+        page_count = max(0, capacity_bytes // self._page_bytes - has_scratch)
+        self._pages = PageAllocator(page_count)
+        self.scratch_page = page_count if has_scratch else None
         self._index = PrefixIndex()
         self._sequences: dict[str, _Sequence] = {}
         self._shared_token_count = 0
-        # Memory that was never written to is not resident, so the whole budget can be laid out at once.
+        # Memory that was never written to is not resident, so the whole budget can be laid out at once. What is read
+        # in whole pages must hold numbers, though masked: not-a-number would spread.
         # Heads lie outside slots: attention reads one head after the other, and each should be one run of bytes.
-        self.memory = torch.empty(
-            (2 * shape.layer_count, shape.kv_head_count, self._pages.page_count * page_tokens, shape.head_size),
+        self.memory = (torch.zeros if has_scratch else torch.empty)(
+            (2 * shape.layer_count, shape.kv_head_count, (page_count + has_scratch) * page_tokens, shape.head_size),
             dtype=shape.dtype,
             device=shape.device,
         )
@@ -83,6 +88,15 @@ class KvPool:
 
     def token_ids(self, sequence_id: str) -> Sequence[int]:
         return self._sequences[sequence_id].token_ids
+
+    def pages(self, sequence_id: str) -> Sequence[int]:
+        """The sequence's pages, in order; not to be changed."""
+        return self._sequences[sequence_id].pages
+
+    def fill(self, sequence_id: str, token_ids: Sequence[int]) -> None:
+        """Name the last tokens, which were appended before a pass chose them."""
+        held = self._sequences[sequence_id].token_ids
+        held[len(held) - len(token_ids) :] = token_ids
 
     def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
         check_base(sequence_id, base_length, self.length(sequence_id))

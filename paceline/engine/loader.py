@@ -19,7 +19,7 @@ from paceline.engine.model import LoadedModel
 from paceline.engine.self_check import check_model
 from paceline.errors import ModelNotUsable, StartupError
 from paceline.text import fingerprint
-from paceline.types import ModelDescription
+from paceline.types import ModelDescription, TokenizerFiles
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,9 +30,15 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto") -> LoadedModel:
     """Load a directory, a hub id or `builtin:NAME`. Raises ModelNotUsable, saying what is wrong with the checkpoint."""
     checkpoint = find_checkpoint(model)
-    config = checkpoint.config
-    module = _read_weights(checkpoint, _resolve_dtype(model, dtype, config), _resolve_device(device))
-    tokenizer = read_tokenizer(checkpoint)
+    module = _read_weights(checkpoint, _resolve_dtype(model, dtype, checkpoint.config), resolve_device(device))
+    loaded = as_loaded(module, model, read_tokenizer(checkpoint))
+    check_model(loaded)
+    return loaded
+
+
+def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles | None) -> LoadedModel:
+    """Describe a module made with `ATTENTION_NAME` as its attention."""
+    config: Any = module.config
     head_count: int = config.num_attention_heads
     shape = KvShape(
         layer_count=config.num_hidden_layers,
@@ -43,7 +49,7 @@ def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto
         device=module.device,
     )
     description = ModelDescription(
-        model_id=model,
+        model_id=model_id,
         architecture=type(module).__name__,
         vocabulary_size=config.vocab_size,
         tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
@@ -54,12 +60,10 @@ def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto
         parameter_count=module.num_parameters(),
         has_chat_template=bool(tokenizer and tokenizer.chat_template),
     )
-    loaded = LoadedModel(module, description, shape, tokenizer)
-    check_model(loaded)
-    return loaded
+    return LoadedModel(module, description, shape, tokenizer)
 
 
-def _resolve_device(device: DeviceName) -> str:
+def resolve_device(device: DeviceName) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise StartupError("--device is cuda and this torch sees no CUDA device; install a CUDA build or take cpu")
     if device == "auto":

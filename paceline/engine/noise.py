@@ -14,30 +14,31 @@ import torch
 GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
-_MASK = (1 << 64) - 1
-
-
-def mix64(value: int) -> int:
-    """SplitMix64's finaliser on a 64-bit number."""
-    value &= _MASK
-    for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
-        value = ((value ^ (value >> shift)) * multiplier) & _MASK
-    return value ^ (value >> _SHIFTS[2])
 
 
 def gumbel(seed: int, positions: Sequence[int], token_ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float64 [T, N], for tokens [N] or [T, N] at T absolute positions."""
-    starts = [_signed(mix64(mix64(seed) + position * GOLDEN)) for position in positions]
-    start = torch.tensor(starts, dtype=torch.int64, device=token_ids.device)[:, None]
-    bits = _mix(start + token_ids * _signed(GOLDEN))
+    places = torch.tensor(positions, dtype=torch.int64, device=token_ids.device)
+    return gumbel_at(stream_starts(torch.full_like(places, signed64(seed)), places), token_ids)
+
+
+def stream_starts(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Where the streams of T seeds at T positions start: int64 [T]; `seeds` as `signed64` gives them."""
+    return mix64(mix64(seeds) + positions * signed64(GOLDEN))
+
+
+def gumbel_at(starts: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, float64 [T, N], of T streams for tokens [N] or [T, N]."""
+    bits = mix64(starts[:, None] + token_ids * signed64(GOLDEN))
     # 53 bits, in the middle of their interval: never 0 and never 1.
     uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53
     return -(-uniform.log()).log()
 
 
-def _mix(value: torch.Tensor) -> torch.Tensor:
+def mix64(value: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's finaliser on 64-bit numbers."""
     for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
-        value = (value ^ _shifted(value, shift)) * _signed(multiplier)
+        value = (value ^ _shifted(value, shift)) * signed64(multiplier)
     return value ^ _shifted(value, _SHIFTS[2])
 
 
@@ -46,6 +47,6 @@ def _shifted(value: torch.Tensor, count: int) -> torch.Tensor:
     return (value >> count) & ((1 << (64 - count)) - 1)
 
 
-def _signed(value: int) -> int:
+def signed64(value: int) -> int:
     """The same 64 bits as torch's int64 holds them."""
     return value - (1 << 64) if value >> 63 else value

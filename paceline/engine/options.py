@@ -17,5 +17,7 @@ class EngineOptions:
     prefill_chunk_tokens: int = 256
     """Most prompt tokens that one call computes for all its rows together."""
     numerics: Numerics = "fast"
+    fixed_shapes: bool | None = None
+    """Pad passes to shapes that are recorded and replayed; None: where that pays, which is on CUDA."""
     sequence_ttl_s: float = 600.0
     """Sequences that no call named for so long are dropped: their owner is gone."""

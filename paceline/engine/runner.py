@@ -7,10 +7,14 @@ nothing of drafting or verifying. All calls come from one thread.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
 from paceline.checks import RowLimits
+from paceline.engine.blocks import BlockPasses
+from paceline.engine.blocks.choice import is_plain
+from paceline.engine.blocks.passes import MAX_NEW_TOKENS
 from paceline.engine.dense_cache import DenseCache
 from paceline.engine.kv_cache import KvCache
 from paceline.engine.kv_pool import KvPool
@@ -19,7 +23,7 @@ from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
-from paceline.types import ModelDescription, Prefilled, SequenceLength
+from paceline.types import ModelDescription, Prefilled, ProposeRow, SequenceLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class PackedRow:
         return self.draft_count + 1
 
 
+Made = TypeVar("Made")
+
 Outcome = torch.Tensor | Prefilled | PacelineError
 """Logits [draft_count + 1, V], or how far a long row got, or why a row could not run."""
 
@@ -48,7 +54,7 @@ class Runner:
         self.model = model
         self.cache = make_cache(model, options)
         self._options = options
-        self._passes = (StrictPasses if options.numerics == "strict" else FastPasses)(model, self.cache)
+        self._passes = make_passes(model, self.cache, options)
         self._clock = clock
         self._last_named: dict[str, float] = {}
 
@@ -68,8 +74,7 @@ class Runner:
         Long prompts share the chunk and go on with the next call; a prompt that begins like one under way waits for
         it. Every row's cache then holds what was run. When the run itself fails, every cache is cut to `base_length`.
         """
-        now = self._clock()
-        self._last_named |= {row.sequence_id: now for row in rows}
+        self._name(rows)
         placing = _Placing(self.cache, self._options)
         pieces = {index: placing.place(row) for index, row in enumerate(rows)}
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
@@ -90,11 +95,20 @@ class Runner:
                 outcomes.append(Prefilled(piece.length))
         return outcomes
 
+    def _name(self, rows: Iterable[PackedRow | ProposeRow]) -> None:
+        """Note that a call named these sequences: their owner lives."""
+        now = self._clock()
+        self._last_named |= {row.sequence_id: now for row in rows}
+
     def _run(self, pieces: list[Piece]) -> Sequence[torch.Tensor | PacelineError]:
+        return self._guarded(pieces, lambda: self._passes.run(pieces))
+
+    def _guarded(self, pieces: Sequence[Piece], work: Callable[[], Sequence[Made]]) -> Sequence[Made | PacelineError]:
+        """Return what the work makes of each piece, or a refusal when memory ran out; undo the pieces when it fails."""
         if not pieces:
             return []
         try:
-            return self._passes.run(pieces)
+            return work()
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 self._undo(pieces)
@@ -104,6 +118,39 @@ class Runner:
         except BaseException:
             self._undo(pieces)
             raise
+
+    def drafts_at_once(self, row: ProposeRow) -> bool:
+        """Whether all drafts of the row can be had by one call of `draft`."""
+        is_short = len(row.token_ids) <= MAX_NEW_TOKENS
+        return isinstance(self._passes, BlockPasses) and is_short and is_plain(row.rule.sampling)
+
+    def draft(self, rows: Sequence[ProposeRow], draft_count: int) -> list[list[int] | PacelineError]:
+        """Return the choices that follow each row, each made from the ones before, or why there are none.
+
+        At most `MAX_ROWS` rows, all as `drafts_at_once` wants them. All choices but the last are cached then.
+        """
+        passes = self._passes
+        assert isinstance(passes, BlockPasses)
+        self._name(rows)
+        outcomes: dict[int, list[int] | PacelineError] = {}
+        pieces: dict[int, Piece] = {}
+        for index, row in enumerate(rows):
+            try:
+                self.cache.keep(row.sequence_id, row.base_length, ())
+                # Room for the drafts too, though their tokens are known only afterwards.
+                self.cache.append(row.sequence_id, row.token_ids + (0,) * (draft_count - 1))
+                pieces[index] = Piece(row.sequence_id, row.base_length, row.token_ids, 1)
+            except PacelineError as error:
+                outcomes[index] = error
+        placed, rules = list(pieces.values()), [rows[index].rule for index in pieces]
+        drafts = self._guarded(placed, lambda: passes.draft(placed, rules, draft_count))
+        for (index, piece), found in zip(pieces.items(), drafts, strict=True):
+            if isinstance(found, PacelineError):
+                self._undo([piece])
+            else:
+                self.cache.seal(piece.sequence_id, piece.length)
+            outcomes[index] = found
+        return [outcomes[index] for index in range(len(rows))]
 
     def _undo(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
@@ -185,6 +232,21 @@ DECODED_TOKENS = 16
 """Rows that bring no more committed tokens than this always run whole: they are decoding, or nearly."""
 
 
+def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions) -> FastPasses:
+    if options.numerics == "strict":
+        return StrictPasses(model, cache)
+    if has_fixed_shapes(model, options):
+        assert isinstance(cache, KvPool)
+        return BlockPasses(model, cache)
+    return FastPasses(model, cache)
+
+
+def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
+    if options.numerics == "strict" or options.layout == "dense":
+        return False
+    return model.kv_shape.device.type == "cuda" if options.fixed_shapes is None else options.fixed_shapes
+
+
 def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
     """Lay out the cache that the options ask for. Raises StartupError when it could not hold one full sequence."""
     capacity_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device)
@@ -195,6 +257,7 @@ def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
             page_tokens=options.page_tokens,
             prefix_sharing=options.prefix_sharing,
             strict=options.numerics == "strict",
+            has_scratch=has_fixed_shapes(model, options),
         )
     if options.numerics == "strict":
         raise StartupError("--numerics strict needs --layout paged: a rectangle's width depends on its longest row")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline.engine.attention import ATTENTION_NAME
+from paceline.engine.blocks import BlockPasses
 from paceline.engine.kv_pool import KvPool
 from paceline.engine.model import LoadedModel
 from paceline.engine.passes import FastPasses, Piece
@@ -19,6 +20,7 @@ LENGTHS = (21, 9)
 CACHED_COUNT = 13
 """Of the first sequence; its rest goes through in a second pass, over the cache."""
 PAGE_TOKENS = 4
+Passes = type[FastPasses] | type[BlockPasses]
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference of logits over the largest logit: rounding stays far below, another attention far above."""
 
@@ -32,12 +34,17 @@ def check_model(model: LoadedModel) -> None:
     ]
     try:
         own = _own_logits(model, sequences)
-        ragged = _ragged_logits(model, sequences)
+        ways = [FastPasses, BlockPasses] if model.kv_shape.device.type == "cuda" else [FastPasses]
+        found = [_ragged_logits(model, sequences, way) for way in ways]
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ModelNotUsable(
             f"{model.description.architecture} cannot run through the engine: {type(error).__name__}: {error}"
         ) from error
-    difference = max(float((one - other).abs().max() / one.abs().max()) for one, other in zip(own, ragged, strict=True))
+    difference = max(
+        float((one - other).abs().max() / one.abs().max())
+        for ragged in found
+        for one, other in zip(own, ragged, strict=True)
+    )
     if not difference <= TOLERANCES[model.kv_shape.dtype]:
         raise ModelNotUsable(
             f"{model.description.architecture} gives other logits through the engine than by itself "
@@ -45,11 +52,14 @@ def check_model(model: LoadedModel) -> None:
         )
 
 
-def _ragged_logits(model: LoadedModel, sequences: Sequence[list[int]]) -> list[torch.Tensor]:
+def _ragged_logits(
+    model: LoadedModel, sequences: Sequence[list[int]], way: type[FastPasses] | type[BlockPasses]
+) -> list[torch.Tensor]:
     """All logits of both sequences: packed together in a first pass, the first one's rest in a second."""
     token_count = sum(map(len, sequences))
-    pool = KvPool(model.kv_shape, 2 * token_count * model.kv_shape.token_bytes, page_tokens=PAGE_TOKENS)
-    passes = FastPasses(model, pool)
+    capacity_bytes = 2 * token_count * model.kv_shape.token_bytes
+    pool = KvPool(model.kv_shape, capacity_bytes, page_tokens=PAGE_TOKENS, has_scratch=way is BlockPasses)
+    passes = way(model, pool)
     pieces = [(0, 0, CACHED_COUNT), (1, 0, len(sequences[1])), (0, CACHED_COUNT, len(sequences[0]))]
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
     for batch in (pieces[:2], pieces[2:]):

@@ -1,0 +1,184 @@
+"""What a round costs the coordinator itself: `python -m benchmarks.coordinator`.
+
+The coordinator is the real process and every call crosses real gRPC, but the models answer at once: what is left is
+grouping, codec, text, streams and gRPC.
+"""
+
+import asyncio
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import typer
+import uvloop
+from rich.console import Console
+
+from benchmarks.processes import coordinator_process, cpu_s
+from draft_service.servicer import SERVICE_NAME as DRAFT_SERVICE
+from draft_service.servicer import DraftServicer
+from paceline.client import Client
+from paceline.engine.checkpoint import find_checkpoint, read_tokenizer
+from paceline.engine.worker import ModelWorker
+from paceline.launcher import running_service
+from paceline.rpc import running_server, termination
+from paceline.text import TextCodec, fingerprint
+from paceline.types import (
+    CacheDescription,
+    GenerationRequest,
+    ModelDescription,
+    Proposal,
+    ProposeRow,
+    Text,
+    TokenizerFiles,
+    Verdict,
+    VerifyRow,
+)
+from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
+from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
+from target_service.servicer import SERVICE_NAME as TARGET_SERVICE
+from target_service.servicer import TargetServicer
+
+app = typer.Typer(add_completion=False, help=__doc__)
+console = Console(highlight=False)
+
+DRAFTED = (300, 400, 500, 600, 700, 800, 900, 1000)
+MAX_LENGTH = 10_000
+
+
+class NoModel:
+    """Stands where a runner does, and holds nothing."""
+
+    def __init__(self, tokenizer: TokenizerFiles) -> None:
+        self.model = self
+        self.tokenizer = tokenizer
+
+    def describe(self) -> ModelDescription:
+        codec = TextCodec(self.tokenizer)
+        return ModelDescription(
+            model_id="instant",
+            architecture="None",
+            vocabulary_size=codec.tokenizer.get_vocab_size(),
+            tokenizer_fingerprint=fingerprint(codec.tokenizer),
+            max_length=MAX_LENGTH,
+            end_token_ids=(),
+            device="cpu",
+            dtype="float32",
+            parameter_count=0,
+            cache=CacheDescription(max_length=MAX_LENGTH, prefill_chunk_tokens=256),
+        )
+
+    def release(self, sequence_ids: Sequence[str]) -> int:
+        return len(sequence_ids)
+
+
+class InstantDrafter:
+    def __init__(self, runner: NoModel) -> None:
+        self.runner = runner
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal]:
+        return [
+            Proposal(DRAFTED[: row.draft_count], row.base_length + len(row.token_ids) + row.draft_count - 1)
+            for row in rows
+        ]
+
+
+class InstantVerifier:
+    def __init__(self, runner: NoModel) -> None:
+        self.runner = runner
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
+        """Accept a share of the drafts that changes from round to round, about two thirds."""
+        verdicts = []
+        for row in rows:
+            length = row.base_length + len(row.token_ids)
+            accepted = min(len(row.draft_token_ids), 2 + length % 4)
+            verdicts.append(Verdict(accepted, 1100, length + accepted))
+        return verdicts
+
+
+@app.command(hidden=True)
+def models() -> None:
+    """Serve both instant models until standard input ends; prints their addresses."""
+    uvloop.run(_serve_models())
+
+
+async def _serve_models() -> None:
+    tokenizer = read_tokenizer(find_checkpoint("builtin:target"))
+    assert tokenizer is not None
+    model, worker = NoModel(tokenizer), ModelWorker(1)
+    drafts: Any = DraftServicer(InstantDrafter(model), worker)  # type: ignore[arg-type]
+    verdicts: Any = TargetServicer(InstantVerifier(model), worker)  # type: ignore[arg-type]
+    async with (
+        running_server(
+            "127.0.0.1",
+            0,
+            [DRAFT_SERVICE],
+            lambda server: add_DraftServiceServicer_to_server(drafts, server),
+            grace_s=1,
+        ) as draft,
+        running_server(
+            "127.0.0.1",
+            0,
+            [TARGET_SERVICE],
+            lambda server: add_TargetServiceServicer_to_server(verdicts, server),
+            grace_s=1,
+        ) as target,
+    ):
+        print(draft.address, target.address, flush=True)
+        await termination(stop_with_stdin=True)
+    worker.close()
+
+
+@asynccontextmanager
+async def _instant_models() -> AsyncIterator[tuple[str, str]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.coordinator", "models", stdin=PIPE, stdout=PIPE
+    )
+    assert process.stdin and process.stdout
+    try:
+        draft, target = (await process.stdout.readline()).decode().split()
+        yield draft, target
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+@app.command()
+def rounds(batch_size: int = 8, draft_count: int = 5, runs: int = 5, max_new_tokens: int = 1000) -> None:
+    """CPU milliseconds a round costs the coordinator's process, all its threads counted."""
+    uvloop.run(_rounds(batch_size, draft_count, runs, max_new_tokens))
+
+
+async def _rounds(batch_size: int, draft_count: int, runs: int, max_new_tokens: int) -> None:
+    async with _instant_models() as (draft, target):
+        flags = ["--draft", draft, "--target", target, "--log-level", "error"]
+        flags += ["--batch-size", str(batch_size), "--draft-count", str(draft_count)]
+        async with running_service("coordinator", flags) as address, Client(address) as client:
+            process = coordinator_process()
+            request = GenerationRequest(Text("one two three"), max_new_tokens=max_new_tokens)
+            for number in range(runs + 1):  # the first warms up
+                spent = await _one_run(client, process, request, 2 * batch_size)
+                if number:
+                    console.print(spent)
+
+
+async def _one_run(client: Client, process: psutil.Process, request: GenerationRequest, count: int) -> str:
+    before, cpu, began = (await client.describe()).statistics, cpu_s(process), time.perf_counter()
+    requests = [replace(request, seed=seed) for seed in range(count)]
+    await asyncio.gather(*(client.complete(one) for one in requests))
+    spent_s, elapsed_s = cpu_s(process) - cpu, time.perf_counter() - began
+    after = (await client.describe()).statistics
+    round_count = after.round_count - before.round_count
+    return (
+        f"{1e3 * spent_s / round_count:.2f} ms of CPU a round, {round_count} rounds, "
+        f"{(after.committed_count - before.committed_count) / elapsed_s:.0f} tokens/s"
+    )
+
+
+if __name__ == "__main__":
+    app()

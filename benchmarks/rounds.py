@@ -1,0 +1,149 @@
+"""Round times of both models beside the floor, at the shapes of a real pair: `python -m benchmarks.rounds`.
+
+Random weights, made on the device. The floor of a pass is what it must read, weights and cache, over the bandwidth that
+a large copy reaches here. `--layers` cuts both models, so that the script can be tried on a small machine.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from draft_service.drafter import Drafter
+from paceline.engine.attention import ATTENTION_NAME
+from paceline.engine.loader import as_loaded, resolve_device
+from paceline.engine.model import LoadedModel
+from paceline.engine.options import EngineOptions
+from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.self_check import check_model
+from paceline.types import Proposal, ProposeRow, Verdict, VerifyRow
+from target_service.verifier import Verifier
+
+COMMON = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40_960}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen3-8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "Qwen3-0.6B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+}
+COPIED_BYTES = 1 << 30
+
+
+def main(
+    device: str = "auto",
+    batch_sizes: Annotated[list[int], typer.Option("--batch-size")] = [1, 8, 32],  # noqa: B006 - typer reads it only
+    draft_count: int = 5,
+    cached_tokens: Annotated[int, typer.Option(help="Cached tokens of each row.")] = 512,
+    layers: Annotated[int | None, typer.Option(help="Layers of both models; unset: as many as theirs.")] = None,
+    repeats: int = 20,
+    kv_memory: str = "16GiB",
+) -> None:
+    """Print a table of verify and propose times, their floors, and how near they are."""
+    place = torch.device(resolve_device(device))  # type: ignore[arg-type]
+    bandwidth = copy_bandwidth(place)
+    models = {name: random_model(name, place, layers) for name in SHAPES}
+    for model in models.values():
+        check_model(model)
+    table = Table("B", "hop", "ms", "floor ms", "of the floor", title=f"{place}, {bandwidth / 1e9:.0f} GB/s copied")
+    target, draft = (Runner(model, EngineOptions(kv_memory)) for model in models.values())
+    for batch_size in batch_sizes:
+        verify_s = verify_time(Verifier(target), batch_size, draft_count, cached_tokens, repeats)
+        propose_s = propose_time(Drafter(draft), batch_size, draft_count, cached_tokens, repeats)
+        for hop, runner, passes, spent_s in (
+            ("verify", target, 1, verify_s),
+            ("propose", draft, draft_count, propose_s),
+        ):
+            floor_s = passes * pass_bytes(runner.model, batch_size, cached_tokens) / bandwidth
+            table.add_row(
+                str(batch_size), hop, f"{1e3 * spent_s:.2f}", f"{1e3 * floor_s:.2f}", f"{floor_s / spent_s:.0%}"
+            )
+    Console().print(table)
+
+
+def random_model(name: str, device: torch.device, layers: int | None) -> LoadedModel:
+    shape = COMMON | SHAPES[name] | ({"num_hidden_layers": layers} if layers else {})
+    torch.manual_seed(0)
+    with device:
+        module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            Qwen3Config(**shape), dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
+        )
+    return as_loaded(module.eval(), name, None)
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a large copy reads and writes."""
+    source = torch.ones(COPIED_BYTES // 2, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return COPIED_BYTES / timed(lambda: target.copy_(source), device, 10)
+
+
+def pass_bytes(model: LoadedModel, batch_size: int, cached_tokens: int) -> int:
+    """What one pass must read: every weight once, an untied embedding's few rows left out, and the rows' caches."""
+    module: Any = model.module
+    weights = sum(one.numel() * one.element_size() for one in module.parameters())
+    if not module.config.tie_word_embeddings:
+        weights -= module.get_input_embeddings().weight.numel() * model.kv_shape.dtype.itemsize
+    return int(weights + batch_size * cached_tokens * model.kv_shape.token_bytes)
+
+
+def prompt(number: int, count: int) -> tuple[int, ...]:
+    return tuple((number * 7919 + 31 * place) % 150_000 for place in range(count))
+
+
+def fill(runner: Runner, batch_size: int, count: int) -> None:
+    for number in range(batch_size):
+        while (length := runner.cache.length(str(number))) < count:
+            runner.forward([PackedRow(str(number), length, prompt(number, count)[length:])])
+
+
+def verify_time(verifier: Verifier, batch_size: int, draft_count: int, cached_tokens: int, repeats: int) -> float:
+    fill(verifier.runner, batch_size, cached_tokens)
+    drafts = tuple(range(100, 100 + draft_count))
+    rows = [VerifyRow(str(number), cached_tokens, (5,), drafts) for number in range(batch_size)]
+
+    def verify() -> None:
+        assert all(isinstance(one, Verdict) for one in verifier.verify(rows))
+
+    return timed(verify, verifier.runner.model.kv_shape.device, repeats)
+
+
+def propose_time(drafter: Drafter, batch_size: int, draft_count: int, cached_tokens: int, repeats: int) -> float:
+    fill(drafter.runner, batch_size, cached_tokens)
+    rows = [ProposeRow(str(number), cached_tokens, (5,), draft_count) for number in range(batch_size)]
+
+    def propose() -> None:
+        assert all(isinstance(one, Proposal) for one in drafter.propose(rows))
+
+    return timed(propose, drafter.runner.model.kv_shape.device, repeats)
+
+
+def timed(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """Median seconds of the work, the device's included, after two runs that warm up."""
+    spent = []
+    for _ in range(repeats + 2):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        spent.append(time.perf_counter() - began)
+    return median(spent[2:])
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,24 @@
+"""The rule of choice for many rows at once, without leaving the device. See `engine.sampling` for the rule itself."""
+
+import torch
+
+from paceline.engine.noise import gumbel_at, stream_starts
+from paceline.types import SamplingParameters
+
+
+def is_plain(sampling: SamplingParameters) -> bool:
+    """True when a choice depends on temperature and seed alone: no filter, no penalty, no bias."""
+    return sampling == SamplingParameters(temperature=sampling.temperature)
+
+
+def choose_rows(
+    logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Choices [N] from logits [N, V]; where the temperature [N] is 0, the likeliest token.
+
+    `positions` [N] are those of the tokens chosen.
+    """
+    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    heated = logits.float() / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
+    sampled = heated.double() + gumbel_at(stream_starts(seeds, positions), token_ids)
+    return torch.where(temperatures > 0, sampled.argmax(dim=-1), logits.argmax(dim=-1))
