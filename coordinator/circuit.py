@@ -25,7 +25,9 @@ class CircuitState(Enum):
 
 
 class Circuit:
-    def __init__(self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
+    ) -> None:
         """`jitter` gives numbers from 0 to 1."""
         self._clock = clock
         self._jitter = jitter

@@ -1,5 +1,4 @@
-"""What a service and a channel are told about security, made from settings. Plaintext never leaves the machine unasked.
-"""
+"""What a service and a channel are told about security, made from settings. Plaintext never leaves the machine unasked."""
 
 import ipaddress
 from dataclasses import dataclass

@@ -42,9 +42,7 @@ def server_credentials(identity: Identity, client_ca: WatchedFile | None) -> grp
     """Credentials of a server; with `client_ca` callers must show a certificate that it vouches for."""
 
     def configuration() -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration(
-            [identity.pem()], client_ca.content() if client_ca else None
-        )
+        return grpc.ssl_server_certificate_configuration([identity.pem()], client_ca.content() if client_ca else None)
 
     last = (identity.pem(), client_ca.content() if client_ca else None)
 
