@@ -158,7 +158,7 @@ async def _rounds(batch_size: int, draft_count: int, runs: int, max_new_tokens: 
     async with _instant_models() as (draft, target):
         flags = ["--draft", draft, "--target", target, "--log-level", "error"]
         flags += ["--batch-size", str(batch_size), "--draft-count", str(draft_count)]
-        async with running_service("coordinator", flags) as address, Client(address) as client:
+        async with running_service("coordinator", flags) as service, Client(service.address) as client:
             process = coordinator_process()
             request = GenerationRequest(Text("one two three"), max_new_tokens=max_new_tokens)
             for number in range(runs + 1):  # the first warms up

@@ -30,6 +30,11 @@ class SequencePool:
         self._changed = asyncio.Event()
 
     @property
+    def queue_limit(self) -> int:
+        """Most sequences that may wait."""
+        return self._queue_limit
+
+    @property
     def live_count(self) -> int:
         return len(self._live)
 
@@ -70,12 +75,16 @@ class SequencePool:
         self._changed.clear()
         await self._changed.wait()
 
-    def claim(self, group: Iterable[Sequence]) -> None:
-        """Take sequences out of the window for a round."""
+    def claim(self, group: Collection[Sequence]) -> list[float]:
+        """Take sequences out of the window for a round; return how long each had waited for one, in seconds."""
+        now = self._clock()
         for sequence in group:
+            if sequence.first_grouped_s is None:
+                sequence.first_grouped_s = now
             del self._live[sequence]
             self._live[sequence] = None
             self._in_flight.add(sequence)
+        return [now - sequence.ready_since_s for sequence in group]
 
     def preempt(self) -> Sequence | None:
         """Send the youngest live sequence that is in no round back to the head of the queue, and return it.

@@ -37,8 +37,8 @@ def begin_request(request: GenerationRequest, sequences: Sequences[Sequence], mo
 
 
 def end_request(sequences: Sequences[Sequence]) -> None:
-    """Add to the request's span what its outputs came to, ended or not."""
-    if sequences[0].trace_context is None:
+    """Add to the request's span what its outputs came to, ended or not. One that was refused has no sequences."""
+    if not sequences or sequences[0].trace_context is None:
         return
     usages = [sequence.usage for sequence in sequences]
     reasons = [sequence.output.finish_reason for sequence in sequences]

@@ -5,7 +5,6 @@ for batches). It exists when any member's request is sampled; `paceline.tracing.
 concerns one member stands in the links: what it waited in the round's link to it, what it gained in its link back.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Group
 from contextlib import contextmanager
@@ -24,30 +23,35 @@ Record = Callable[[RoundReport], None]
 
 
 class RoundTracer:
-    def __init__(self, tracer: Tracer | None, policy: str, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Without a tracer nothing is recorded. The clock is the pool's."""
+    def __init__(self, tracer: Tracer | None, policy: str) -> None:
+        """Without a tracer nothing is recorded."""
         self._tracer = tracer
         self._policy = policy
-        self._clock = clock
 
     @contextmanager
-    def round(self, group: Group[Sequence], draft_counts: Group[int], lane: int) -> Iterator[Record]:
-        """Trace the round that the block runs, which is to hand its report to what this yields."""
-        members = {one: one.trace_context for one in group if one.trace_context} if self._tracer else {}
+    def round(
+        self, group: Group[Sequence], waits_s: Group[float], draft_counts: Group[int], lane: int
+    ) -> Iterator[Record]:
+        """Trace the round that the block runs, which is to hand its report to what this yields.
+
+        `waits_s` is how long each sequence waited to be grouped.
+        """
+        members = {one: one.trace_context for one in group if one.trace_context}
         if not self._tracer or not members:
             yield _ignore
             return
-        span = self._tracer.start_span(
-            "round",
-            Context(),
-            links=[self._link(sequence, context) for sequence, context in members.items()],
-            attributes={
-                "paceline.group_size": len(group),
-                "paceline.draft_count": max(draft_counts),
-                "paceline.lane": lane,
-                "paceline.policy": self._policy,
-            },
-        )
+        attributes: dict[str, int | str] = {
+            "paceline.group_size": len(group),
+            "paceline.draft_count": max(draft_counts),
+            "paceline.lane": lane,
+            "paceline.policy": self._policy,
+        }
+        links = [
+            _link(sequence, sequence.trace_context, waited_s)
+            for sequence, waited_s in zip(group, waits_s, strict=True)
+            if sequence.trace_context
+        ]
+        span = self._tracer.start_span("round", Context(), links=links, attributes=attributes)
         before = {sequence: sequence.usage for sequence in members}
 
         def record(report: RoundReport) -> None:
@@ -67,13 +71,14 @@ class RoundTracer:
             contexts.detach(token)
             span.end()
 
-    def _link(self, sequence: Sequence, context: Context) -> Link:
-        attributes = {
-            "paceline.completion_index": sequence.completion_index,
-            "paceline.queued_s": sequence.queued_s,
-            "paceline.waited_s": self._clock() - sequence.ready_since_s,
-        }
-        return Link(trace.get_current_span(context).get_span_context(), attributes)
+
+def _link(sequence: Sequence, context: Context, waited_s: float) -> Link:
+    attributes = {
+        "paceline.completion_index": sequence.completion_index,
+        "paceline.queued_s": sequence.queued_s,
+        "paceline.waited_s": waited_s,
+    }
+    return Link(trace.get_current_span(context).get_span_context(), attributes)
 
 
 def _ignore(report: RoundReport) -> None:

@@ -12,6 +12,7 @@ import structlog
 
 from coordinator.acceptance import Acceptance
 from coordinator.draft_length import DraftLength
+from coordinator.metrics import RoundMetrics
 from coordinator.policies import Policy, Selection
 from coordinator.pool import SequencePool
 from coordinator.round import Drafter, RoundLimits, RoundReport, Verifier, run_round
@@ -45,6 +46,7 @@ class Scheduler:
         batch_size: int,
         lanes: int,
         limits: RoundLimits,
+        metrics: RoundMetrics,
         tracer: RoundTracer,
     ) -> None:
         self.pool = pool
@@ -52,6 +54,7 @@ class Scheduler:
         self._batch_size = batch_size
         self._lanes = lanes
         self._limits = limits
+        self._metrics = metrics
         self._tracer = tracer
         self._policy = policy
         self._draft_length = draft_length
@@ -60,6 +63,11 @@ class Scheduler:
         self._acceptance = Acceptance()
         self._draft_is_up = True
         self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def draft_is_up(self) -> bool:
+        """False since a call to the draft service failed, until one does not."""
+        return self._draft_is_up
 
     def submit(self, sequences: Rows[Sequence]) -> None:
         """Queue the sequences of a request; Overloaded, and none queued, when the queue has no room for them."""
@@ -96,9 +104,9 @@ class Scheduler:
 
     async def _serve(self, selection: Selection, lane: int, *, others_wait: bool) -> None:
         group = selection.sequences
-        self.pool.claim(group)
+        waits_s = self.pool.claim(group)
         try:
-            report = await self._run_round(group, lane)
+            report = await self._run_round(group, waits_s, lane)
         finally:
             self._free(self.pool.settle(group))
         self.statistics.count_round(
@@ -110,13 +118,15 @@ class Scheduler:
         if report and report.shortage:
             await self._relieve(report.shortage)
 
-    async def _run_round(self, group: list[Sequence], lane: int) -> RoundReport | None:
+    async def _run_round(self, group: list[Sequence], waits_s: list[float], lane: int) -> RoundReport | None:
         draft_counts = self._draft_length.choose(group)
         try:
-            with self._tracer.round(group, draft_counts, lane) as record:
+            with self._tracer.round(group, waits_s, draft_counts, lane) as record:
                 report = await run_round(group, self._drafter, self._verifier, self._limits, draft_counts)
+                self._metrics.round_ended(waits_s, report)
                 record(report)
         except Exception as error:
+            self._metrics.round_failed(waits_s)
             if not isinstance(error, PacelineError):
                 log.error("a round failed unexpectedly", exc_info=error)
                 error = PeerFailed("the coordinator failed unexpectedly; its log has the details")

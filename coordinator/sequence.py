@@ -53,6 +53,8 @@ class Sequence:
     """How long it was queued between then, or its last round, and becoming live; 0 after a round."""
     trace_context: Context | None = None
     """Of its request, where that is traced: the request's span, and its caller's baggage."""
+    first_grouped_s: float | None = None
+    """When its first round took it."""
     ended: bool = False
     """Finished, failed or abandoned: no more rounds."""
 

@@ -8,10 +8,11 @@ import grpc
 from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
 from coordinator.request_tracer import begin_request, end_request
+from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.scheduler import Scheduler
-from coordinator.sequence import Sequence
 from coordinator.startup import Pair
 from paceline.codec.generation import cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.rpc import ended_code
 from paceline.types import ClusterDescription
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
@@ -21,27 +22,44 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(GenerationServiceServicer):
-    def __init__(self, settings: CoordinatorSettings, pair: Pair, admission: Admission, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        pair: Pair,
+        admission: Admission,
+        scheduler: Scheduler,
+        metrics: RequestMetrics,
+    ) -> None:
         self._settings = settings
         self._pair = pair
         self._admission = admission
         self._scheduler = scheduler
+        self._metrics = metrics
 
     async def GenerateText(
         self, request: pb.GenerateTextRequest, context: Context
     ) -> AsyncIterator[pb.GenerateTextResponse]:
-        asked = request_from_pb(request)
-        sequences = self._admission.admit(asked)
-        begin_request(asked, sequences, self._pair.target.model_id)
-        # Called however the call ends: answered, cancelled, timed out or cut off.
-        context.add_done_callback(lambda _: self._end(sequences))  # type: ignore[arg-type]
-        self._scheduler.submit(sequences)
-        async for piece in sequences[0].stream.pieces():
-            yield piece_to_pb(piece)
+        record, timeout_s = RequestRecord(self._metrics), context.time_remaining()
 
-    def _end(self, sequences: list[Sequence]) -> None:
-        self._scheduler.abandon(sequences)
-        end_request(sequences)
+        def end(_: object) -> None:
+            self._scheduler.abandon(record.sequences)
+            end_request(record.sequences)
+            record.end(ended_code(context, timeout_s))
+
+        # Called however the call ends: answered, cancelled, timed out or cut off.
+        context.add_done_callback(end)  # type: ignore[arg-type]
+        try:
+            asked = request_from_pb(request)
+            sequences = self._admission.admit(asked)
+            begin_request(asked, sequences, self._pair.target.model_id)
+            self._scheduler.submit(sequences)
+            record.queue(sequences)
+            async for piece in sequences[0].stream.pieces():
+                record.deliver(piece)
+                yield piece_to_pb(piece)
+        except Exception as error:
+            record.fail(error)
+            raise
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         scheduler = self._scheduler

@@ -7,42 +7,41 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import structlog
-from opentelemetry.trace import Tracer
 
 from coordinator.admission import Admission
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
 from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.metrics import ClusterCollector, RoundMetrics
 from coordinator.policies import make_policy
 from coordinator.pool import SequencePool
+from coordinator.requests import RequestMetrics
 from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Scheduler
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Pair, join_pair
+from paceline.instruments import Instruments, instruments
 from paceline.rpc import RunningServer, open_channel, running_server, termination
 from paceline.service import announce
-from paceline.tracing.setup import tracing
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 
 log = structlog.get_logger()
 
 
 async def serve(settings: CoordinatorSettings) -> None:
-    with tracing("coordinator", settings.trace_file) as tracer:
-        async with running_coordinator(settings, tracer) as server:
-            announce("coordinator", server.address)
+    with instruments("coordinator", settings) as watched:
+        async with running_coordinator(settings, watched) as server:
+            announce("coordinator", server.address, watched.metrics_url)
             await termination(stop_with_stdin=settings.stop_with_stdin)
 
 
 @asynccontextmanager
-async def running_coordinator(
-    settings: CoordinatorSettings, tracer: Tracer | None = None
-) -> AsyncIterator[RunningServer]:
+async def running_coordinator(settings: CoordinatorSettings, watched: Instruments) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; on leaving, running requests get `shutdown_grace_s` to end."""
     async with (
-        open_channel(settings.draft, tracer=tracer) as draft_channel,
-        open_channel(settings.target, [TARGET_SERVICE], tracer=tracer) as target_channel,
+        open_channel(settings.draft, tracer=watched.tracer) as draft_channel,
+        open_channel(settings.target, [TARGET_SERVICE], tracer=watched.tracer) as target_channel,
     ):
         drafter = RemoteDrafter(draft_channel, settings.call_timeout_s)
         verifier = RemoteVerifier(target_channel, settings.call_timeout_s)
@@ -53,9 +52,10 @@ async def running_coordinator(
             target_address=settings.target,
             timeout_s=settings.startup_timeout_s,
         )
-        scheduler = _scheduler(settings, pair, drafter, verifier, tracer)
+        scheduler = _scheduler(settings, pair, drafter, verifier, watched)
+        watched.registry.register(ClusterCollector(scheduler))
         admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens)
-        servicer = GenerationServicer(settings, pair, admission, scheduler)
+        servicer = GenerationServicer(settings, pair, admission, scheduler, RequestMetrics(watched.registry))
         rounds = asyncio.create_task(scheduler.run())
         rounds.add_done_callback(_stop_if_failed)
         try:
@@ -65,7 +65,7 @@ async def running_coordinator(
                 [SERVICE_NAME],
                 lambda server: add_GenerationServiceServicer_to_server(servicer, server),
                 grace_s=settings.shutdown_grace_s,
-                tracer=tracer,
+                tracer=watched.tracer,
             ) as server:
                 await server.set_serving(True)
                 yield server
@@ -77,11 +77,7 @@ async def running_coordinator(
 
 
 def _scheduler(
-    settings: CoordinatorSettings,
-    pair: Pair,
-    drafter: RemoteDrafter,
-    verifier: RemoteVerifier,
-    tracer: Tracer | None,
+    settings: CoordinatorSettings, pair: Pair, drafter: RemoteDrafter, verifier: RemoteVerifier, watched: Instruments
 ) -> Scheduler:
     policy = make_policy(settings.policy, settings.window)
     return Scheduler(
@@ -97,7 +93,8 @@ def _scheduler(
             vocabulary_size=pair.target.vocabulary_size,
             prefill_chunk_tokens=pair.target.cache.prefill_chunk_tokens,
         ),
-        tracer=RoundTracer(tracer, settings.policy),
+        metrics=RoundMetrics(watched.registry),
+        tracer=RoundTracer(watched.tracer, settings.policy),
     )
 
 

@@ -35,6 +35,8 @@ class ClusterOptions:
     coordinator_port: int = 0
     draft_port: int = 0
     target_port: int = 0
+    metrics_port: int | None = None
+    """The coordinator's; the draft's and the target's are the next two. 0: any free ones; None: no metrics."""
     log_level: str = "warning"
     trace_dir: str | None = None
     """Where each service writes its spans, `coordinator.jsonl` and so on; None: nowhere."""
@@ -56,12 +58,23 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True)
+class Endpoint:
+    """Where a service listens."""
+
+    address: str
+    """`host:port`"""
+    metrics_url: str | None
+
+
+@dataclass(frozen=True)
 class Addresses:
     """`host:port` of each service."""
 
     coordinator: str
     draft: str
     target: str
+    metrics_urls: tuple[str, ...]
+    """In the order of the services above; empty when no metrics are served."""
 
 
 @asynccontextmanager
@@ -82,16 +95,24 @@ async def running_cluster(options: ClusterOptions) -> AsyncIterator[Addresses]:
             running_service(
                 "coordinator",
                 [
-                    *("--target", target, "--draft", draft, "--log-level", options.log_level),
+                    *("--target", target.address, "--draft", draft.address, "--log-level", options.log_level),
                     *("--host", HOST, "--port", str(options.coordinator_port)),
                     *("--batch-size", str(options.batch_size), "--draft-count", options.draft_count),
                     *("--policy", options.policy),
                     *(("--lanes", str(options.lanes)) if options.lanes else ()),
+                    *_metrics_flags(options, 0),
                     *_trace_flags(options, "coordinator"),
                 ],
             )
         )
-        yield Addresses(coordinator, draft, target)
+        urls = tuple(one.metrics_url for one in (coordinator, draft, target) if one.metrics_url)
+        yield Addresses(coordinator.address, draft.address, target.address, urls)
+
+
+def _metrics_flags(options: ClusterOptions, offset: int) -> list[str]:
+    if options.metrics_port is None:
+        return []
+    return ["--metrics-host", HOST, "--metrics-port", str(options.metrics_port and options.metrics_port + offset)]
 
 
 def _model_flags(options: ClusterOptions, role: str) -> list[str]:
@@ -103,6 +124,7 @@ def _model_flags(options: ClusterOptions, role: str) -> list[str]:
         *("--host", HOST, "--port", str(port), "--threads", str(threads)),
         *("--kv-memory", options.kv_memory, "--layout", options.layout),
         *(("--numerics", options.numerics) if role == "target" else ()),
+        *_metrics_flags(options, 2 if role == "target" else 1),
         *_trace_flags(options, role),
     ]
 
@@ -112,8 +134,8 @@ def _trace_flags(options: ClusterOptions, role: str) -> list[str]:
 
 
 @asynccontextmanager
-async def running_service(module: str, flags: Sequence[str]) -> AsyncIterator[str]:
-    """Run `python -m module`; yield the address it listens on, and stop it with SIGTERM."""
+async def running_service(module: str, flags: Sequence[str]) -> AsyncIterator[Endpoint]:
+    """Run `python -m module`; yield where it listens, and stop it with SIGTERM."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", module, *flags, "--stop-with-stdin", "true"),
@@ -128,7 +150,8 @@ async def running_service(module: str, flags: Sequence[str]) -> AsyncIterator[st
         line = (await process.stdout.readline()).decode()
         if " listening on " not in line:
             raise StartupError(f"{module} ended with status {await process.wait()} before it listened; see above")
-        yield line.rpartition(" ")[2].strip()
+        listening, _, metrics_url = line.strip().partition(", metrics on ")
+        yield Endpoint(listening.rpartition(" ")[2], metrics_url or None)
     finally:
         await _stop(process)
 

@@ -23,13 +23,14 @@ from opentelemetry.trace import Tracer
 
 from paceline.codec.status import error_from_pb, error_to_pb
 from paceline.errors import AddressInUse, PacelineError, PeerFailed
-from paceline.tracing.client import client_interceptors
-from paceline.tracing.server import TracingInterceptor
 
 log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Either way, per message. A group of 64 rows of 32k tokens is 6 MiB."""
+
+DEADLINE_SLACK_S = 0.05
+"""On top of the rounding of timeouts on the wire."""
 
 _LIMITS = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
 _SERVER_OPTIONS = [
@@ -91,6 +92,21 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
     await context.abort_with_status(rpc_status.to_status(error_to_pb(error)))
 
 
+def ended_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
+    """What a call ended with, asked in a done callback of its context; it had `timeout_s` when it began.
+
+    A call that is cut off under its servicer was cancelled, or its deadline passed: the client says the same of both,
+    and perhaps before the deadline that is known here, for the message takes its time, and the wire rounds timeouts up
+    by as much as 1 %. Whoever cancels as late as that is taken for timed out.
+    """
+    if context.done():
+        return context.code() or grpc.StatusCode.OK
+    remaining_s = context.time_remaining()
+    if timeout_s is not None and remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + timeout_s / 100:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.CANCELLED
+
+
 @contextmanager
 def translated_errors() -> Iterator[None]:
     """Raise a call's failure as the `PacelineError` its status carries."""
@@ -119,11 +135,14 @@ def open_channel(
     }
     methods = [{"name": [{"service": service} for service in retried_services], "retryPolicy": retry}]
     config = json.dumps({"methodConfig": methods if retried_services else []})
-    return grpc.aio.insecure_channel(
-        address,
-        options=[*_CHANNEL_OPTIONS, ("grpc.service_config", config)],
-        interceptors=client_interceptors(tracer, address) if tracer else None,
-    )
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = []
+    if tracer:
+        # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
+        from paceline.tracing.client import client_interceptors
+
+        interceptors = client_interceptors(tracer, address)
+    options = [*_CHANNEL_OPTIONS, ("grpc.service_config", config)]
+    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
 
 
 @dataclass(frozen=True)
@@ -149,13 +168,18 @@ async def running_server(
     *,
     grace_s: float,
     tracer: Tracer | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`.
 
-    With a tracer, calls have spans.
+    With a tracer, calls have spans. `interceptors` see calls before and after errors become statuses.
     """
-    interceptors = [*([TracingInterceptor(tracer)] if tracer else []), ErrorInterceptor()]
-    server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
+    outermost: list[grpc.aio.ServerInterceptor] = []
+    if tracer:
+        from paceline.tracing.server import TracingInterceptor
+
+        outermost.append(TracingInterceptor(tracer))
+    server = grpc.aio.server(interceptors=[*outermost, *interceptors, ErrorInterceptor()], options=_SERVER_OPTIONS)
     add_servicers(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

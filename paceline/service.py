@@ -23,6 +23,7 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
         sys.exit(130)
 
 
-def announce(name: str, address: str) -> None:
-    """Print the one line that stdout gets, so that whoever started the process learns the port."""
-    print(f"{name} listening on {address}", flush=True)
+def announce(name: str, address: str, metrics_url: str | None) -> None:
+    """Print the one line that stdout gets, so that whoever started the process learns the ports."""
+    metrics = f", metrics on {metrics_url}" if metrics_url else ""
+    print(f"{name} listening on {address}{metrics}", flush=True)

@@ -33,6 +33,10 @@ class ServiceSettings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: Port = Field(default=0, description="port to listen on; 0 takes any free one")
+    metrics_host: str = Field(default="127.0.0.1", description="address to serve Prometheus metrics on")
+    metrics_port: Port | None = Field(
+        default=None, description="port to serve Prometheus metrics on; 0 takes any free one, unset serves none"
+    )
     shutdown_grace_s: Seconds = Field(default=10, description="seconds that running calls get after SIGTERM")
     stop_with_stdin: bool = Field(
         default=False, description="stop when standard input ends, as it does when the starting process is killed"

@@ -1,7 +1,11 @@
-"""Set up structured logs. One call at start; logs go to stderr, so that stdout stays free for results."""
+"""Set up structured logs, and tell which span is active.
+
+Logs go to stderr, so that stdout stays free for results. Text of prompts and outputs stays out of them.
+"""
 
 import logging
 import sys
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import structlog
@@ -10,17 +14,41 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
+@dataclass(frozen=True, slots=True)
+class SpanIds:
+    """What names a span elsewhere: 32 and 16 hexadecimal digits."""
+
+    trace_id: str
+    span_id: str
+
+
+def active_span() -> SpanIds | None:
+    """Return the ids of the span that is active here; None when there is none or it is not sampled."""
+    # Whoever started a span has imported the library; without it nothing needs to be loaded to know that none is.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid or not context.trace_flags.sampled:
+        return None
+    return SpanIds(f"{context.trace_id:032x}", f"{context.span_id:016x}")
+
+
 def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> None:
     """Make every `structlog` logger of this process write events of `log_level` and above to stderr."""
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        # Not the default traceback: that shows local variables, and prompts with them.
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
+            _add_active_span,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info if log_format == "json" else _keep,
             renderer,
@@ -29,6 +57,12 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> 
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _add_active_span(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    span = active_span()
+    # What the event says itself wins: it may be written when its span is over.
+    return {**asdict(span), **event} if span else event
 
 
 def _keep(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

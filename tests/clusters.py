@@ -17,6 +17,8 @@ from paceline.engine.loader import DtypeName, load_model
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
+from paceline.instruments import Instruments
+from paceline.metrics import new_registry
 from paceline.rpc import open_channel, running_server
 from target_service import servicer as target_servicer
 
@@ -55,7 +57,7 @@ async def model_server(
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
     # One thread: the tests run on machines with few cores, where more only wait for each other.
-    worker = ModelWorker(1, tracer)
+    worker = ModelWorker(1, tracer=tracer)
     runner = Runner(await worker.run(load_model, str(model), dtype), options)
     async with running_server(
         "127.0.0.1", 0, [module.SERVICE_NAME], lambda server: add(runner, worker, server), grace_s=1, tracer=tracer
@@ -92,5 +94,6 @@ async def cluster(
             policy=policy,
             lanes=lanes,
         )
-        async with running_coordinator(settings, tracer) as server, Client(server.address) as client:
+        watched = Instruments(new_registry("coordinator"), tracer)
+        async with running_coordinator(settings, watched) as server, Client(server.address) as client:
             yield Cluster(client, server.address, drafting.runner, verifying.runner)

@@ -24,6 +24,19 @@ CHUNK_TOKENS = 16
 UNTIMED = CallTiming()
 
 
+class Clock:
+    """Stands still but for what it is told to pass."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
 def next_token(prefix: Sequence[int]) -> int:
     """What the made-up target chooses after `prefix`; every token of it matters."""
     value = 17

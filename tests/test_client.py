@@ -12,6 +12,8 @@ from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.errors import CallTimedOut, Overloaded, PeerUnavailable
+from paceline.instruments import Instruments
+from paceline.metrics import new_registry
 from paceline.types import GenerationRequest, SamplingParameters, TokenIds, UserMessage
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
@@ -104,14 +106,16 @@ async def test_a_coordinator_that_restarts_is_found_again(pairs: dict[str, PairO
     async with model_server("target", pair.target) as target, model_server("draft", pair.draft) as draft:
         settings = CoordinatorSettings(draft=draft.address, target=target.address, draft_count=1, shutdown_grace_s=0.01)
         async with contextlib.AsyncExitStack() as first:
-            server = await first.enter_async_context(running_coordinator(settings))
+            server = await first.enter_async_context(
+                running_coordinator(settings, Instruments(new_registry("coordinator")))
+            )
             async with Client(server.address, QUICK) as client:
                 whole = await client.complete(request)
                 stream = client.generate(request)
                 token_ids = [token.token_id for token in (await anext(stream)).tokens]
                 await first.aclose()
                 again = settings.model_copy(update={"port": int(server.address.rpartition(":")[2])})
-                async with running_coordinator(again):
+                async with running_coordinator(again, Instruments(new_registry("coordinator"))):
                     async for piece in stream:
                         token_ids += [token.token_id for token in piece.tokens]
     assert token_ids == whole.token_ids
@@ -147,7 +151,7 @@ async def test_a_full_coordinator_is_asked_again_when_it_says(pairs: dict[str, P
     async with model_server("target", pair.target) as target, model_server("draft", pair.draft) as draft:
         settings = CoordinatorSettings(draft=draft.address, target=target.address, batch_size=1, lanes=1, queue_limit=1)
         async with (
-            running_coordinator(settings) as server,
+            running_coordinator(settings, Instruments(new_registry("coordinator"))) as server,
             Client(server.address, QUICK) as patient,
             Client(server.address, NO_RETRIES) as hasty,
         ):

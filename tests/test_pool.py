@@ -20,13 +20,39 @@ def test_a_sequence_waits_for_its_group_since_it_went_live_or_came_back() -> Non
     assert first.ready_since_s == 10
 
     now_s[0] = 12.0
-    pool.claim([first])
+    assert pool.claim([first]) == [2.0]
     now_s[0] = 15.0
     pool.settle([first])
     assert first.ready_since_s == 15
+    now_s[0] = 16.0
+    assert pool.claim([first]) == [1.0]
+    assert first.first_grouped_s == 12
+    pool.settle([first])
 
     now_s[0] = 20.0
     first.ended = True
     pool.retire([first])
     assert second.ready_since_s == 20
     assert (first.submitted_s, second.submitted_s) == (10, 10)
+
+
+def test_time_in_the_queue_is_told_until_the_next_round_is_over() -> None:
+    now_s = [10.0]
+    pool = SequencePool(2, 5, clock=lambda: now_s[0])
+    first, second, third = sequences(3)
+    pool.submit([first, second, third])
+    now_s[0] = 13.0
+    pool.claim([first])
+    first.ended = True
+    pool.settle([first])
+    assert (second.queued_s, third.queued_s) == (0, 3)
+
+    pool.claim([third])
+    pool.settle([third])
+    assert third.queued_s == 0
+
+    assert pool.preempt() is third
+    now_s[0] = 20.0
+    second.ended = True
+    pool.retire([second])
+    assert (third.queued_s, third.ready_since_s) == (7, 20)

@@ -5,6 +5,7 @@ import json
 import signal
 import socket
 import sys
+import urllib.request
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,11 @@ from paceline.types import GenerationRequest, Text
 from tests.conftest import PairOfCheckpoints
 
 pytestmark = pytest.mark.slow
+
+UP_ON_FREE_PORTS = (
+    *("paceline", "up", "--metrics-port", "0"),
+    *("--coordinator-port", "0", "--draft-port", "0", "--target-port", "0"),
+)
 
 
 async def start(*arguments: str) -> Process:
@@ -47,6 +53,10 @@ async def running() -> AsyncIterator[Addresses]:
         (["target_service", "--model", "/nowhere"], "is not a directory"),
         (["draft_service", "--model", "builtin:other"], "builtin:target and builtin:draft"),
         (["draft_service", "--host", "host.invalid", "--port", "1"], "cannot listen on host.invalid:1"),
+        (
+            ["draft_service", "--metrics-host", "host.invalid", "--metrics-port", "1"],
+            "cannot serve metrics on host.inval",
+        ),
         (
             ["coordinator", "--draft", "127.0.0.1:1", "--target", "127.0.0.1:1", "--startup-timeout-s", "0.5"],
             "the target service at 127.0.0.1:1 did not answer within 0.5 s",
@@ -77,7 +87,7 @@ async def test_the_coordinator_waits_for_services_that_come_later() -> None:
         port = probe.getsockname()[1]
     target = f"127.0.0.1:{port}"
     async with running_service("draft_service", []) as draft:
-        coordinator = await start("coordinator", "--draft", draft, "--target", target)
+        coordinator = await start("coordinator", "--draft", draft.address, "--target", target)
         assert coordinator.stderr is not None
         assert coordinator.stdout is not None
         assert b"waiting for the target service" in await coordinator.stderr.readline()
@@ -92,7 +102,9 @@ async def test_the_coordinator_waits_for_services_that_come_later() -> None:
 
 async def test_sigterm_lets_a_running_stream_end_and_the_process_exits_cleanly() -> None:
     async with running_service("draft_service", []) as draft, running_service("target_service", []) as target:
-        coordinator = await start("coordinator", "--draft", draft, "--target", target)
+        # Time enough for the stream on a machine that is busy with other things.
+        flags = ["--draft", draft.address, "--target", target.address, "--shutdown-grace-s", "200"]
+        coordinator = await start("coordinator", *flags)
         assert coordinator.stdout is not None
         address = (await coordinator.stdout.readline()).decode().split()[-1]
         async with Client(address) as client:
@@ -145,10 +157,15 @@ async def test_run_answers_every_good_line_in_order_and_names_the_bad_ones(tmp_p
 
 
 async def test_up_prints_its_addresses_serves_and_stops_all_three() -> None:
-    process = await start("paceline", "up", "--coordinator-port", "0", "--draft-port", "0", "--target-port", "0")
+    process = await start(*UP_ON_FREE_PORTS)
     assert process.stdout is not None
     lines = [(await process.stdout.readline()).decode().split() for _ in range(3)]
     assert [line[0] for line in lines] == ["coordinator", "draft", "target"]
+    for service in ("coordinator", "draft", "target"):
+        name, url = (await process.stdout.readline()).decode().split()
+        assert name == "metrics"
+        with await asyncio.to_thread(urllib.request.urlopen, url) as scrape:
+            assert f'paceline_start_time_seconds{{service="{service}"}}' in scrape.read().decode()
     status, out, err = await paceline("generate", "2 + 2 =", "--address", lines[0][1], "--max-new-tokens", "8")
     assert status == 0
     assert out.strip()
@@ -162,7 +179,7 @@ async def test_up_prints_its_addresses_serves_and_stops_all_three() -> None:
 
 
 async def test_services_do_not_outlive_a_killed_up() -> None:
-    process = await start("paceline", "up", "--coordinator-port", "0", "--draft-port", "0", "--target-port", "0")
+    process = await start(*UP_ON_FREE_PORTS)
     assert process.stdout is not None
     for _ in range(3):
         await process.stdout.readline()

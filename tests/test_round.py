@@ -7,22 +7,9 @@ from coordinator.statistics import Statistics
 from coordinator.stream import Stream
 from paceline.errors import PeerUnavailable
 from paceline.types import CallTiming, HopTime, Usage
-from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier
+from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier
 
 LIMITS = RoundLimits(draft_max_length=100, vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
-
-
-class Clock:
-    """Stands still but for what the services are told to take."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def advance(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 async def timed_round(drafter: FakeDrafter, verifier: FakeVerifier, clock: Clock) -> RoundReport:

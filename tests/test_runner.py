@@ -9,7 +9,7 @@ import torch
 from paceline.engine.loader import load_model
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.runner import PackedRow, PassSize, Runner
 from paceline.errors import Overloaded, StartupError
 from paceline.types import Prefilled
 from tests.conftest import PairOfCheckpoints
@@ -40,6 +40,18 @@ def test_sequences_that_no_call_names_for_their_time_to_live_are_dropped(model: 
     clock.now = 101
     assert runner.drop_idle() == 1
     assert [runner.cache.length(one) for one in ("gone", "used")] == [0, 2]
+
+
+def test_each_pass_tells_what_it_computed_prompts_apart_from_decoding(model: LoadedModel) -> None:
+    passes: list[PassSize] = []
+    options = EngineOptions(kv_memory="1MiB", prefill_chunk_tokens=24)
+    runner = Runner(model, options, on_pass=passes.append)
+    runner.forward([PackedRow("prompt", 0, PROMPT[:40]), PackedRow("decoding", 0, (9, 8, 7), draft_count=2)])
+    runner.forward([PackedRow("unknown", 5, (9,))])
+    taken = runner.cache.length("prompt")
+    runner.forward([PackedRow("prompt", taken, PROMPT[taken:40])])
+    assert 0 < taken <= 24
+    assert passes == [PassSize(2, taken + 3, taken), PassSize(1, 40 - taken, 40 - taken)]
 
 
 def fail(error: Exception) -> Any:

@@ -2,62 +2,20 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.admission import Admission
-from coordinator.draft_length import AutoDraftLength, FixedDraftLength
-from coordinator.policies import POLICIES, make_policy
-from coordinator.pool import SequencePool
-from coordinator.round import RoundLimits
-from coordinator.round_tracer import RoundTracer
+from coordinator.policies import POLICIES
 from coordinator.scheduler import Scheduler
 from coordinator.sequence import Sequence as Generation
-from coordinator.startup import Pair
 from paceline.errors import Overloaded, PacelineError, PeerUnavailable
 from paceline.types import FinishReason, GenerationRequest, OutputPiece, TokenIds, Usage
-from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation, describe
-
-PAIR = Pair(describe("draft"), describe("target"), None)
-
-
-@asynccontextmanager
-async def scheduling(
-    drafter: FakeDrafter,
-    verifier: FakeVerifier,
-    *,
-    batch_size: int = 4,
-    draft_count: int | None = 3,
-    draft_max_length: int = 1000,
-    queue_limit: int = 100,
-    policy: str = "continuous",
-    lanes: int = 1,
-) -> AsyncIterator[tuple[Admission, Scheduler]]:
-    """Run the real loop; without a draft count it chooses its own."""
-    chosen = make_policy(policy, window=10)
-    scheduler = Scheduler(
-        SequencePool(chosen.live_limit(batch_size, lanes), queue_limit),
-        chosen,
-        AutoDraftLength(lanes) if draft_count is None else FixedDraftLength(draft_count),
-        drafter,
-        verifier,
-        batch_size=batch_size,
-        lanes=lanes,
-        limits=RoundLimits(draft_max_length, VOCABULARY_SIZE, CHUNK_TOKENS),
-        tracer=RoundTracer(None, policy),
-    )
-    task = asyncio.create_task(scheduler.run())
-    try:
-        yield Admission(PAIR, default_max_new_tokens=40), scheduler
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        await scheduler.drain()
+from tests.coordinators import PAIR, scheduling
+from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation
 
 
 def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:

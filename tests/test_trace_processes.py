@@ -1,8 +1,12 @@
 """Real services that send their spans to a receiver: what a request's trace holds, however it ended."""
 
 import asyncio
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psutil
@@ -10,7 +14,7 @@ import pytest
 
 from paceline.client import NO_RETRIES, Client
 from paceline.errors import CallTimedOut, PeerUnavailable
-from paceline.launcher import running_service
+from paceline.launcher import ClusterOptions, running_cluster, running_service
 from paceline.tracing.analysis import requests_of
 from paceline.tracing.receiver import Receiver, running_receiver
 from paceline.types import GenerationRequest, UserMessage
@@ -20,7 +24,7 @@ from tests.trees import Tree, tree_of
 pytestmark = pytest.mark.slow
 
 Result = TypeVar("Result")
-THREADS = ("--threads", "1")
+OPTIONS = ClusterOptions(target_threads=1, draft_threads=1)
 SERVERS = {("draft.propose", "paceline-draft"), ("target.verify", "paceline-target")}
 PROMPT = "Nina saves $25 a week for 8 weeks. How much is that?"
 
@@ -32,16 +36,6 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Receiver]:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{receiver.address}")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         yield receiver
-
-
-@asynccontextmanager
-async def services() -> AsyncIterator[tuple[str, str]]:
-    """Start all three; yield the coordinator's address and the target's."""
-    async with AsyncExitStack() as stack:
-        draft = await stack.enter_async_context(running_service("draft_service", THREADS))
-        target = await stack.enter_async_context(running_service("target_service", THREADS))
-        flags = ["--draft", draft, "--target", target]
-        yield await stack.enter_async_context(running_service("coordinator", flags)), target
 
 
 def asked(max_new_tokens: int) -> GenerationRequest:
@@ -132,16 +126,48 @@ async def check_timed_out(traced: Traced) -> None:
 
 async def test_a_trace_is_whole_whether_its_request_was_answered_cancelled_or_timed_out(receiver: Receiver) -> None:
     spans = Spans()
-    async with services() as (address, _), Client(address, NO_RETRIES, spans.tracer) as client:
+    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
         traced = Traced(client, spans, receiver)
         await check_answered(traced)
         await check_cancelled(traced)
         await check_timed_out(traced)
 
 
+async def test_the_command_receives_spans_until_it_is_stopped_and_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("-m", "paceline", "trace", "--listen", "127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
+    assert process.stdout
+    address = (await process.stdout.readline()).decode().split()[3].rstrip(";")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{address}")
+    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES) as client:
+        await client.complete(asked(20))
+    process.send_signal(signal.SIGINT)
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert "1 requests" in out.decode()
+    assert " first: " in out.decode()
+
+
+async def test_services_answer_and_end_though_their_collector_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as collector:
+        collector.bind(("127.0.0.1", 0))
+        collector.listen()  # takes connections, and never reads from them
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES) as client:
+            assert len((await client.complete(asked(20))).tokens) == 20
+            processes = psutil.Process().children()
+            for process in processes:
+                process.terminate()
+            gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, 60)
+    assert (len(gone), alive) == (3, [])
+
+
 async def test_a_dead_draft_is_an_error_of_its_calls_and_of_nothing_else(receiver: Receiver) -> None:
     spans, ids = Spans(), list[str]()
-    async with services() as (address, _), Client(address, NO_RETRIES, spans.tracer) as client:
+    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
         traced = Traced(client, spans, receiver)
         kill("draft_service")
         await traced(client.complete(asked(5)), ids)
@@ -154,7 +180,7 @@ async def test_a_dead_draft_is_an_error_of_its_calls_and_of_nothing_else(receive
 
 async def test_a_dead_target_fails_the_round_and_its_request_and_a_new_one_serves_the_next(receiver: Receiver) -> None:
     spans, ids = Spans(), list[str]()
-    async with services() as (address, target), Client(address, NO_RETRIES, spans.tracer) as client:
+    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
         traced = Traced(client, spans, receiver)
         await traced(client.complete(asked(5)), ids)
         before = await traced.tree(ids[0], ended_as("OK"))
@@ -165,7 +191,7 @@ async def test_a_dead_target_fails_the_round_and_its_request_and_a_new_one_serve
         assert failed.request.is_error
         (round_,) = failed.rounds
         assert (round_.is_error, round_.attributes["error.type"]) == (True, "PEER_UNAVAILABLE")
-        async with running_service("target_service", [*THREADS, "--port", target.rpartition(":")[2]]):
+        async with running_service("target_service", ["--threads", "1", "--port", services.target.rpartition(":")[2]]):
             answered = False
             while not answered:
                 with suppress(PeerUnavailable):  # the coordinator has yet to find the new one

@@ -67,6 +67,14 @@ def test_a_variable_that_asks_for_what_there_is_not_is_named(
         pass
 
 
+@pytest.mark.parametrize("variable", ["OTEL_SPAN_LINK_COUNT_LIMIT", "OTEL_EXPORTER_OTLP_TIMEOUT"])
+def test_a_number_that_is_none_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv(variable, "many")
+    with pytest.raises(StartupError, match="OTEL_ variables is wrong: .*many"), tracing("coordinator", None):
+        pass
+
+
 def test_a_trace_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="missing/spans.jsonl"), tracing("x", tmp_path / "missing" / "spans.jsonl"):
         pass
@@ -166,7 +174,7 @@ def member(baggage_items: dict[str, str], span_id: int) -> Sequence:
 async def test_a_round_carries_the_baggage_that_its_members_share() -> None:
     spans = Spans()
     group = [member({"tenant": "blue", "user": "1"}, 11), member({"tenant": "blue", "user": "2"}, 12)]
-    with RoundTracer(spans.tracer, "continuous").round(group, [3, 4], 1):
+    with RoundTracer(spans.tracer, "continuous").round(group, [0.0, 0.0], [3, 4], 1):
         assert baggage.get_all() == {"tenant": "blue"}
     assert baggage.get_all() == {}
     (span,) = spans("round")

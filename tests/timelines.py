@@ -21,7 +21,10 @@ class Timeline:
 def timeline(
     rounds: Sequence[Hops], before_ms: int = 0, after_ms: int = 0, skew_ms: int = 0, number: int = 1
 ) -> Timeline:
-    """One request with these rounds, which starts when all others do; `skew_ms` is how far the services' clocks are ahead of the coordinator's."""
+    """One request with these rounds, which starts when all others do.
+
+    `skew_ms` is how far the services' clocks are ahead of the coordinator's.
+    """
     ids = count(number * 10_000)
     trace_id, span_id = f"{number:032x}", f"{next(ids):016x}"
     now_ms = 1000

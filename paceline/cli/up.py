@@ -18,6 +18,10 @@ def command(
     coordinator_port: Port = 7700,
     draft_port: Port = 7701,
     target_port: Port = 7702,
+    metrics_port: Annotated[
+        int,
+        typer.Option(min=0, max=65533, help="The first of three, for the services' metrics; 0 takes any free ones."),
+    ] = 7710,
     *,
     options: ClusterOptions,
 ) -> None:
@@ -27,6 +31,7 @@ def command(
         coordinator_port=coordinator_port,
         draft_port=draft_port,
         target_port=target_port,
+        metrics_port=metrics_port,
         log_level="info",
     )
     run_async(_up(options))
@@ -38,6 +43,8 @@ async def _up(options: ClusterOptions) -> None:
         console.print(f"coordinator  {addresses.coordinator}")
         console.print(f"draft        {addresses.draft}   {options.draft_model}")
         console.print(f"target       {addresses.target}   {options.target_model}")
+        for url in addresses.metrics_urls:
+            console.print(f"metrics      {url}")
         console.print("Ctrl-C stops them.", style="dim")
         await termination()
     console.print("stopped", style="dim")

@@ -110,7 +110,8 @@ class DenseCache:
         return row is not None
 
     def describe(self) -> CacheDescription:
-        asides = sum(row.aside.nbytes for row in self._rows.values() if row.aside is not None)
+        # Copied first, for another thread may ask while a pass changes them.
+        asides = sum(row.aside.nbytes for row in list(self._rows.values()) if row.aside is not None)
         return CacheDescription(
             layout="dense",
             capacity_bytes=self.capacity_bytes,

@@ -41,6 +41,16 @@ class PackedRow:
         return self.draft_count + 1
 
 
+@dataclass(frozen=True, slots=True)
+class PassSize:
+    """What one pass computed."""
+
+    row_count: int
+    token_count: int
+    prompt_token_count: int
+    """Those of rows that bring a prompt; the others are decoding."""
+
+
 Made = TypeVar("Made")
 
 Outcome = torch.Tensor | Prefilled | PacelineError
@@ -50,12 +60,20 @@ Outcome = torch.Tensor | Prefilled | PacelineError
 class Runner:
     """A loaded model with its cache."""
 
-    def __init__(self, model: LoadedModel, options: EngineOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        options: EngineOptions,
+        clock: Callable[[], float] = time.monotonic,
+        on_pass: Callable[[PassSize], None] = lambda size: None,
+    ) -> None:
+        """`on_pass` is told of every pass, in the thread that ran it."""
         self.model = model
         self.cache = make_cache(model, options)
         self._options = options
         self._passes = make_passes(model, self.cache, options)
         self._clock = clock
+        self._on_pass = on_pass
         self._last_named: dict[str, float] = {}
 
     @property
@@ -79,6 +97,8 @@ class Runner:
         pieces = {index: placing.place(row) for index, row in enumerate(rows)}
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
         logits = dict(zip(running, self._run(list(running.values())), strict=True))
+        if running:
+            self._on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
         outcomes: list[Outcome] = []
         for index, (row, piece) in enumerate(zip(rows, pieces.values(), strict=True)):
             if isinstance(piece, PacelineError):
@@ -144,6 +164,9 @@ class Runner:
                 outcomes[index] = error
         placed, rules = list(pieces.values()), [rows[index].rule for index in pieces]
         drafts = self._guarded(placed, lambda: passes.draft(placed, rules, draft_count))
+        for step in range(draft_count if placed else 0):
+            token_count = len(placed) if step else sum(len(piece.token_ids) for piece in placed)
+            self._on_pass(PassSize(len(placed), token_count, 0))
         for (index, piece), found in zip(pieces.items(), drafts, strict=True):
             if isinstance(found, PacelineError):
                 self._undo([piece])
@@ -226,6 +249,14 @@ class _Placing:
         # Ends with a page where it can, for only then may the next page be found in the cache.
         beyond_page = (base_length + count) % self._page_tokens
         return count - beyond_page if beyond_page < count else count
+
+
+def _pass_size(running: Sequence[tuple[PackedRow, Piece]]) -> PassSize:
+    counts = [len(piece.token_ids) for _, piece in running]
+    prompts = [len(row.token_ids) - row.draft_count > DECODED_TOKENS for row, _ in running]
+    return PassSize(
+        len(counts), sum(counts), sum(count for count, prompt in zip(counts, prompts, strict=True) if prompt)
+    )
 
 
 DECODED_TOKENS = 16

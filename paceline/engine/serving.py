@@ -6,16 +6,17 @@ from dataclasses import fields
 
 import grpc
 import structlog
-from opentelemetry.trace import Tracer
 
 from paceline.engine.loader import load_model
+from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
+from paceline.instruments import instruments
+from paceline.metrics import CallCounter
 from paceline.rpc import running_server, termination
 from paceline.service import announce
 from paceline.settings import ModelServiceSettings
-from paceline.tracing.setup import tracing
 
 log = structlog.get_logger()
 
@@ -27,38 +28,34 @@ async def serve_model(
     add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server], None],
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
-    with tracing(name, settings.trace_file) as tracer:
-        await _serve_model(name, settings, service_name, add_servicer, tracer)
-
-
-async def _serve_model(
-    name: str,
-    settings: ModelServiceSettings,
-    service_name: str,
-    add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server], None],
-    tracer: Tracer | None,
-) -> None:
-    worker = ModelWorker(settings.threads, tracer)
-    try:
-        model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
-        runner = await worker.run(Runner, model, engine_options(settings))
-        log.info("model loaded", model=settings.model, dtype=model.description.dtype, device=model.description.device)
-        async with running_server(
-            settings.host,
-            settings.port,
-            [service_name],
-            lambda server: add_servicer(runner, worker, server),
-            grace_s=settings.shutdown_grace_s,
-            tracer=tracer,
-        ) as server:
-            await server.set_serving(True)
-            announce(name, server.address)
-            dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
-            await termination(stop_with_stdin=settings.stop_with_stdin)
-            dropping.cancel()
-            log.info("stopping", grace_s=settings.shutdown_grace_s)
-    finally:
-        worker.close()
+    role = name.removesuffix("_service")
+    with instruments(role, settings) as watched:
+        metrics = ModelMetrics(watched.registry, role)
+        worker = ModelWorker(settings.threads, metrics.call_ended, watched.tracer)
+        try:
+            model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
+            runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
+            watched.registry.register(ModelCollector(role, runner.describe))
+            log.info(
+                "model loaded", model=settings.model, dtype=model.description.dtype, device=model.description.device
+            )
+            async with running_server(
+                settings.host,
+                settings.port,
+                [service_name],
+                lambda server: add_servicer(runner, worker, server),
+                grace_s=settings.shutdown_grace_s,
+                tracer=watched.tracer,
+                interceptors=[CallCounter(watched.registry, role)],
+            ) as server:
+                await server.set_serving(True)
+                announce(name, server.address, watched.metrics_url)
+                dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
+                await termination(stop_with_stdin=settings.stop_with_stdin)
+                dropping.cancel()
+                log.info("stopping", grace_s=settings.shutdown_grace_s)
+        finally:
+            worker.close()
 
 
 def engine_options(settings: ModelServiceSettings) -> EngineOptions:

@@ -20,8 +20,17 @@ Result = TypeVar("Result")
 class ModelWorker:
     """Runs calls one after another, in the order they came."""
 
-    def __init__(self, threads: int | None, tracer: Tracer | None = None) -> None:
-        """`threads` is how many the operations of one call may use; None leaves it to torch."""
+    def __init__(
+        self,
+        threads: int | None,
+        on_call: Callable[[CallTiming], None] = lambda timing: None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """`threads` is how many the operations of one call may use; None leaves it to torch.
+
+        `on_call` is told of every call of `run_timed` that ended well; with a tracer they have spans.
+        """
+        self._on_call = on_call
         self._tracer = tracer
         self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_set_threads, threads))
 
@@ -44,6 +53,7 @@ class ModelWorker:
         result, timing = await self.run(timed)
         if self._tracer:
             record_work(self._tracer, asked_ns, timing)
+        self._on_call(timing)
         return result, timing
 
     def close(self) -> None:

@@ -26,7 +26,9 @@ class _CallTracer:
     def __init__(self, tracer: Tracer, address: str) -> None:
         self._tracer = tracer
         host, _, port = address.rpartition(":")
-        self._server: dict[str, str | int] = {"server.address": host, "server.port": int(port)}
+        self._server: dict[str, str | int] = {"server.address": host or address}
+        if host and port.isdecimal():
+            self._server["server.port"] = int(port)
 
     def start(self, details: Details) -> tuple[Span, Details] | None:
         """Start the call's span; return it and the details that carry it. None where the call is not traced."""

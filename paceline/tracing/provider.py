@@ -30,10 +30,8 @@ def open_provider(service: str, *, sends_otlp: bool, trace_file: Path | None) ->
 
 def make_provider(service: str) -> TracerProvider:
     """Make a provider without exporters, with the sampler and the resource that the standard variables ask for."""
-    max_links = int(os.environ.get("OTEL_SPAN_LINK_COUNT_LIMIT") or MAX_LINKS)
-    provider = TracerProvider(
-        resource=_resource(service), span_limits=SpanLimits(max_links=max_links), shutdown_on_exit=False
-    )
+    limits = SpanLimits() if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ else SpanLimits(max_links=MAX_LINKS)
+    provider = TracerProvider(resource=_resource(service), span_limits=limits, shutdown_on_exit=False)
     provider.sampler = LinkedSampler(provider.sampler)
     return provider
 

@@ -26,9 +26,15 @@ def tracing(service: str, trace_file: Path | None) -> Iterator[Tracer | None]:
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not (sends_otlp or trace_file):
         yield None
         return
-    from paceline.tracing.provider import close_provider, open_provider
+    try:
+        # Imports read some of the variables already.
+        from opentelemetry import propagate  # noqa: F401
 
-    provider = open_provider(service, sends_otlp=sends_otlp, trace_file=trace_file)
+        from paceline.tracing.provider import close_provider, open_provider
+
+        provider = open_provider(service, sends_otlp=sends_otlp, trace_file=trace_file)
+    except ValueError as error:
+        raise StartupError(f"tracing cannot be set up, one of the OTEL_ variables is wrong: {error}") from error
     try:
         yield provider.get_tracer("paceline")
     finally:

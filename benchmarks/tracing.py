@@ -1,0 +1,155 @@
+"""What tracing costs: the built-in pair without it, and with every request traced to a file and to a collector.
+
+python -m benchmarks.tracing
+
+One cluster each, alternating over the demo's prompts; medians, and for the losses those of pairs of neighbouring runs,
+which what else the machine does hits alike. Beside them stands the processor time of all services for a token. What is
+left in the code when tracing is off is too little for either: its calls are timed by themselves, and set against the
+time of a round.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import psutil
+import typer
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from rich.console import Console
+
+from coordinator.output import Output, StopRules
+from coordinator.request_tracer import begin_request, end_request
+from coordinator.round_tracer import RoundTracer
+from coordinator.sequence import Sequence
+from coordinator.stream import Stream
+from paceline.cli.prompts import PROMPTS
+from paceline.client import Client
+from paceline.launcher import ClusterOptions, running_cluster
+from paceline.rpc import running_server
+from paceline.tracing.receiver import Receiver, add_receiver
+from paceline.types import GenerationRequest, Usage, UserMessage
+
+console = Console(highlight=False)
+
+
+class Sink(Receiver):
+    """Takes spans and drops them: a collector's own work is no cost of the services."""
+
+    async def Export(self, request: Any, context: Any) -> ExportTraceServiceResponse:
+        return ExportTraceServiceResponse()
+
+
+def main(runs: int = 9, batch_size: int = 8, max_new_tokens: int = 160) -> None:
+    console.print_json(json.dumps(asyncio.run(_measure(runs, batch_size, max_new_tokens))))
+
+
+async def _measure(runs: int, batch_size: int, max_new_tokens: int) -> dict[str, object]:
+    rates: dict[str, list[float]] = {"off": [], "file": [], "otlp": []}
+    cpu_ms: dict[str, list[float]] = {name: [] for name in rates}
+    async with AsyncExitStack() as stack:
+        clusters = {name: await stack.enter_async_context(_cluster(name, batch_size)) for name in rates}
+        for number in range(runs + 1):  # the first of each warms up
+            names = list(rates)
+            # Another one goes first each time, so that none always follows the same.
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                before_s = clusters[name].cpu_s()
+                token_count, elapsed_s = await _run(clusters[name].client, max_new_tokens)
+                rates[name].append(token_count / elapsed_s)
+                cpu_ms[name].append(1e3 * (clusters[name].cpu_s() - before_s) / token_count)
+        statistics = (await clusters["off"].client.describe()).statistics
+    timed = {name: all_rates[1:] for name, all_rates in rates.items()}
+    lost = {
+        name: 1 - median(one / off for one, off in zip(timed[name], timed["off"], strict=True))
+        for name in ("file", "otlp")
+    }
+    round_s = statistics.round_s / statistics.round_count
+    off_s = _off_s_per_round(batch_size)
+    return {
+        "batch_size": batch_size,
+        "tokens_per_s": {name: round(median(all_rates)) for name, all_rates in timed.items()},
+        "cpu_ms_per_token": {name: round(median(all_ms[1:]), 3) for name, all_ms in cpu_ms.items()},
+        "lost_when_on": {name: round(share, 4) for name, share in lost.items()},
+        "round_ms": round(1e3 * round_s, 2),
+        "off_us_per_round": round(1e6 * off_s, 2),
+        "lost_when_off": round(off_s / round_s, 6),
+    }
+
+
+@dataclass(frozen=True)
+class Cluster:
+    client: Client
+    services: list[psutil.Process]
+
+    def cpu_s(self) -> float:
+        times = [process.cpu_times() for process in self.services]
+        return sum(one.user + one.system for one in times)
+
+
+@asynccontextmanager
+async def _cluster(tracing: str, batch_size: int) -> AsyncIterator[Cluster]:
+    """Start services that trace in this way."""
+    async with AsyncExitStack() as stack:
+        variables = {"OTEL_TRACES_EXPORTER": "none"}
+        if tracing == "otlp":
+            collector = await stack.enter_async_context(
+                running_server("127.0.0.1", 0, [], lambda server: add_receiver(Sink(), server), grace_s=1)
+            )
+            variables = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}
+        trace_dir = stack.enter_context(tempfile.TemporaryDirectory()) if tracing == "file" else None
+        others = {process.pid for process in psutil.Process().children()}
+        with _environment(variables):
+            addresses = await stack.enter_async_context(
+                running_cluster(ClusterOptions(batch_size=batch_size, trace_dir=trace_dir))
+            )
+        own = [process for process in psutil.Process().children() if process.pid not in others]
+        yield Cluster(await stack.enter_async_context(Client(addresses.coordinator)), own)
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+async def _run(client: Client, max_new_tokens: int) -> tuple[int, float]:
+    """Answer all prompts at once; return the tokens and the seconds."""
+    began = time.perf_counter()
+    requests = [GenerationRequest(UserMessage(prompt), max_new_tokens=max_new_tokens) for prompt in PROMPTS]
+    completions = await asyncio.gather(*map(client.complete, requests))
+    return sum(len(one.tokens) for one in completions), time.perf_counter() - began
+
+
+def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
+    """Seconds that a round spends on tracing that is off, and that a group of requests of one round each would.
+
+    In the model services and the channels nothing is left of it but a test of a variable a call.
+    """
+    output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
+    group = [Sequence(str(number), [1], output, 64, Usage(1), Stream()) for number in range(batch_size)]
+    request = GenerationRequest(UserMessage(""))
+    waits_s, counts = [0.0] * batch_size, [5] * batch_size
+    tracer = RoundTracer(None, "continuous")
+    began = time.perf_counter()
+    for _ in range(repeats):
+        with tracer.round(group, waits_s, counts, 0):
+            pass
+        for sequence in group:
+            begin_request(request, [sequence], "")
+            end_request([sequence])
+    return (time.perf_counter() - began) / repeats
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,32 @@
+"""What a service is watched with: the registry of its metrics and its tracer. Made at start and handed down."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from opentelemetry.trace import Tracer
+from prometheus_client import CollectorRegistry
+
+from paceline.metrics import metrics_served, new_registry
+from paceline.settings import ServiceSettings
+from paceline.tracing.setup import tracing
+
+
+@dataclass(frozen=True)
+class Instruments:
+    registry: CollectorRegistry
+    tracer: Tracer | None = None
+    """None: nothing is traced."""
+    metrics_url: str | None = None
+    """None: nobody can read the metrics."""
+
+
+@contextmanager
+def instruments(role: str, settings: ServiceSettings) -> Iterator[Instruments]:
+    """Serve metrics and send spans as the settings say while the block runs. Raises AddressInUse or StartupError."""
+    registry = new_registry(role)
+    with (
+        tracing(role, settings.trace_file) as tracer,
+        metrics_served(registry, settings.metrics_host, settings.metrics_port) as metrics_url,
+    ):
+        yield Instruments(registry, tracer, metrics_url)

@@ -1,0 +1,106 @@
+"""The real Prometheus and its promtool, as Debian packages them."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import urllib.parse
+import urllib.request
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def prometheus_tool(name: str) -> str:
+    """Path of `prometheus` or `promtool`. Without it the test is skipped, or fails where `REQUIRE_TOOLS` is set."""
+    found = shutil.which(name)
+    if found is None:
+        message = f"{name} is not installed; scripts/prometheus installs the Debian package"
+        if os.environ.get("REQUIRE_TOOLS"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return found
+
+
+async def promtool(*arguments: str, stdin: bytes | None = None, folder: Path | None = None) -> tuple[int, str]:
+    """Run promtool; return its status and all it said."""
+    process = await asyncio.create_subprocess_exec(
+        prometheus_tool("promtool"), *arguments, stdin=PIPE, stdout=PIPE, stderr=STDOUT, cwd=folder
+    )
+    said, _ = await process.communicate(stdin)
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    url: str
+
+    async def get(self, path: str, **parameters: str) -> Any:
+        """Return `data` of an answer of the HTTP API; ValueError with its reason when it refuses."""
+
+        def fetch() -> Any:
+            query = urllib.parse.urlencode(parameters)
+            try:
+                with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}") as response:
+                    return json.load(response)
+            except urllib.error.HTTPError as error:
+                raise ValueError(error.read().decode()) from None
+
+        return (await asyncio.to_thread(fetch))["data"]
+
+    async def query(self, expression: str) -> list[Any]:
+        """Return the series of an instant query."""
+        data = await self.get("query", query=expression)
+        return list(data["result"])
+
+
+@asynccontextmanager
+async def running_prometheus(folder: Path, targets: Sequence[str], rules: Path) -> AsyncIterator[Prometheus]:
+    """Run a Prometheus that scrapes `targets` every half second, until all of them are up; its data go to `folder`."""
+    config = {
+        "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [{"job_name": "paceline", "static_configs": [{"targets": list(targets)}]}],
+    }
+    (folder / "prometheus.json").write_text(json.dumps(config))
+    address = f"127.0.0.1:{_free_port()}"
+    process = await asyncio.create_subprocess_exec(
+        prometheus_tool("prometheus"),
+        f"--config.file={folder / 'prometheus.json'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=DEVNULL,
+    )
+    prometheus = Prometheus(f"http://{address}")
+    try:
+        while not await _all_up(prometheus, len(targets)):
+            assert process.returncode is None, f"prometheus ended with status {process.returncode}"
+            await asyncio.sleep(0.1)
+        yield prometheus
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+
+
+async def _all_up(prometheus: Prometheus, count: int) -> bool:
+    try:
+        return len(await prometheus.query("up == 1")) == count
+    except (OSError, ValueError):
+        return False
+
+
+def _free_port() -> int:
+    """Prometheus cannot tell which port it took, so one is chosen for it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,58 @@
+"""Log lines: their form, the span they name, and what must not stand in them."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from opentelemetry.sdk.trace import TracerProvider
+
+from paceline.telemetry import LogFormat, active_span, configure_logs
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def fail(prompt: str) -> None:
+    try:
+        raise ValueError(f"a prompt of {len(prompt)} characters")
+    except ValueError as error:
+        structlog.get_logger().error("unexpected", exc_info=error)
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_traceback_shows_no_local_variables_for_they_hold_prompts(
+    log_format: LogFormat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logs(log_format, "info", "coordinator")
+    fail("a private " + "matter")
+    written = capsys.readouterr().err
+    assert "ValueError: a prompt of 16 characters" in written
+    assert "private matter" not in written
+
+
+def test_a_line_written_in_a_span_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info", "coordinator")
+    log = structlog.get_logger()
+    log.info("before")
+    with TracerProvider().get_tracer("test").start_as_current_span("one"):
+        span = active_span()
+        log.info("inside")
+        log.info("its own", trace_id="other")
+    before, inside, own = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert span is not None
+    assert "trace_id" not in before
+    assert (inside["trace_id"], inside["span_id"]) == (span.trace_id, span.span_id)
+    assert own["trace_id"] == "other"
+    assert before["service"] == "coordinator"
+
+
+def test_without_opentelemetry_no_span_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TracerProvider().get_tracer("test").start_as_current_span("one"):
+        monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+        assert active_span() is None
