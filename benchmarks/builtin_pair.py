@@ -5,7 +5,6 @@ python -m benchmarks.builtin_pair --data train.jsonl
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -14,9 +13,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline.client import Client, Completion
+from benchmarks.questions import encode_questions
+from paceline.client import Client
 from paceline.launcher import ClusterOptions, running_cluster
-from paceline.types import GenerationRequest, UserMessage
+from paceline.measure.alternate import WARM_UP, alternate
+from paceline.measure.cluster import ClusterSystem
+from paceline.measure.rounds import RoundUse
+from paceline.measure.system import Measured
 from training import problems
 
 console = Console(highlight=False)
@@ -39,44 +42,35 @@ def main(
 async def measure(
     questions: Sequence[str], options: ClusterOptions, runs: int, max_new_tokens: int
 ) -> dict[str, object]:
-    rates: dict[str, list[float]] = {"plain": [], "speculative": []}
-    outputs: dict[str, list[Completion]] = {}
+    measured: dict[str, list[Measured]] = {"plain": [], "speculative": []}
+
+    def record(name: str, number: int, one: Measured) -> None:
+        if number != WARM_UP:
+            measured[name].append(one)
+
     async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
-        for _ in range(runs + 1):  # the first of each warms up
-            for name, max_draft_count in (("plain", 0), ("speculative", None)):
-                began = time.perf_counter()
-                outputs[name] = await _answer(client, questions, max_new_tokens, max_draft_count)
-                token_count = sum(len(one.tokens) for one in outputs[name])
-                rates[name].append(token_count / (time.perf_counter() - began))
-    return _summary(options, outputs, {name: median(all_rates[1:]) for name, all_rates in rates.items()})
+        systems = {
+            "plain": ClusterSystem(client, addresses, max_new_tokens, 0),
+            "speculative": ClusterSystem(client, addresses, max_new_tokens),
+        }
+        await alternate(systems, encode_questions(questions, options), runs, record)
+    return _summary(options, measured)
 
 
-async def _answer(
-    client: Client, questions: Sequence[str], max_new_tokens: int, max_draft_count: int | None
-) -> list[Completion]:
-    requests = [
-        GenerationRequest(UserMessage(question), max_new_tokens=max_new_tokens, max_draft_count=max_draft_count)
-        for question in questions
-    ]
-    return await asyncio.gather(*map(client.complete, requests))
-
-
-def _summary(
-    options: ClusterOptions, outputs: dict[str, list[Completion]], rates: dict[str, float]
-) -> dict[str, object]:
-    plain, speculative = outputs["plain"], outputs["speculative"]
-    usages = [one.finish.usage for one in speculative]
-    drafted, accepted = sum(u.drafted_count for u in usages), sum(u.accepted_count for u in usages)
+def _summary(options: ClusterOptions, measured: dict[str, list[Measured]]) -> dict[str, object]:
+    rates = {name: median(one.tokens_per_s for one in runs) for name, runs in measured.items()}
+    plain, speculative = measured["plain"][-1], measured["speculative"][-1]
+    rounds = speculative.rounds or RoundUse()
     return {
-        "problems": len(plain),
+        "problems": len(plain.outputs),
         "batch_size": options.batch_size,
         "draft_count": int(options.draft_count) if options.draft_count != "auto" else "auto",
-        "acceptance": round(accepted / drafted, 3) if drafted else None,
-        "tokens_per_round": round(sum(u.output_count for u in usages) / sum(u.round_count for u in usages), 2),
+        "acceptance": None if rounds.acceptance is None else round(rounds.acceptance, 3),
+        "tokens_per_round": round(rounds.tokens_per_row, 2),
         "plain_tokens_per_s": round(rates["plain"]),
         "speculative_tokens_per_s": round(rates["speculative"]),
         "speedup": round(rates["speculative"] / rates["plain"], 2),
-        "identical": sum(a.token_ids == b.token_ids for a, b in zip(plain, speculative, strict=True)),
+        "identical": sum(a == b for a, b in zip(plain.outputs, speculative.outputs, strict=True)),
     }
 
 

@@ -55,7 +55,7 @@ def main(
     kv_memory: str = "16GiB",
 ) -> None:
     """Print a table of verify and propose times, their floors, and how near they are."""
-    place = torch.device(resolve_device(device))  # type: ignore[arg-type]
+    place = torch.device(resolve_device(device))
     bandwidth = copy_bandwidth(place)
     models = {name: random_model(name, place, layers) for name in SHAPES}
     for model in models.values():

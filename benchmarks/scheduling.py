@@ -10,8 +10,9 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated
 
 import psutil
@@ -19,8 +20,15 @@ import typer
 from rich.console import Console
 
 from benchmarks.processes import coordinator_process, cpu_s
+from benchmarks.questions import encode_questions
 from paceline.client import Client, Completion
-from paceline.launcher import ClusterOptions, running_cluster
+from paceline.launcher import Addresses, ClusterOptions, running_cluster
+from paceline.measure.alternate import WARM_UP, alternate
+from paceline.measure.arrivals import poisson_arrivals
+from paceline.measure.cluster import ClusterSystem
+from paceline.measure.load import LoadLog, run_load
+from paceline.measure.load_summary import Objectives, summarize
+from paceline.measure.system import Measured
 from paceline.types import ClusterStatistics, GenerationRequest, TokenIds, UserMessage
 from training import problems
 
@@ -82,51 +90,46 @@ def _questions(data: Path, count: int) -> list[str]:
 async def _throughput(
     systems: Mapping[str, ClusterOptions], questions: Sequence[str], runs: int, max_new_tokens: int
 ) -> None:
-    rates: dict[str, list[float]] = {name: [] for name in systems}
-    statistics: dict[str, ClusterStatistics] = {}
-    outputs: dict[str, list[list[int]]] = {}
+    measured: dict[str, list[Measured]] = {name: [] for name in systems}
     async with AsyncExitStack() as stack:
-        clients, coordinators = await _clients(stack, systems)
-        spent: dict[str, float] = {}
-        rounds: dict[str, int] = {}
-        for number in range(runs + 1):  # the first of each warms up
-            for name, client in clients.items():
-                if number == 1:
-                    spent[name] = -cpu_s(coordinators[name])
-                    rounds[name] = -(await client.describe()).statistics.round_count
-                began = time.perf_counter()
-                completions = await asyncio.gather(*(_answer(client, one, max_new_tokens) for one in questions))
-                token_count = sum(len(one.tokens) for one in completions)
-                rates[name].append(token_count / (time.perf_counter() - began))
-                outputs[name] = [one.token_ids for one in completions]
-        for name, client in clients.items():
-            statistics[name] = (await client.describe()).statistics
-            spent[name] += cpu_s(coordinators[name])
-            rounds[name] += statistics[name].round_count
-    first = next(iter(outputs.values()))
-    for name in systems:
-        row = _row(name, rates[name][1:], statistics[name], outputs[name] == first)
-        row["coordinator_cpu_ms_per_round"] = round(1e3 * spent[name] / rounds[name], 2)
-        console.print_json(json.dumps(row))
+        clusters, coordinators = await _clusters(stack, systems)
+        spent_s: dict[str, float] = {}
+
+        def record(name: str, number: int, one: Measured) -> None:
+            if number == WARM_UP:
+                spent_s[name] = -cpu_s(coordinators[name])
+            else:
+                measured[name].append(one)
+
+        sent = {name: ClusterSystem(*cluster, max_new_tokens) for name, cluster in clusters.items()}
+        await alternate(sent, encode_questions(questions, next(iter(systems.values()))), runs, record)
+        for name, (client, _) in clusters.items():
+            statistics = (await client.describe()).statistics
+            row = _row(
+                name, measured[name], statistics, measured[name][-1].outputs == measured[next(iter(sent))][-1].outputs
+            )
+            rounds = sum(one.rounds.round_count for one in measured[name] if one.rounds)
+            row["coordinator_cpu_ms_per_round"] = round(1e3 * (spent_s[name] + cpu_s(coordinators[name])) / rounds, 2)
+            console.print_json(json.dumps(row))
 
 
-async def _clients(
+async def _clusters(
     stack: AsyncExitStack, systems: Mapping[str, ClusterOptions]
-) -> tuple[dict[str, Client], dict[str, psutil.Process]]:
-    """Start the clusters; return a client and the coordinator's process of each."""
-    clients, coordinators = {}, {}
+) -> tuple[dict[str, tuple[Client, Addresses]], dict[str, psutil.Process]]:
+    """Start the clusters; return a client with the addresses, and the coordinator's process, of each."""
+    clusters, coordinators = {}, {}
     for name, options in systems.items():
         addresses = await stack.enter_async_context(running_cluster(options))
-        clients[name] = await stack.enter_async_context(Client(addresses.coordinator))
+        clusters[name] = (await stack.enter_async_context(Client(addresses.coordinator)), addresses)
         coordinators[name] = coordinator_process()
-    return clients, coordinators
+    return clusters, coordinators
 
 
-def _row(name: str, rates: Sequence[float], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:
+def _row(name: str, runs: Sequence[Measured], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:
     rows = sum(size * count for size, count in counted.round_counts_by_group_size)
     return {
         "system": name,
-        "tokens_per_s": round(median(rates)),
+        "tokens_per_s": round(median(one.tokens_per_s for one in runs)),
         "tokens_per_row": round(counted.committed_count / rows, 2),
         "acceptance": round(counted.accepted_count / counted.drafted_count, 3) if counted.drafted_count else None,
         "occupancy_while_waiting": round(counted.occupancy_while_waiting, 3),
@@ -136,27 +139,34 @@ def _row(name: str, rates: Sequence[float], counted: ClusterStatistics, is_equal
 
 
 async def _answer(client: Client, question: str, max_new_tokens: int) -> Completion:
-    return await client.complete(GenerationRequest(UserMessage(question), max_new_tokens=max_new_tokens))
+    return await client.complete(_request(question, max_new_tokens))
+
+
+def _request(question: str, max_new_tokens: int) -> GenerationRequest:
+    return GenerationRequest(UserMessage(question), max_new_tokens=max_new_tokens)
 
 
 async def _latency(
     systems: Mapping[str, ClusterOptions], questions: Sequence[str], share: float, max_new_tokens: int
 ) -> None:
     async with AsyncExitStack() as stack:
-        clients, _ = await _clients(stack, systems)
+        clusters, _ = await _clusters(stack, systems)
+        clients = {name: client for name, (client, _) in clusters.items()}
         # The slowest system's own throughput sets the load, so that none is overloaded.
         slowest = next(iter(clients.values()))
         for _ in range(2):
             began = time.perf_counter()
             await asyncio.gather(*(_answer(slowest, one, max_new_tokens) for one in questions))
             per_s = len(questions) / (time.perf_counter() - began)
-        rng = random.Random(1)
-        gaps = [rng.expovariate(share * per_s) for _ in questions]
         for name, client in clients.items():
-            latencies = await _arrive(client, questions, gaps, max_new_tokens)
-            cuts = quantiles(latencies, n=100)
+            log = LoadLog()
+            times = poisson_arrivals(share * per_s, seed=1, count=len(questions))
+            requests = [_request(question, max_new_tokens) for question in questions]
+            await run_load(zip(times, requests, strict=True), client.generate, log)
+            latency_s = summarize(log.records, Objectives()).latency_s
+            assert latency_s is not None
             row = {"system": name, "arrivals_per_s": round(share * per_s, 2)}
-            row |= {f"p{percent}_s": round(cuts[percent - 1], 2) for percent in (50, 90, 99)}
+            row |= {f"{percent}_s": round(value, 2) for percent, value in asdict(latency_s).items()}
             console.print_json(json.dumps(row))
 
 
@@ -180,19 +190,6 @@ async def _grouping(prompt_count: int, max_new_tokens: int) -> None:
                 f"{name}_lengths_paper": paper,
             }
         console.print_json(json.dumps(row))
-
-
-async def _arrive(client: Client, questions: Sequence[str], gaps: Sequence[float], max_new_tokens: int) -> list[float]:
-    async def timed(question: str) -> float:
-        began = time.perf_counter()
-        await _answer(client, question, max_new_tokens)
-        return time.perf_counter() - began
-
-    tasks = []
-    for question, gap in zip(questions, gaps, strict=True):
-        await asyncio.sleep(gap)
-        tasks.append(asyncio.create_task(timed(question)))
-    return list(await asyncio.gather(*tasks))
 
 
 if __name__ == "__main__":

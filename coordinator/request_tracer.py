@@ -8,7 +8,7 @@ from collections.abc import Sequence as Sequences
 from opentelemetry import context, trace
 
 from coordinator.sequence import Sequence
-from paceline.types import GenerationRequest
+from paceline.types import GenerationRequest, UserMessage
 
 
 def begin_request(request: GenerationRequest, sequences: Sequences[Sequence], model_id: str) -> None:
@@ -19,7 +19,7 @@ def begin_request(request: GenerationRequest, sequences: Sequences[Sequence], mo
     sampling = request.sampling
     span.set_attributes(
         {
-            "gen_ai.operation.name": "text_completion",
+            "gen_ai.operation.name": "chat" if isinstance(request.prompt, UserMessage) else "text_completion",
             "gen_ai.provider.name": "paceline",
             "gen_ai.request.model": model_id,
             "gen_ai.request.stream": True,

@@ -148,8 +148,8 @@ class RequestRecord:
         """Time until the last of its sequences had its first round, or until the end where one had none."""
         if not self.sequences:
             return None
-        grouped = [one.first_grouped_s - one.submitted_s for one in self.sequences if one.first_grouped_s is not None]
-        return max(grouped) if len(grouped) == len(self.sequences) else duration_s
+        waits_s = [one.until_first_round_s for one in self.sequences]
+        return max(duration_s if wait_s is None else wait_s for wait_s in waits_s)
 
     def _time_to_first_token_s(self) -> float | None:
         return min(self._first_token_s.values()) - self._began_s if self._first_token_s else None

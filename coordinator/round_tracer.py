@@ -73,11 +73,9 @@ class RoundTracer:
 
 
 def _link(sequence: Sequence, context: Context, waited_s: float) -> Link:
-    attributes = {
-        "paceline.completion_index": sequence.completion_index,
-        "paceline.queued_s": sequence.queued_s,
-        "paceline.waited_s": waited_s,
-    }
+    attributes = _output(sequence) | {"paceline.waited_s": waited_s}
+    if sequence.queued_s:
+        attributes["paceline.queued_s"] = sequence.queued_s
     return Link(trace.get_current_span(context).get_span_context(), attributes)
 
 
@@ -108,13 +106,17 @@ def _link_back(span: Span, sequence: Sequence, before: Usage, context: Context) 
     request = trace.get_current_span(context)
     if request.is_recording():
         after = sequence.usage
-        attributes = {
-            "paceline.completion_index": sequence.completion_index,
+        attributes = _output(sequence) | {
             "paceline.drafted_count": after.drafted_count - before.drafted_count,
             "paceline.accepted_count": after.accepted_count - before.accepted_count,
             "paceline.committed_count": after.output_count - before.output_count,
         }
         request.add_link(span.get_span_context(), attributes)
+
+
+def _output(sequence: Sequence) -> dict[str, int | float]:
+    """Which output of its request a link is about, unless it is the first: most links cost no more than they must."""
+    return {"paceline.completion_index": sequence.completion_index} if sequence.completion_index else {}
 
 
 def _shared_baggage(members: Group[Context]) -> Context:

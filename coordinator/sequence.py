@@ -58,6 +58,11 @@ class Sequence:
     ended: bool = False
     """Finished, failed or abandoned: no more rounds."""
 
+    @property
+    def until_first_round_s(self) -> float | None:
+        """How long it waited, from its submission, for its first round; None before that."""
+        return None if self.first_grouped_s is None else self.first_grouped_s - self.submitted_s
+
     def propose_row(self, draft_count: int) -> ProposeRow:
         """Ask for drafts after all committed tokens, relying on what the draft service still holds."""
         base_length = min(self.draft_cached_length, len(self.token_ids) - 1)
@@ -102,6 +107,7 @@ class Sequence:
             drafted_count=self.usage.drafted_count + drafted_count,
             accepted_count=self.usage.accepted_count + accepted_count,
             round_count=self.usage.round_count + 1,
+            queued_s=self.until_first_round_s or 0.0,
             accepted_counts_by_position=_one_more(self.usage.accepted_counts_by_position, accepted_count),
         )
         self._send(tokens)

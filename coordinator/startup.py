@@ -8,7 +8,7 @@ import structlog
 
 from coordinator.clients import RemoteDrafter, RemoteVerifier
 from paceline.errors import IncompatiblePair, PacelineError, PeerUnavailable, StartupError
-from paceline.text import TextCodec
+from paceline.text import TextCodec, check_same_tokenizer
 from paceline.types import ModelDescription
 
 log = structlog.get_logger()
@@ -56,18 +56,9 @@ async def _describe(service: Describes, role: str, address: str, timeout_s: floa
 
 def check_pair(draft: ModelDescription, target: ModelDescription) -> None:
     """Raise IncompatiblePair unless every token id means the same text to both models."""
-    if draft.tokenizer_fingerprint != target.tokenizer_fingerprint:
-        raise IncompatiblePair(
-            f"draft {draft.model_id!r} and target {target.model_id!r} have different tokenizers "
-            f"({_tokenizer_name(draft)} and {_tokenizer_name(target)}): the draft's token ids would mean other text to "
-            "the target; choose a draft of the target's family"
-        )
+    check_same_tokenizer(draft.model_id, draft.tokenizer_fingerprint, target.model_id, target.tokenizer_fingerprint)
     if not target.tokenizer_fingerprint and draft.vocabulary_size != target.vocabulary_size:
         raise IncompatiblePair(
             f"draft {draft.model_id!r} and target {target.model_id!r} have no tokenizer to compare, and their "
             f"vocabularies differ: {draft.vocabulary_size} and {target.vocabulary_size} tokens"
         )
-
-
-def _tokenizer_name(model: ModelDescription) -> str:
-    return model.tokenizer_fingerprint[:12] or "none"

@@ -21,11 +21,21 @@ from typing import Self
 from opentelemetry.trace import Tracer
 
 from paceline.codec.generation import cluster_from_pb, piece_from_pb, request_to_pb
+from paceline.codec.models import model_from_pb
 from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerFailed, PeerUnavailable
 from paceline.rpc import open_channel, translated_errors
-from paceline.types import ClusterDescription, GenerationFinish, GenerationRequest, OutputPiece, OutputToken
-from paceline.v1 import generation_service_pb2
+from paceline.types import (
+    ClusterDescription,
+    GenerationFinish,
+    GenerationRequest,
+    ModelDescription,
+    OutputPiece,
+    OutputToken,
+)
+from paceline.v1 import draft_service_pb2, generation_service_pb2, target_service_pb2
+from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 
 DESCRIBE_TIMEOUT_S = 10.0
 
@@ -148,3 +158,21 @@ class Client:
         with translated_errors():
             request = generation_service_pb2.DescribeClusterRequest()
             return cluster_from_pb(await self._stub.DescribeCluster(request, timeout=DESCRIBE_TIMEOUT_S))
+
+
+async def describe_draft(address: str) -> ModelDescription:
+    """Ask a draft service itself: what its cache holds and has copied by now, which its coordinator does not know."""
+    async with open_channel(address) as channel:
+        request = draft_service_pb2.DescribeDraftModelRequest()
+        with translated_errors():
+            answer = await DraftServiceStub(channel).DescribeDraftModel(request, timeout=DESCRIBE_TIMEOUT_S)
+    return model_from_pb(answer.model)
+
+
+async def describe_target(address: str) -> ModelDescription:
+    """Ask a target service itself, as `describe_draft` does."""
+    async with open_channel(address) as channel:
+        request = target_service_pb2.DescribeTargetModelRequest()
+        with translated_errors():
+            answer = await TargetServiceStub(channel).DescribeTargetModel(request, timeout=DESCRIBE_TIMEOUT_S)
+    return model_from_pb(answer.model)

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from paceline.errors import InvalidRequest, ModelNotUsable
+from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable
 from paceline.types import Prompt, Text, TokenIds, TokenizerFiles
 
 _REPLACEMENT = "\ufffd"
@@ -28,6 +28,16 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
 
+def check_same_tokenizer(draft: str, draft_fingerprint: str, target: str, target_fingerprint: str) -> None:
+    """Raise IncompatiblePair unless every token id means the same text to both models."""
+    if draft_fingerprint != target_fingerprint:
+        raise IncompatiblePair(
+            f"draft {draft!r} and target {target!r} have different tokenizers "
+            f"({draft_fingerprint[:12] or 'none'} and {target_fingerprint[:12] or 'none'}): the draft's token ids "
+            "would mean other text to the target; choose a draft of the target's family"
+        )
+
+
 class TextCodec:
     """A tokenizer with its chat template."""
 
@@ -41,6 +51,10 @@ class TextCodec:
         self.tokenizer.no_padding()
         self._special_tokens: Mapping[str, str] = json.loads(files.special_tokens_json)
         self._template = _environment().from_string(files.chat_template) if files.chat_template else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Turn a prompt in any of its forms into token ids."""

@@ -102,7 +102,7 @@ def test_requests_survive_the_wire(request: types.GenerationRequest) -> None:
 
 @pytest.mark.parametrize("reason", [None, *types.FinishReason])
 def test_pieces_survive_the_wire(reason: types.FinishReason | None) -> None:
-    finish = types.GenerationFinish(reason, types.Usage(1, 2, 3, 4, 5, (6, 7))) if reason else None
+    finish = types.GenerationFinish(reason, types.Usage(1, 2, 3, 4, 5, (6, 7), 0.5)) if reason else None
     piece = types.OutputPiece((types.OutputToken(5, "é", True), types.OutputToken(0, "", False)), finish)
     assert generation.piece_from_pb(generation.piece_to_pb(piece)) == piece
 

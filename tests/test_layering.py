@@ -75,7 +75,7 @@ def test_a_service_without_tracing_loads_no_opentelemetry_sdk() -> None:
     subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)
 
 
-def test_the_coordinator_runs_without_torch() -> None:
+def test_the_coordinator_and_the_command_line_start_without_torch() -> None:
     blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in sorted(HEAVY))
-    command = f"import sys; {blocked}; import coordinator.__main__, paceline.client, paceline.cli.run"
+    command = f"import sys; {blocked}; import coordinator.__main__, paceline.client, paceline.cli.app"
     subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)

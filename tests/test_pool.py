@@ -56,3 +56,17 @@ def test_time_in_the_queue_is_told_until_the_next_round_is_over() -> None:
     second.ended = True
     pool.retire([second])
     assert (third.queued_s, third.ready_since_s) == (7, 20)
+
+
+def test_a_sequence_is_queued_from_its_submission_until_its_first_round() -> None:
+    now_s = [10.0]
+    pool = SequencePool(2, 5, clock=lambda: now_s[0])
+    (one,) = sequences(1)
+    pool.submit([one])
+    for began_s in (12.5, 20.0):
+        now_s[0] = began_s
+        pool.claim([one])
+        pool.settle([one])
+        assert one.until_first_round_s == 2.5
+    one.commit([5], accepted_count=0, drafted_count=0)
+    assert one.usage.queued_s == 2.5

@@ -4,9 +4,7 @@ import asyncio
 import json
 import signal
 import socket
-import sys
 import urllib.request
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from paceline.client import Client
 from paceline.launcher import Addresses, ClusterOptions, running_cluster, running_service
 from paceline.types import GenerationRequest, Text
+from tests.commands import ended, paceline, start
 from tests.conftest import PairOfCheckpoints
 
 pytestmark = pytest.mark.slow
@@ -25,20 +24,6 @@ UP_ON_FREE_PORTS = (
     *("paceline", "up", "--metrics-port", "0"),
     *("--coordinator-port", "0", "--draft-port", "0", "--target-port", "0"),
 )
-
-
-async def start(*arguments: str) -> Process:
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments, stdout=PIPE, stderr=PIPE)
-
-
-async def ended(process: Process) -> tuple[int, str, str]:
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
-async def paceline(*arguments: str) -> tuple[int, str, str]:
-    return await ended(await start("paceline", *arguments))
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ async def test_a_request_for_two_outputs_has_one_span_and_links_for_each(pairs: 
     committed = [link.attributes["paceline.committed_count"] for link in server.links]
     assert sum(committed) == 40
     # One round may serve both outputs, and links its request for each.
-    assert {link.attributes["paceline.completion_index"] for link in server.links} == {0, 1}
+    assert {link.attributes.get("paceline.completion_index", 0) for link in server.links} == {0, 1}
 
 
 async def generate_twice(pair: PairOfCheckpoints, flags: str) -> Spans:
@@ -215,6 +216,11 @@ async def answers(pair: PairOfCheckpoints, tracer: trace.Tracer | None) -> list[
         return [one.token_ids for one in await asyncio.gather(*map(served.client.complete, asked))]
 
 
+def exporting_threads() -> list[str]:
+    """The SDK's threads that are still at work: none may be, once tracing was left."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("Otel")]
+
+
 async def test_a_collector_that_never_answers_holds_up_no_call(
     monkeypatch: pytest.MonkeyPatch, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
@@ -231,7 +237,7 @@ async def test_a_collector_that_never_answers_holds_up_no_call(
             await collector.called.wait()
             assert await answers(pairs["Llama"], tracer) == expected
             assert collector.spans == []
-            collector.over.set()
+        assert exporting_threads() == []
 
 
 async def test_a_collector_that_is_not_there_costs_spans_only(
@@ -245,6 +251,7 @@ async def test_a_collector_that_is_not_there_costs_spans_only(
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
         with tracing("test", None) as tracer:
             assert await answers(pairs["Llama"], tracer) == await answers(pairs["Llama"], None)
+    assert exporting_threads() == []
 
 
 async def test_a_trace_file_that_can_take_no_more_costs_spans_only(pairs: dict[str, PairOfCheckpoints]) -> None:

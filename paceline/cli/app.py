@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from paceline.cli import demo, generate, run, trace, up
+from paceline.cli import bench, demo, equivalence, generate, load, run, synth_pair, trace, up
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -19,6 +19,10 @@ app.command("generate")(generate.command)
 app.command("run")(run.command)
 app.command("demo")(demo.command)
 app.command("trace")(trace.command)
+app.command("load")(load.command)
+app.command("synth-pair")(synth_pair.command)
+app.command("bench")(bench.command)
+app.command("equivalence")(equivalence.command)
 
 
 def main() -> None:

@@ -5,14 +5,16 @@ import functools
 import inspect
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
-from paceline.client import Client
+from paceline.client import NO_RETRIES, Client, RetryPolicy
+from paceline.errors import InvalidRequest
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.types import ClusterDescription, Prompt, SamplingParameters, Text, UserMessage
 
@@ -32,18 +34,39 @@ Seed = Annotated[
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens of output.")]
 
 
+DraftCount = Annotated[
+    str, typer.Option(help="Draft tokens a round and sequence, 0 to 64; auto: what pays best by measured times.")
+]
+Policy = Literal["continuous", "eqspec", "exspec"]
+POLICIES: tuple[str, ...] = get_args(Policy)
+InputFile = Annotated[
+    Path | None, typer.Option("--input", help="SpecBench file, or JSON lines with `prompt`. Unset: the demo's prompts.")
+]
+Category = Annotated[list[str] | None, typer.Option(help="Only this category of the file; may be repeated.")]
+PromptCount = Annotated[int | None, typer.Option(min=1, help="Only so many prompts, from all over the file.")]
+
+
 @dataclass(frozen=True)
-class ClusterFlags:
-    """Flags of every command that starts services of its own."""
+class PairFlags:
+    """Flags of every command that starts services of its own, one cluster or many."""
 
     target_model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, or builtin:target.")]
     draft_model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, or builtin:draft.")]
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="auto takes what the checkpoint says.")
-    ]
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes cuda where there is one.")]
     kv_memory: Annotated[
         str, typer.Option(help="Most memory for each cache: bytes such as 512MiB, or a share of what is free: 40%.")
+    ]
+    lanes: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Groups in flight. Unset: 2, and 1 under the paper's policies.")
+    ]
+
+
+@dataclass(frozen=True)
+class ClusterFlags(PairFlags):
+    """Flags of every command that starts one cluster."""
+
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="auto takes what the checkpoint says.")
     ]
     layout: Annotated[
         Literal["paged", "dense"], typer.Option(help="dense: the paper's padded and realigned rectangle.")
@@ -53,15 +76,8 @@ class ClusterFlags:
         typer.Option(help="strict: in any dtype, speculative output equals plain decoding bit for bit."),
     ]
     batch_size: Annotated[int, typer.Option(min=1, help="Most sequences in a round.")]
-    draft_count: Annotated[
-        str, typer.Option(help="Draft tokens a round and sequence, 0 to 64; auto: what pays best by measured times.")
-    ]
-    policy: Annotated[
-        Literal["continuous", "eqspec", "exspec"], typer.Option(help="How groups are formed; two are the paper's.")
-    ]
-    lanes: Annotated[
-        int | None, typer.Option(min=1, max=2, help="Groups in flight. Unset: 2, and 1 under the paper's policies.")
-    ]
+    draft_count: DraftCount
+    policy: Annotated[Policy, typer.Option(help="How groups are formed; two are the paper's.")]
     trace_dir: Annotated[
         str | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")
     ]
@@ -110,6 +126,7 @@ def with_flags(parameter: str, flags: type[Any], make: Callable[..., Any]) -> Ca
     return decorate
 
 
+with_pair_flags = with_flags("pair", PairFlags, ClusterOptions)
 with_cluster_flags = with_flags("options", ClusterFlags, ClusterOptions)
 with_sampling_flags = with_flags("sampling", SamplingFlags, SamplingParameters)
 
@@ -130,13 +147,19 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 @asynccontextmanager
-async def connected(address: str | None, options: ClusterOptions) -> AsyncIterator[tuple[Client, ClusterDescription]]:
-    """Yield a client of the coordinator at `address`, or of a cluster that lives as long as the block."""
+async def connected(
+    address: str | None, options: ClusterOptions, *, retry: bool = True
+) -> AsyncIterator[tuple[Client, ClusterDescription]]:
+    """Yield a client of the coordinator at `address`, or of a cluster that lives as long as the block.
+
+    Without `retry` the client raises the first failure of a call.
+    """
+    retries = RetryPolicy() if retry else NO_RETRIES
     if address is not None:
-        async with Client(address) as client:
+        async with Client(address, retries) as client:
             yield client, await client.describe()
         return
-    async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
+    async with running_cluster(options) as addresses, Client(addresses.coordinator, retries) as client:
         yield client, await client.describe()
 
 
@@ -148,3 +171,21 @@ def as_prompt(text: str, chat: bool | None, cluster: ClusterDescription) -> Prom
 def draft_limit(speculation: bool) -> int | None:
     """What `max_draft_count` of a request should be."""
     return None if speculation else 0
+
+
+def comma_list(flag: str, value: str, choices: Sequence[str] = ()) -> tuple[str, ...]:
+    """Read `a,b`. Raises InvalidRequest for an empty list or a word that is none of the choices."""
+    words = tuple(word.strip() for word in value.split(",") if word.strip())
+    if not words:
+        raise InvalidRequest(f"{flag} is empty; give words with commas between them", field=flag)
+    if choices and (unknown := [word for word in words if word not in choices]):
+        raise InvalidRequest(f"{flag} has {unknown[0]!r}; give any of {', '.join(choices)}", field=flag)
+    return words
+
+
+def comma_counts(flag: str, value: str) -> tuple[int, ...]:
+    """Read `1,8`: numbers of 1 and more. Raises InvalidRequest."""
+    words = comma_list(flag, value)
+    if wrong := [word for word in words if not word.isdecimal() or int(word) < 1]:
+        raise InvalidRequest(f"{flag} has {wrong[0]!r}; give numbers from 1 with commas between them", field=flag)
+    return tuple(map(int, words))

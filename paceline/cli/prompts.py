@@ -1,5 +1,12 @@
 """The demo's prompts: two dozen word problems, written for it."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.errors import InvalidRequest
+from paceline.measure.prompts import select_lines, thin_out
+from paceline.prompt_file import InputLine
+
 PROMPTS = (
     "A baker makes 12 trays of rolls with 9 rolls on each tray. She sells 80 rolls. How many rolls are left?",
     "Omar has 45 stamps. He buys 3 packs of 15 stamps and gives 20 stamps to his sister. How many stamps does he have?",
@@ -26,3 +33,12 @@ PROMPTS = (
     "A school orders 9 boxes of 24 pencils. Each of 50 students gets 4 pencils. How many pencils are left over?",
     "Mia bakes 36 cookies. She eats 4 and shares the rest equally among 8 friends. How many does each friend get?",
 )
+
+
+def selected_lines(path: Path | None, categories: Sequence[str] | None, count: int | None) -> list[InputLine]:
+    """The lines a measurement is to use: of a file, or these prompts."""
+    if path is not None:
+        return select_lines(path, categories or (), count)
+    if categories:
+        raise InvalidRequest("--category chooses among the lines of a file; give --input too", field="category")
+    return thin_out([InputLine(number, prompt) for number, prompt in enumerate(PROMPTS, 1)], count)

@@ -10,9 +10,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline.cli.lines import InputLine, read_lines
 from paceline.cli.options import (
     Address,
     Chat,
@@ -26,9 +24,11 @@ from paceline.cli.options import (
     with_cluster_flags,
     with_sampling_flags,
 )
+from paceline.cli.progress import progress_bar
 from paceline.client import Client
 from paceline.errors import PacelineError
 from paceline.launcher import ClusterOptions
+from paceline.prompt_file import InputLine, read_lines
 from paceline.types import ClusterDescription, GenerationRequest, SamplingParameters
 
 IN_FLIGHT = 64
@@ -90,7 +90,7 @@ async def _run(
                     return _failure(line, error.message)
 
             failed_count = 0
-            with _progress(console) as progress:
+            with progress_bar(console) as progress:
                 task = progress.add_task("answering", total=len(lines))
                 async for output in _in_order(lines, answer):
                     file.write(json.dumps(output, ensure_ascii=False) + "\n")
@@ -120,12 +120,6 @@ def _open(path: Path) -> TextIO:
         return path.open("w", encoding="utf-8")
     except OSError as error:
         raise typer.BadParameter(f"{path} cannot be written: {error}", param_hint="--output") from error
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
 
 
 async def _answer(client: Client, line: InputLine, request: GenerationRequest) -> dict[str, Any]:

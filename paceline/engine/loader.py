@@ -49,7 +49,7 @@ def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles 
         device=module.device,
     )
     description = ModelDescription(
-        model_id=model_id,
+        model_id=f"{model_id} (synthetic)" if getattr(config, "synthetic", None) else model_id,
         architecture=type(module).__name__,
         vocabulary_size=config.vocab_size,
         tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
@@ -63,7 +63,8 @@ def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles 
     return LoadedModel(module, description, shape, tokenizer)
 
 
-def resolve_device(device: DeviceName) -> str:
+def resolve_device(device: str) -> str:
+    """Turn the setting into a torch device; StartupError where there is none such."""
     if device == "cuda" and not torch.cuda.is_available():
         raise StartupError("--device is cuda and this torch sees no CUDA device; install a CUDA build or take cpu")
     if device == "auto":

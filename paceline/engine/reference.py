@@ -1,10 +1,11 @@
-"""What Hugging Face `generate` makes of a prompt: the yardstick for exactness, in the demo and in the tests.
+"""What Hugging Face `generate` makes of prompts: the yardstick for exactness, and for speed.
 
 Loads the checkpoint a second time, with transformers' own attention; shares nothing with the engine.
 """
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -15,14 +16,17 @@ from paceline.builtin import resolve_model
 
 
 class HuggingFaceReference:
-    def __init__(self, model: str, dtype: str) -> None:
-        """`dtype` is a torch type's name, such as `float32`."""
+    def __init__(self, model: str, dtype: str, device: str = "cpu") -> None:
+        """`dtype` is a torch type's name, such as `float32`, or `auto`: what the checkpoint says."""
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         folder = resolve_model(model)
         self._folder = folder
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True
+        # Assisted generation warns of how transformers calls itself.
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), local_files_only=True
         )
+        self.model = loaded.to(device)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -41,9 +45,41 @@ class HuggingFaceReference:
 
     def generate(self, token_ids: Sequence[int], max_new_tokens: int) -> list[int]:
         """Return the new tokens of greedy decoding at batch 1, the end token included."""
-        prompt = torch.tensor([list(token_ids)])
-        output = self._model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=max_new_tokens
+        return self.generate_batch([token_ids], max_new_tokens)[0]
+
+    def generate_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, **options: Any) -> list[list[int]]:
+        """Return each prompt's new tokens up to its end token, decoded greedily as one left-padded batch.
+
+        `options` go to transformers' `generate`.
+        """
+        width = max(map(len, prompts))
+        pad_id = next(iter(self._end_token_ids), 0)
+        padded = [[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        output = self.model.generate(
+            torch.tensor(padded, device=self.model.device),
+            attention_mask=torch.tensor(mask, device=self.model.device),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=pad_id,
+            **options,
         )
-        new: list[int] = output[0, prompt.shape[1] :].tolist()
-        return new
+        return [self._until_end(row) for row in output[:, width:].tolist()]
+
+    @torch.inference_mode()
+    def logit_gap(self, token_ids: Sequence[int], likelier: int, other: int) -> float:
+        """How far the logit of `likelier` is above that of `other` after `token_ids`."""
+        logits = self.model(torch.tensor([list(token_ids)], device=self.model.device)).logits[0, -1].float()
+        return float(logits[likelier] - logits[other])
+
+    @property
+    def _end_token_ids(self) -> frozenset[int]:
+        value = self.model.generation_config.eos_token_id
+        if value is None:
+            return frozenset()
+        return frozenset(value if isinstance(value, list) else [value])
+
+    def _until_end(self, token_ids: list[int]) -> list[int]:
+        # What a batch appends after a row's end, until its longest row has ended, is no output.
+        kept = list(takewhile(lambda one: one not in self._end_token_ids, token_ids))
+        return token_ids[: len(kept) + 1]

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 from paceline.tracing.spans import LinkRecord, SpanRecord
 
@@ -37,7 +38,7 @@ REMEDIES = {
     "verify wire": "the way to the target service and back: bring it nearer, or give both processes a core",
     "verify queue": "the target service is busy with other groups: add a replica",
     "verify execute": "the target model's passes: a better draft saves some, faster hardware shortens them",
-    "other": "reading requests and streaming answers: look at the coordinator's load and its clients",
+    "other": "reading requests and streaming answers, or rounds whose spans were lost: look at the coordinator's load",
 }
 
 
@@ -135,7 +136,7 @@ def _rounds(
 
 
 def _hops(link: LinkRecord, span: SpanRecord, calls: Iterable[SpanRecord]) -> dict[str, float]:
-    hops = {"queued": link.attributes["paceline.queued_s"], "waiting": link.attributes["paceline.waited_s"]}
+    hops = {"queued": link.attributes.get("paceline.queued_s", 0.0), "waiting": link.attributes["paceline.waited_s"]}
     called_s = {call.name.partition(".")[0]: call.duration_s for call in calls}
     for service, name in CALL_HOPS.items():
         # A round that failed tells nothing of its calls: their whole time is the wire's, as that of any failed call.
@@ -166,9 +167,8 @@ def percentile(values: Sequence[float], percent: int) -> float:
 def verdict(requests: Sequence[RequestTrace]) -> str:
     """Say in one sentence which hop to fix first."""
     worst = max(summarize(requests), key=lambda one: one.share)
-    rounds = [one.total_s for request in requests for one in request.rounds]
-    of_round = f" of the {1e3 * percentile(rounds, 50):.1f} ms of a round" if rounds and worst.hop != "other" else ""
+    mean_ms = 1e3 * fmean(one.latency_s for one in requests)
     return (
-        f"Fix {worst.hop} first: {worst.share:.0%} of the latency, {1e3 * worst.p50_s:.1f} ms{of_round} at the median; "
-        f"{REMEDIES[worst.hop]}."
+        f"Fix {worst.hop} first: {worst.share:.0%} of the latency, {worst.share * mean_ms:.0f} of the {mean_ms:.0f} ms "
+        f"of a request on average; {REMEDIES[worst.hop]}."
     )

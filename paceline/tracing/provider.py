@@ -3,6 +3,8 @@
 import os
 import threading
 import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -18,14 +20,22 @@ MAX_LINKS = 1024
 """A request has a link to each of its rounds; the SDK would keep 128."""
 
 
-def open_provider(service: str, *, sends_otlp: bool, trace_file: Path | None) -> TracerProvider:
+@contextmanager
+def running_provider(service: str, *, sends_otlp: bool, trace_file: Path | None) -> Iterator[TracerProvider]:
+    """Export spans while the block runs, in threads of the SDK; on leaving, what is left.
+
+    Raises StartupError for a file that cannot be written, ValueError for a variable that is wrong.
+    """
     exporters: list[SpanExporter] = [FileExporter(trace_file)] if trace_file else []
     if sends_otlp:
         exporters.append(OTLPSpanExporter())
     provider = make_provider(service)
     for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider
+    try:
+        yield provider
+    finally:
+        _close(provider, exporters)
 
 
 def make_provider(service: str) -> TracerProvider:
@@ -36,11 +46,15 @@ def make_provider(service: str) -> TracerProvider:
     return provider
 
 
-def close_provider(provider: TracerProvider) -> None:
+def _close(provider: TracerProvider, exporters: Iterable[SpanExporter]) -> None:
     """Send what is left, for `FLUSH_TIMEOUT_S` at most: the SDK would wait half a minute for a dead collector."""
     closing = threading.Thread(target=provider.shutdown, daemon=True)
     closing.start()
     closing.join(FLUSH_TIMEOUT_S)
+    if closing.is_alive():
+        for exporter in exporters:
+            exporter.shutdown()  # ends the call that hangs, and all that would follow
+        closing.join(FLUSH_TIMEOUT_S)
 
 
 def _resource(service: str) -> Resource:

@@ -28,8 +28,8 @@ class LinkedSampler(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        is_root = not trace.get_current_span(parent_context).get_span_context().is_valid
-        follows = is_root and any(link.context.trace_flags.sampled for link in links or ())
+        is_linked = any(link.context.trace_flags.sampled for link in links or ())
+        follows = is_linked and not trace.get_current_span(parent_context).get_span_context().is_valid
         sampler = ALWAYS_ON if follows else self._otherwise
         return sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 

@@ -6,7 +6,7 @@ the background: an exporter that is slow or away loses spans and holds up nothin
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from opentelemetry.trace import Tracer
@@ -26,19 +26,18 @@ def tracing(service: str, trace_file: Path | None) -> Iterator[Tracer | None]:
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not (sends_otlp or trace_file):
         yield None
         return
-    try:
-        # Imports read some of the variables already.
-        from opentelemetry import propagate  # noqa: F401
+    with ExitStack() as stack:
+        try:
+            # Imports read some of the variables already.
+            from opentelemetry import propagate  # noqa: F401
 
-        from paceline.tracing.provider import close_provider, open_provider
+            from paceline.tracing.provider import running_provider
 
-        provider = open_provider(service, sends_otlp=sends_otlp, trace_file=trace_file)
-    except ValueError as error:
-        raise StartupError(f"tracing cannot be set up, one of the OTEL_ variables is wrong: {error}") from error
-    try:
+            running = running_provider(service, sends_otlp=sends_otlp, trace_file=trace_file)
+            provider = stack.enter_context(running)
+        except ValueError as error:
+            raise StartupError(f"tracing cannot be set up, one of the OTEL_ variables is wrong: {error}") from error
         yield provider.get_tracer("paceline")
-    finally:
-        close_provider(provider)
 
 
 def _sends_otlp(environment: Mapping[str, str]) -> bool:

@@ -14,6 +14,9 @@ from paceline.errors import InvalidRequest
 
 Attributes = Mapping[str, Any]
 
+# Made once: `json.dumps` would make an encoder for every span.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
@@ -49,7 +52,7 @@ class SpanRecord:
 def to_line(span: SpanRecord) -> str:
     fields = {name: getattr(span, name) for name in SpanRecord.__slots__}
     links = [[link.trace_id, link.span_id, link.attributes] for link in span.links]
-    return json.dumps(fields | {"links": links}, separators=(",", ":"))
+    return _encode(fields | {"links": links})
 
 
 def from_line(line: str) -> SpanRecord:

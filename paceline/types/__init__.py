@@ -16,7 +16,7 @@ from paceline.types.generation import (
     Usage,
     UserMessage,
 )
-from paceline.types.models import CacheDescription, ModelDescription, TokenizerFiles
+from paceline.types.models import CacheDescription, ModelDescription, PassTraffic, TokenizerFiles
 from paceline.types.rounds import (
     CallTiming,
     HopTime,
@@ -46,6 +46,7 @@ __all__ = [
     "ModelDescription",
     "OutputPiece",
     "OutputToken",
+    "PassTraffic",
     "Prefilled",
     "Prompt",
     "Proposal",

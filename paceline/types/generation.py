@@ -76,6 +76,8 @@ class Usage:
     round_count: int = 0
     accepted_counts_by_position: tuple[int, ...] = ()
     """How often the first, second, ... draft of a round was accepted."""
+    queued_s: float = 0.0
+    """Seconds from submission until its first round began."""
 
 
 @dataclass(frozen=True, slots=True)

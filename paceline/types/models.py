@@ -52,3 +52,13 @@ class TokenizerFiles:
     """Jinja; empty when the model has none."""
     special_tokens_json: str = "{}"
     """JSON object of the special tokens a chat template may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTraffic:
+    """Bytes that one pass of a model cannot do without. Every expert of a mixture counts, read or not."""
+
+    weight_bytes: int
+    """Once a pass, whatever the rows; without an embedding of which only single rows are read."""
+    token_bytes: int
+    """Keys and values of one cached token."""

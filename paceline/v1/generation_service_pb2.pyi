@@ -269,6 +269,7 @@ class Usage(_message.Message):
     ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
     ROUND_COUNT_FIELD_NUMBER: _builtins.int
     ACCEPTED_COUNTS_BY_POSITION_FIELD_NUMBER: _builtins.int
+    QUEUED_S_FIELD_NUMBER: _builtins.int
     prompt_count: _builtins.int
     """Tokens of the prompt."""
     output_count: _builtins.int
@@ -279,6 +280,8 @@ class Usage(_message.Message):
     """Draft tokens the target accepted."""
     round_count: _builtins.int
     """Rounds the sequence took part in."""
+    queued_s: _builtins.float
+    """Seconds from submission until its first round began."""
     @_builtins.property
     def accepted_counts_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How often the first, second, ... draft of a round was accepted."""
@@ -292,10 +295,11 @@ class Usage(_message.Message):
         accepted_count: _builtins.int = ...,
         round_count: _builtins.int = ...,
         accepted_counts_by_position: _abc.Iterable[_builtins.int] | None = ...,
+        queued_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "drafted_count", b"drafted_count", "output_count", b"output_count", "prompt_count", b"prompt_count", "round_count", b"round_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "drafted_count", b"drafted_count", "output_count", b"output_count", "prompt_count", b"prompt_count", "queued_s", b"queued_s", "round_count", b"round_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,20 +3,20 @@
 from pathlib import Path
 
 import pytest
-import typer
 
-from paceline.cli.lines import InputLine, read_lines
+from paceline.errors import InvalidRequest
+from paceline.prompt_file import InputLine, read_lines
 
 
 def test_prompts_and_spec_bench_lines_are_taken_and_wrong_ones_named_by_number(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(
-        '{"prompt": "a\u2028b"}\n\n{"question_id": 81, "turns": ["first", "second"]}\n{half\n[1]\n'
+        '{"prompt": "a\u2028b"}\n\n{"question_id": 81, "category": "qa", "turns": ["first", "second"]}\n{half\n[1]\n'
         '{"id": "x", "prompt": 5}\n{"turns": []}\n{"id": null, "prompt": ""}',
         encoding="utf-8",
     )
     lines = read_lines(path)
-    assert lines[:2] == [InputLine(1, "a\u2028b"), InputLine(81, "first")]
+    assert lines[:2] == [InputLine(1, "a\u2028b"), InputLine(81, "first", category="qa")]
     assert [line.prompt for line in lines[2:]] == [None, None, None, None, ""]
     assert [line.id for line in lines[2:]] == [4, 5, "x", 7, None]
     for number, line in zip((4, 5, 6, 7), lines[2:6], strict=True):
@@ -27,5 +27,5 @@ def test_prompts_and_spec_bench_lines_are_taken_and_wrong_ones_named_by_number(t
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe"])
 def test_a_file_without_lines_or_not_text_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "in.jsonl").write_bytes(content)
-    with pytest.raises(typer.BadParameter, match=r"in\.jsonl"):
+    with pytest.raises(InvalidRequest, match=r"in\.jsonl"):
         read_lines(tmp_path / "in.jsonl")

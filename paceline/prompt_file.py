@@ -1,11 +1,14 @@
-"""Prompts from a file of JSON lines: `{"prompt": ...}`, or SpecBench's `{"turns": [...]}`, whose first turn counts."""
+"""Prompts from a file of JSON lines: `{"prompt": ...}`, or SpecBench's `{"turns": [...]}`, whose first turn counts.
+
+Owns the file's form; knows nothing of what is done with the prompts.
+"""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
+from paceline.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -15,18 +18,22 @@ class InputLine:
     prompt: str | None
     error: str | None = None
     """What is wrong with the line; such a line has no prompt."""
+    category: str | None = None
 
 
 def read_lines(path: Path) -> list[InputLine]:
-    """Read every line that is not blank; a wrong one becomes an InputLine with an error."""
+    """Read every line that is not blank; a wrong one becomes an InputLine with an error.
+
+    Raises InvalidRequest when the file cannot be read or holds no line.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--input") from error
+        raise InvalidRequest(f"--input {path} cannot be read: {error}", field="input") from error
     # Not splitlines: JSON strings may hold U+2028 and its like unescaped.
     lines = [_parse(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
-        raise typer.BadParameter(f"{path} holds no lines", param_hint="--input")
+        raise InvalidRequest(f"--input {path} holds no lines; give one JSON object a line", field="input")
     return lines
 
 
@@ -40,6 +47,7 @@ def _parse(number: int, line: str) -> InputLine:
     turns = row.get("turns")
     prompt = row.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
     line_id = row.get("id", row.get("question_id", number))
+    category = row.get("category")
     if not isinstance(prompt, str):
         return InputLine(line_id, None, f"line {number} has neither a `prompt` string nor `turns` with one")
-    return InputLine(line_id, prompt)
+    return InputLine(line_id, prompt, category=category if isinstance(category, str) else None)

@@ -1,0 +1,13 @@
+"""Questions as every system gets them: token ids, in the target's chat template."""
+
+from collections.abc import Sequence
+
+from paceline.launcher import ClusterOptions
+from paceline.measure.prompts import encode_lines, read_text_codec
+from paceline.prompt_file import InputLine
+
+
+def encode_questions(questions: Sequence[str], options: ClusterOptions) -> list[tuple[int, ...]]:
+    codec = read_text_codec(options.target_model, options.draft_model)
+    lines = [InputLine(number, question) for number, question in enumerate(questions)]
+    return [prompt.token_ids for prompt in encode_lines(lines, codec, chat=True)]

@@ -1,0 +1,146 @@
+"""`paceline bench`: throughput beside other systems, on this machine."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli.options import (
+    POLICIES,
+    Category,
+    Chat,
+    InputFile,
+    PromptCount,
+    comma_counts,
+    comma_list,
+    run_async,
+    with_pair_flags,
+)
+from paceline.cli.progress import work_progress
+from paceline.cli.prompts import selected_lines
+from paceline.errors import InvalidRequest
+from paceline.launcher import ClusterOptions
+from paceline.measure.files import prepare_folder, replace_file
+from paceline.measure.grid import KINDS, LLAMA_CPP, BenchPlan
+from paceline.measure.llama_cpp import check_llama_cpp
+from paceline.measure.precision import Precision
+from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
+
+if TYPE_CHECKING:
+    from paceline.measure.result import BenchResult
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured when no flag says so."""
+
+    batch_sizes: str
+    prompt_count: int | None
+    max_new_tokens: int
+    runs: int
+
+
+FULL = Extent("1,2,4,8,16,32", None, 128, 3)
+QUICK = Extent("1,8", 24, 48, 2)
+
+
+@with_pair_flags
+def command(
+    input_file: InputFile = None,
+    output: Annotated[Path, typer.Option(help="Folder for result.json, table.md and two plots.")] = Path("bench"),
+    category: Category = None,
+    prompt_count: PromptCount = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Under five minutes: less of everything not set.")] = False,
+    batch_sizes: Annotated[
+        str | None, typer.Option(help=f"Unset: {FULL.batch_sizes}; quick: {QUICK.batch_sizes}.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help=f"Unset: {FULL.max_new_tokens}; quick: {QUICK.max_new_tokens}.")
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help=f"Timed runs. Unset: {FULL.runs}; quick: {QUICK.runs}.")
+    ] = None,
+    systems: Annotated[str, typer.Option(help=f"Of {', '.join(KINDS)}.")] = ",".join(
+        kind for kind in KINDS if kind != LLAMA_CPP
+    ),
+    policies: Annotated[str, typer.Option(help=f"Of {', '.join(POLICIES)}.")] = "continuous",
+    draft_counts: Annotated[str, typer.Option(help="Numbers, auto, or both.")] = "5",
+    dtypes: Annotated[str, typer.Option(help="Of auto, float32, bfloat16, float16, each also with -strict.")] = "auto",
+    chat: Chat = None,
+    gguf: Annotated[Path | None, typer.Option(help="The target's weights for llama.cpp.")] = None,
+    *,
+    pair: ClusterOptions,
+) -> None:
+    """Measure throughput: speculative and plain decoding beside Hugging Face, in turn, with tables and plots.
+
+    Interrupted, it keeps what it has measured.
+    """
+    extent = QUICK if quick else FULL
+    plan = BenchPlan(
+        pair,
+        comma_list("--systems", systems, KINDS),
+        comma_counts("--batch-sizes", batch_sizes or extent.batch_sizes),
+        comma_list("--policies", policies, POLICIES),
+        _draft_counts(draft_counts),
+        tuple(Precision.parse(word) for word in comma_list("--dtypes", dtypes)),
+        max_new_tokens or extent.max_new_tokens,
+        runs or extent.runs,
+        gguf,
+    )
+    lines = selected_lines(input_file, category, prompt_count or extent.prompt_count)
+    # torch and matplotlib are slow to import, and not every installation has them.
+    from paceline.measure.figures import check_plots
+
+    check_plots()
+    if LLAMA_CPP in plan.kinds:
+        check_llama_cpp(gguf)
+    prepare_folder(output)
+    codec = read_text_codec(pair.target_model, pair.draft_model)
+    prompts = encode_lines(lines, codec, chat=codec.has_chat_template if chat is None else chat)
+    _Reporting(output).run(plan, prompts, str(input_file or "the demo"))
+
+
+def _draft_counts(value: str) -> tuple[str, ...]:
+    words = comma_list("--draft-counts", value)
+    if wrong := [word for word in words if word != "auto" and not word.isdecimal()]:
+        raise InvalidRequest(f"--draft-counts has {wrong[0]!r}; give numbers or auto", field="draft_counts")
+    return words
+
+
+class _Reporting:
+    """Keeps the result after every pass, so that an interruption loses none; shows and plots it at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._result: BenchResult | None = None
+
+    def run(self, plan: BenchPlan, prompts: list[MeasuredPrompt], input_name: str) -> None:
+        from paceline.measure.bench import Bench, Observer
+
+        try:
+            with work_progress(Console(stderr=True)) as work:
+                observer = Observer(work.started, work.advanced, self._measured)
+                run_async(Bench(plan, prompts, input_name, observer).run())
+        finally:
+            self._summarise()
+
+    def _measured(self, result: "BenchResult") -> None:
+        self._result = result
+        replace_file(self._folder / "result.json", result.to_json())
+
+    def _summarise(self) -> None:
+        from paceline.measure.bench_report import bench_report
+        from paceline.measure.plots import plot_rounds, plot_throughput
+
+        if self._result is None:
+            return
+        report = bench_report(self._result)
+        replace_file(self._folder / "table.md", report)
+        self._console.print(report, markup=False)
+        plot_throughput(self._result, self._folder / "throughput.png")
+        plot_rounds(self._result, self._folder / "round.png")
+        self._console.print(f"in {self._folder}: {', '.join(sorted(os.listdir(self._folder)))}", markup=False)

@@ -1,0 +1,113 @@
+"""`paceline equivalence`: are the outputs those of the target alone?"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli.options import (
+    POLICIES,
+    Category,
+    DraftCount,
+    InputFile,
+    MaxNewTokens,
+    PromptCount,
+    comma_counts,
+    comma_list,
+    run_async,
+    with_pair_flags,
+)
+from paceline.cli.progress import work_progress
+from paceline.cli.prompts import selected_lines
+from paceline.launcher import ClusterOptions
+from paceline.measure.files import prepare_folder, replace_file
+from paceline.measure.precision import NAMED_DTYPES, Precision
+from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
+from paceline.text import TextCodec
+
+if TYPE_CHECKING:
+    from paceline.measure.equivalence import Agreement, EquivalencePlan, EquivalenceResult
+
+RESULT_FILE, TABLE_FILE = "equivalence.json", "equivalence.md"
+
+
+@with_pair_flags
+def command(
+    input_file: InputFile = None,
+    output: Annotated[Path, typer.Option(help="Folder for the result, and for references to go on from.")] = Path(
+        "equivalence"
+    ),
+    category: Category = None,
+    prompt_count: PromptCount = None,
+    max_new_tokens: MaxNewTokens = 50,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are cut.")] = 1024,
+    batch_sizes: Annotated[str, typer.Option(help="With commas between them.")] = "1,4,8,32",
+    policies: Annotated[str, typer.Option(help=f"Of {', '.join(POLICIES)}.")] = ",".join(POLICIES),
+    dtypes: Annotated[
+        str, typer.Option(help="Of float32, bfloat16, float16, each also with -strict.")
+    ] = "float32,bfloat16,bfloat16-strict",
+    draft_count: DraftCount = "5",
+    *,
+    pair: ClusterOptions,
+) -> None:
+    """Compare outputs with Hugging Face's and with plain decoding, token for token: raw text, first turns, greedy.
+
+    Exit status 1 when float32 or strict outputs differ from what they must equal.
+    """
+    batches = comma_counts("--batch-sizes", batch_sizes)
+    chosen = comma_list("--policies", policies, POLICIES)
+    precisions = tuple(Precision.parse(word, NAMED_DTYPES) for word in comma_list("--dtypes", dtypes))
+    lines = selected_lines(input_file, category, prompt_count)
+    prepare_folder(output)
+    codec = read_text_codec(pair.target_model, pair.draft_model)
+    prompts = encode_lines(lines, codec, chat=False, max_prompt_tokens=max_prompt_tokens)
+    # torch is slow to import.
+    from paceline.measure.equivalence import EquivalencePlan, EquivalenceResult
+
+    plan = EquivalencePlan(replace(pair, draft_count=draft_count), max_new_tokens, batches, chosen, precisions)
+    result = EquivalenceResult(
+        pair.target_model, pair.draft_model, draft_count, str(input_file or "demo"), len(prompts), max_new_tokens
+    )
+    result = _Reporting(result, output, codec).run(plan, prompts)
+    raise typer.Exit(1 if result.failed else 0)
+
+
+class _Reporting:
+    """Shows and keeps every agreement as it comes, so that an interruption loses none."""
+
+    def __init__(self, result: "EquivalenceResult", folder: Path, codec: TextCodec) -> None:
+        self._result = result
+        self._folder = folder
+        self._codec = codec
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def run(self, plan: "EquivalencePlan", prompts: list[MeasuredPrompt]) -> "EquivalenceResult":
+        from paceline.measure.equivalence import Equivalence, Observer
+
+        try:
+            with work_progress(Console(stderr=True)) as work:
+                observer = Observer(work.started, work.advanced, self._agreed)
+                run_async(Equivalence(plan, prompts, self._codec, self._folder, observer).run())
+        finally:
+            self._summarise()
+        return self._result
+
+    def _agreed(self, agreement: "Agreement") -> None:
+        from paceline.measure.equivalence_report import mismatch_lines
+
+        self._result = replace(self._result, agreements=(*self._result.agreements, agreement))
+        replace_file(self._folder / RESULT_FILE, self._result.to_json())
+        for line in mismatch_lines(agreement, self._codec):
+            self._console.print(line, style="red" if agreement.failed else "dim", markup=False)
+
+    def _summarise(self) -> None:
+        from paceline.measure.equivalence_report import category_table, equivalence_table
+
+        if not self._result.agreements:
+            return
+        table = equivalence_table(self._result)
+        replace_file(self._folder / TABLE_FILE, "\n".join((table, category_table(self._result.agreements))))
+        self._console.print(table, markup=False)
+        self._console.print(f"{self._folder / RESULT_FILE}, {self._folder / TABLE_FILE}", markup=False)

@@ -1,0 +1,183 @@
+"""`paceline load`: requests at random times, whether or not the cluster keeps up, and what each of them waited."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from paceline.cli.load_view import progress_table, summary_lines, summary_table
+from paceline.cli.options import (
+    Address,
+    Chat,
+    MaxNewTokens,
+    Speculation,
+    as_prompt,
+    connected,
+    draft_limit,
+    run_async,
+    with_cluster_flags,
+    with_sampling_flags,
+)
+from paceline.cli.prompts import PROMPTS
+from paceline.launcher import ClusterOptions
+from paceline.measure.arrivals import poisson_arrivals
+from paceline.measure.figures import check_plots
+from paceline.measure.files import prepare_folder
+from paceline.measure.load import LoadLog, run_load
+from paceline.measure.load_files import write_json, write_plot
+from paceline.measure.load_summary import Objectives, summarize
+from paceline.prompt_file import read_lines
+from paceline.types import ClusterDescription, GenerationRequest, SamplingParameters
+
+DEFAULT_DURATION_S = 30.0
+INTERRUPTED = 130
+"""Exit status of a run that Ctrl-C or SIGTERM ended."""
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What is sent and when."""
+
+    prompts: tuple[str, ...]
+    rate_per_s: float
+    duration_s: float | None
+    request_count: int | None
+    seed: int
+    max_new_tokens: int
+    speculation: bool
+    chat: bool | None
+    sampling: SamplingParameters
+
+    def arrivals(self, cluster: ClusterDescription) -> Iterator[tuple[float, GenerationRequest]]:
+        """Times and requests; the prompts come round again when they are through."""
+        times = poisson_arrivals(self.rate_per_s, self.seed, duration_s=self.duration_s, count=self.request_count)
+        for number, (at_s, prompt) in enumerate(zip(times, cycle(self.prompts), strict=False)):
+            yield (
+                at_s,
+                GenerationRequest(
+                    as_prompt(prompt, self.chat, cluster),
+                    max_new_tokens=self.max_new_tokens,
+                    max_draft_count=draft_limit(self.speculation),
+                    sampling=self.sampling,
+                    seed=self.seed + number,
+                ),
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """As they are written beside results; of the prompts their count."""
+        return asdict(self) | {"prompts": len(self.prompts)}
+
+
+@with_cluster_flags
+@with_sampling_flags
+def command(
+    rate: Annotated[float, typer.Option(help="Requests a second, on average.")],
+    address: Address = None,
+    duration_s: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds of arrivals; 30 without --requests.")
+    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests to send.")] = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", help="JSON lines with `prompt` or `turns`. Unset: word problems.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for load.json and load.png.")] = Path("load-results"),
+    max_new_tokens: MaxNewTokens = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and sampling: the same seed sends the same.")] = 0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(min=0.0, help="Goodput counts first tokens within this.")] = None,
+    slo_tpot_ms: Annotated[
+        float | None, typer.Option(min=0.0, help="Goodput counts time per token within this.")
+    ] = None,
+    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw load.png; needs matplotlib.")] = True,
+    speculation: Speculation = True,
+    chat: Chat = None,
+    *,
+    sampling: SamplingParameters,
+    options: ClusterOptions,
+) -> None:
+    """Send Poisson arrivals and report latencies, throughput and what was refused."""
+    if not (math.isfinite(rate) and rate > 0):
+        raise typer.BadParameter(f"{rate} is no rate; give requests a second, more than 0", param_hint="--rate")
+    if duration_s is None and requests is None:
+        duration_s = DEFAULT_DURATION_S
+    console = Console(highlight=False)
+    prompts = _prompts(input_file, console)
+    plan = LoadPlan(prompts, rate, duration_s, requests, seed, max_new_tokens, speculation, chat, sampling)
+    objectives = Objectives(_seconds(slo_ttft_ms), _seconds(slo_tpot_ms))
+    if plot:
+        check_plots()
+    prepare_folder(output)
+    if run_async(_load(plan, objectives, address, options, Report(console, output, plot))):
+        console.print("interrupted; the results are those until then", style="yellow")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _prompts(path: Path | None, console: Console) -> tuple[str, ...]:
+    if path is None:
+        return PROMPTS
+    lines = read_lines(path)
+    for line in lines:
+        if line.error:
+            console.print(f"left out: {line.error}", style="red")
+    prompts = tuple(line.prompt for line in lines if line.prompt)
+    if not prompts:
+        raise typer.BadParameter(f"{path} has no line with a prompt", param_hint="--input")
+    return prompts
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+async def _load(
+    plan: LoadPlan, objectives: Objectives, address: str | None, options: ClusterOptions, report: "Report"
+) -> bool:
+    """Run the plan, report what came out, and tell whether it was interrupted."""
+    log, interrupted = LoadLog(), False
+    with report.console.status("connecting") as status:
+        async with connected(address, options, retry=False) as (client, cluster):
+            status.stop()
+            try:
+                with Live(console=report.console, get_renderable=lambda: progress_table(log), transient=True):
+                    await run_load(plan.arrivals(cluster), client.generate, log)
+            except asyncio.CancelledError:
+                # Ctrl-C or SIGTERM: what was measured until then is worth having.
+                interrupted = True
+    report.publish(plan, objectives, cluster, log)
+    return interrupted
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where results go."""
+
+    console: Console
+    folder: Path
+    plot: bool
+
+    def publish(self, plan: LoadPlan, objectives: Objectives, cluster: ClusterDescription, log: LoadLog) -> None:
+        summary = summarize(log.records, objectives)
+        title = f"{plan.rate_per_s:g} requests/s on {cluster.target.model_id}, B = {cluster.batch_size}"
+        self.console.print(summary_table(title, summary))
+        for line in summary_lines(summary):
+            self.console.print(line)
+        settings = plan.settings() | {
+            "objectives": asdict(objectives),
+            "target": cluster.target.model_id,
+            "draft": cluster.draft.model_id,
+            "dtype": cluster.target.dtype,
+            "batch_size": cluster.batch_size,
+            "draft_count": cluster.draft_count,
+            "policy": cluster.policy,
+            "lane_count": cluster.lane_count,
+        }
+        write_json(self.folder / "load.json", settings, summary, log.records)
+        if self.plot:
+            write_plot(self.folder / "load.png", title, summary, log.records)
+        self.console.print(f"written to {self.folder}", style="dim")

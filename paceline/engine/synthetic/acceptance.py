@@ -1,0 +1,53 @@
+"""What share of drafts is accepted, as the coordinator counts it, told from a finished text.
+
+A draft is accepted when all drafts before it in its round were, and then it was made after the target's own text. So it
+is enough to know at which positions of that text the draft's choice equals the target's: the rounds follow from it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from statistics import pstdev
+
+DRAFT_COUNT = 5
+"""Drafts a round: the paper's and the coordinator's own default."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    share: float
+    """Of all drafts together."""
+    spread: float
+    """Standard deviation between prompts."""
+    first_half: float
+    second_half: float
+    """Of the outputs: what is the same all along an output is equal in both."""
+    token_count: int
+
+
+def count_drafts(agrees: Sequence[bool], draft_count: int = DRAFT_COUNT) -> tuple[int, int]:
+    """Return how many drafts the rounds of one output make and how many are accepted."""
+    drafted = accepted = position = 0
+    while position < len(agrees):
+        asked = min(draft_count, len(agrees) - position - 1)
+        right = sum(1 for _ in takewhile(bool, agrees[position : position + asked]))
+        drafted, accepted, position = drafted + asked, accepted + right, position + right + 1
+    return drafted, accepted
+
+
+def measure(outputs: Sequence[Sequence[bool]]) -> Acceptance:
+    """Summarise the agreement of each output, position by position."""
+    shares = [_share([output]) for output in outputs]
+    return Acceptance(
+        share=_share(outputs),
+        spread=pstdev(shares),
+        first_half=_share([output[: len(output) // 2] for output in outputs]),
+        second_half=_share([output[len(output) // 2 :] for output in outputs]),
+        token_count=sum(map(len, outputs)),
+    )
+
+
+def _share(outputs: Sequence[Sequence[bool]]) -> float:
+    counts = [count_drafts(output) for output in outputs]
+    drafted = sum(one for one, _ in counts)
+    return sum(one for _, one in counts) / drafted if drafted else 0.0

@@ -1,0 +1,143 @@
+"""Throughput of many systems in one invocation: start those of a batch size, run them in turn, keep every pass.
+
+Owns the order of the work and the lives of the systems; `grid` says which, `alternate` runs them.
+"""
+
+import asyncio
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+
+from paceline.engine.loader import resolve_device
+from paceline.engine.peers import HuggingFacePeer, assistance, prompt_lookup
+from paceline.engine.reference import HuggingFaceReference
+from paceline.engine.traffic import copy_bandwidth, pass_traffic
+from paceline.engine.worker import ModelWorker
+from paceline.measure import grid
+from paceline.measure.agreement import find_mismatches, no_gap
+from paceline.measure.alternate import WARM_UP, alternate
+from paceline.measure.cluster import running_system
+from paceline.measure.grid import BenchPlan, SystemSpec
+from paceline.measure.llama_cpp import LlamaCppPeer
+from paceline.measure.local import LocalSystem, Peer
+from paceline.measure.precision import Precision
+from paceline.measure.prompts import MeasuredPrompt
+from paceline.measure.result import BenchResult, Floor, Run, SystemResult
+from paceline.measure.system import Measured, System
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Whom the work tells how it goes."""
+
+    started: Callable[[str, int], None]
+    """A part of the work and how many steps it has."""
+    advanced: Callable[[], None]
+    measured: Callable[[BenchResult], None]
+    """All that is known after one more pass."""
+
+
+class Bench:
+    def __init__(self, plan: BenchPlan, prompts: Sequence[MeasuredPrompt], input_name: str, observer: Observer) -> None:
+        self._plan = plan
+        self._prompts = prompts
+        self._token_ids = [prompt.token_ids for prompt in prompts]
+        self._observer = observer
+        self._first_outputs: dict[Precision, list[list[int]]] = {}
+        self._device = resolve_device(plan.pair.device)
+        self._worker = ModelWorker(None)
+        self._result = BenchResult(
+            plan.pair.target_model,
+            plan.pair.draft_model,
+            self._device,
+            input_name,
+            len(prompts),
+            sum(map(len, self._token_ids)),
+            plan.max_new_tokens,
+            f"{platform.machine()}, {os.cpu_count()} cores, {_memory_gib()} GiB",
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            {name: version(name) for name in ("paceline", "torch", "transformers")},
+            plan.run_count,
+        )
+
+    async def run(self) -> None:
+        """Run everything; `observer.measured` gets the result after each pass."""
+        try:
+            self._result = replace(self._result, floors=await self._worker.run(self._floors))
+            for specs in grid.groups(self._plan):
+                async with AsyncExitStack() as stack:
+                    systems = await self._open(specs, stack)
+                    self._observer.started(f"B = {specs[-1].batch_size}", len(systems) * (self._plan.run_count + 1))
+                    await alternate(systems, self._token_ids, self._plan.run_count, self._record)
+        finally:
+            # In a thread, for it waits until an interrupted pass has ended, which is at its next token.
+            await asyncio.to_thread(self._worker.close)
+
+    def _floors(self) -> tuple[Floor, ...]:
+        bandwidth = copy_bandwidth(self._device)
+        pair = self._plan.pair
+        return tuple(
+            Floor(
+                str(one),
+                bandwidth,
+                pass_traffic(pair.target_model, one.dtype),
+                pass_traffic(pair.draft_model, one.dtype),
+            )
+            for one in self._plan.precisions
+        )
+
+    async def _open(self, specs: Sequence[SystemSpec], stack: AsyncExitStack) -> dict[SystemSpec, System]:
+        """Start our clusters and load the peers' models, each model once."""
+        load = cache(lambda model, precision: HuggingFaceReference(model, precision.dtype, self._device))
+        systems: dict[SystemSpec, System] = {}
+        for spec in specs:
+            self._observer.started(f"starting {spec.label}", 1)
+            if spec.is_ours:
+                options = grid.cluster_options(spec, self._plan.pair)
+                systems[spec] = await stack.enter_async_context(running_system(options, self._plan.max_new_tokens))
+            else:
+                peer = await self._worker.run(self._peer, spec, load)
+                systems[spec] = LocalSystem(self._worker, peer)
+        return systems
+
+    def _peer(self, spec: SystemSpec, load: Callable[[str, Precision], HuggingFaceReference]) -> Peer:
+        plan = self._plan
+        if spec.kind == grid.LLAMA_CPP:
+            assert plan.gguf is not None
+            return LlamaCppPeer(plan.gguf, plan.max_new_tokens, max(map(len, self._token_ids)) + plan.max_new_tokens)
+        options = {}
+        if spec.kind in (grid.ASSISTED, grid.ASSISTED_FIXED):
+            # Loaded for this system alone: how many drafts it makes is a setting of the model.
+            draft = HuggingFaceReference(plan.pair.draft_model, spec.precision.dtype, self._device)
+            options = assistance(draft, int(spec.draft_count) if spec.draft_count else None)
+        elif spec.kind == grid.LOOKUP:
+            options = prompt_lookup()
+        return HuggingFacePeer(
+            load(plan.pair.target_model, spec.precision), plan.max_new_tokens, spec.batch_size, options
+        )
+
+    def _record(self, spec: SystemSpec, number: int, measured: Measured) -> None:
+        self._observer.advanced()
+        first = self._first_outputs.setdefault(spec.precision, measured.outputs)
+        if number == WARM_UP:
+            return
+        run = Run(
+            measured.elapsed_s,
+            measured.output_count,
+            measured.rounds,
+            tuple(find_mismatches(self._prompts, measured.outputs, first, no_gap)),
+        )
+        known = {one.spec: one for one in self._result.systems}
+        before = known.get(spec, SystemResult(spec))
+        known[spec] = replace(before, runs=(*before.runs, run))
+        self._result = replace(self._result, systems=tuple(known.values()))
+        self._observer.measured(self._result)
+
+
+def _memory_gib() -> int:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30))

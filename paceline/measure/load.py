@@ -1,0 +1,122 @@
+"""Send requests when they are due, whatever became of those before, and note what happened to each.
+
+Open loop: a slow server does not slow the arrivals, and latency counts from the planned arrival, so waiting that the
+server caused is never left out. Knows nothing of rates, reports or the command line.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from paceline.errors import Overloaded, PacelineError
+from paceline.types import GenerationRequest, OutputPiece, Usage
+
+Generate = Callable[[GenerationRequest], AsyncIterator[OutputPiece]]
+Clock = Callable[[], float]
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Outcome(Enum):
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    """The server had no room."""
+    FAILED = "failed"
+    UNFINISHED = "unfinished"
+    """The run was interrupted first."""
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One request. Times are seconds since the start of the run."""
+
+    planned_s: float
+    sent_s: float
+    ended_s: float
+    outcome: Outcome
+    token_times: tuple[tuple[float, int], ...] = ()
+    """When pieces came, and how many tokens each had."""
+    usage: Usage | None = None
+    """Of a completed request."""
+    error: str = ""
+    """Reason of the failure, as `paceline.errors` names it."""
+
+    @property
+    def output_count(self) -> int:
+        return sum(count for _, count in self.token_times)
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Time to first token."""
+        return self.token_times[0][0] - self.planned_s if self.token_times else None
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Time per output token after the first; None of an output that has no more."""
+        if self.output_count < 2:
+            return None
+        return (self.token_times[-1][0] - self.token_times[0][0]) / (self.output_count - 1)
+
+    @property
+    def latency_s(self) -> float:
+        return self.ended_s - self.planned_s
+
+
+@dataclass
+class LoadLog:
+    """What is known so far; grows while a run goes on, and stays when it is interrupted."""
+
+    clock: Clock = time.perf_counter
+    began_s: float = 0.0
+    sent_count: int = 0
+    records: list[RequestRecord] = field(default_factory=list)
+    token_times: list[tuple[float, int]] = field(default_factory=list)
+    """Of all requests, those in flight included."""
+
+    def elapsed_s(self) -> float:
+        return self.clock() - self.began_s
+
+    @property
+    def in_flight_count(self) -> int:
+        return self.sent_count - len(self.records)
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(record.outcome is outcome for record in self.records)
+
+
+async def run_load(
+    arrivals: Iterable[tuple[float, GenerationRequest]],
+    generate: Generate,
+    log: LoadLog,
+    sleep: Sleep = asyncio.sleep,
+) -> None:
+    """Send each request at its time and wait for the last to end. When cancelled, `log` has what was measured."""
+    log.began_s = log.clock()
+    async with asyncio.TaskGroup() as requests:
+        for planned_s, request in arrivals:
+            if (wait_s := planned_s - log.elapsed_s()) > 0:
+                await sleep(wait_s)
+            log.sent_count += 1
+            requests.create_task(_send(planned_s, request, generate, log))
+
+
+async def _send(planned_s: float, request: GenerationRequest, generate: Generate, log: LoadLog) -> None:
+    sent_s = log.elapsed_s()
+    token_times: list[tuple[float, int]] = []
+    outcome, usage, error = Outcome.UNFINISHED, None, ""
+    try:
+        async for piece in generate(request):
+            if piece.tokens:
+                token_times.append((log.elapsed_s(), len(piece.tokens)))
+                log.token_times.append(token_times[-1])
+            if piece.finish:
+                outcome, usage = Outcome.COMPLETED, piece.finish.usage
+        if usage is None:
+            outcome, error = Outcome.FAILED, "NO_FINISH"
+    except Overloaded as failure:
+        outcome, error = Outcome.REJECTED, failure.reason
+    except PacelineError as failure:
+        outcome, error = Outcome.FAILED, failure.reason
+    finally:
+        log.records.append(RequestRecord(planned_s, sent_s, log.elapsed_s(), outcome, tuple(token_times), usage, error))

@@ -1,0 +1,77 @@
+"""The prompts of a measurement: which lines of a file, and the same token ids for every system."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import InvalidRequest, StartupError, TokenizerNotFound
+from paceline.prompt_file import InputLine, read_lines
+from paceline.text import TextCodec, check_same_tokenizer, fingerprint
+from paceline.types import Text, UserMessage
+
+NO_CATEGORY = "all"
+
+
+@dataclass(frozen=True)
+class MeasuredPrompt:
+    id: str
+    category: str
+    token_ids: tuple[int, ...]
+
+
+def select_lines(path: Path, categories: Sequence[str] = (), count: int | None = None) -> list[InputLine]:
+    """Read the lines of some categories, evenly thinned out to `count`. Raises InvalidRequest.
+
+    A measurement over the rest of a broken file would pass for one over all of it, so any wrong line is an error.
+    """
+    lines = read_lines(path)
+    if wrong := [line.error for line in lines if line.error]:
+        raise InvalidRequest(f"--input {path}: {wrong[0]}; {len(wrong)} of {len(lines)} lines are wrong", field="input")
+    known = sorted({line.category for line in lines if line.category})
+    if unknown := [name for name in categories if name not in known]:
+        raise InvalidRequest(
+            f"--category {unknown[0]!r} is not in {path}, which has {', '.join(known) or 'no categories'}",
+            field="category",
+        )
+    return thin_out([line for line in lines if not categories or line.category in categories], count)
+
+
+def thin_out(lines: Sequence[InputLine], count: int | None) -> list[InputLine]:
+    """Take `count` lines at even distances, so that every part of the file has its share."""
+    if count is None or count >= len(lines):
+        return list(lines)
+    return [lines[place * len(lines) // count] for place in range(count)]
+
+
+def read_text_codec(target_model: str, draft_model: str) -> TextCodec:
+    """Read the target's tokenizer and see that the draft's is the same. Raises a StartupError, or TokenizerNotFound."""
+    # Slow to import, and not every installation has it.
+    try:
+        from paceline.engine.checkpoint import find_checkpoint, read_tokenizer
+    except ImportError as error:
+        raise StartupError(
+            f"measuring runs models, and {error.name} is not installed: pip install 'paceline[bench]'"
+        ) from error
+
+    found = [(model, read_tokenizer(find_checkpoint(model))) for model in (draft_model, target_model)]
+    codecs = [(model, TextCodec(files)) for model, files in found if files]
+    if len(codecs) < len(found):
+        lacking = next(model for model, files in found if files is None)
+        raise TokenizerNotFound(f"model {lacking!r} has no tokenizer, and prompts are text; give a pair that has one")
+    (draft, draft_codec), (target, target_codec) = codecs
+    check_same_tokenizer(draft, fingerprint(draft_codec.tokenizer), target, fingerprint(target_codec.tokenizer))
+    return target_codec
+
+
+def encode_lines(
+    lines: Sequence[InputLine], codec: TextCodec, *, chat: bool, max_prompt_tokens: int | None = None
+) -> list[MeasuredPrompt]:
+    """Tokenize, in the chat template or as plain text; cut prompts that are longer than the most tokens."""
+    prompts = []
+    for line in lines:
+        assert line.prompt is not None
+        token_ids = codec.encode(UserMessage(line.prompt) if chat else Text(line.prompt))[:max_prompt_tokens]
+        if not token_ids:
+            raise InvalidRequest(f"prompt {line.id} has no tokens; remove it from the file", field="input")
+        prompts.append(MeasuredPrompt(str(line.id), line.category or NO_CATEGORY, tuple(token_ids)))
+    return prompts

@@ -1,0 +1,101 @@
+"""What the rounds of one measured pass did, and where their time went: differences of counters."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Self
+
+from paceline.types import ClusterStatistics, Usage
+
+
+@dataclass(frozen=True)
+class Counters:
+    """A cluster's counters at one moment."""
+
+    statistics: ClusterStatistics
+    draft_realignment_s: float
+    target_realignment_s: float
+
+
+@dataclass(frozen=True)
+class RoundUse:
+    round_count: int = 0
+    slot_count: int = 0
+    """What the rounds had room for: B each."""
+    filled_slot_count: int = 0
+    verified_row_count: int = 0
+    """Rows of verify calls that gave tokens; a chunk of a prompt gives none."""
+    committed_count: int = 0
+    drafted_count: int = 0
+    accepted_count: int = 0
+    context_token_count: int = 0
+    """Cached tokens that the verified rows attended to, all together."""
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    wire_s: float = 0.0
+    queue_s: float = 0.0
+    coordinator_s: float = 0.0
+    realignment_s: float = 0.0
+    """Of the dense layout, in both services; not in `draft_s` and `verify_s`."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Where the rounds' seconds went. Two lanes' rounds overlap, so the sum may exceed the pass."""
+        return {
+            "draft": self.draft_s,
+            "verify": self.verify_s,
+            "realignment": self.realignment_s,
+            "wire": self.wire_s,
+            "queue": self.queue_s,
+            "coordinator": self.coordinator_s,
+        }
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        total = sum(self.seconds.values())
+        return {name: spent / total if total else 0.0 for name, spent in self.seconds.items()}
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.accepted_count / self.drafted_count if self.drafted_count else None
+
+    @property
+    def tokens_per_row(self) -> float:
+        """Tokens a sequence gains in a round; SpecBench's mean accepted tokens (MAT), 1 in plain decoding."""
+        return self.committed_count / self.verified_row_count if self.verified_row_count else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        return self.filled_slot_count / self.slot_count if self.slot_count else 0.0
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+
+def rounds_between(before: Counters, after: Counters, usages: Iterable[Usage], batch_size: int) -> RoundUse:
+    """What happened between two moments, in which `usages` were answered and nothing else."""
+    usages = list(usages)
+    old, new = before.statistics, after.statistics
+    draft_realigned_s = after.draft_realignment_s - before.draft_realignment_s
+    target_realigned_s = after.target_realignment_s - before.target_realignment_s
+    round_count = new.round_count - old.round_count
+    hops_s = new.propose.total_s + new.verify.total_s - old.propose.total_s - old.verify.total_s
+    return RoundUse(
+        round_count=round_count,
+        slot_count=round_count * batch_size,
+        filled_slot_count=_filled_slots(new) - _filled_slots(old),
+        verified_row_count=sum(one.round_count for one in usages),
+        committed_count=sum(one.output_count for one in usages),
+        drafted_count=sum(one.drafted_count for one in usages),
+        accepted_count=sum(one.accepted_count for one in usages),
+        context_token_count=sum(one.round_count * (one.prompt_count + one.output_count // 2) for one in usages),
+        draft_s=new.propose.executed_s - old.propose.executed_s - draft_realigned_s,
+        verify_s=new.verify.executed_s - old.verify.executed_s - target_realigned_s,
+        wire_s=new.propose.wire_s + new.verify.wire_s - old.propose.wire_s - old.verify.wire_s,
+        queue_s=new.propose.queued_s + new.verify.queued_s - old.propose.queued_s - old.verify.queued_s,
+        coordinator_s=new.round_s - old.round_s - hops_s,
+        realignment_s=draft_realigned_s + target_realigned_s,
+    )
+
+
+def _filled_slots(statistics: ClusterStatistics) -> int:
+    return sum(size * count for size, count in statistics.round_counts_by_group_size)

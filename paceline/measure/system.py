@@ -1,0 +1,32 @@
+"""What is measured: anything that answers all prompts, and tells how long it took."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.measure.rounds import RoundUse
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One pass over all prompts."""
+
+    outputs: list[list[int]]
+    """Token ids by prompt, up to and with the end token."""
+    elapsed_s: float
+    rounds: RoundUse | None = None
+    """None for systems that tell nothing of their rounds."""
+
+    @property
+    def output_count(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.output_count / self.elapsed_s
+
+
+class System(Protocol):
+    async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
+        """Answer all prompts, given at once."""
+        ...

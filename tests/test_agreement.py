@@ -1,0 +1,77 @@
+"""Exact and partial match, as the paper defines them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.measure.agreement import Mismatch, find_mismatches, match, match_rates, match_strings, no_gap, pooled
+from paceline.measure.prompts import MeasuredPrompt, read_text_codec
+
+TOKENS = st.lists(st.integers(0, 5), max_size=12)
+PROMPTS = [MeasuredPrompt("a", "qa", (1, 2)), MeasuredPrompt("b", "math", (3,)), MeasuredPrompt("c", "qa", (4,))]
+
+
+@given(TOKENS, TOKENS)
+def test_partial_match_is_a_share_and_whole_for_equal_outputs_only_where_none_is_cut_off(
+    output: list[int], reference: list[int]
+) -> None:
+    found = match(output, reference)
+    assert 0 <= found.partial <= 1
+    assert found.exact == (output == reference)
+    assert not found.exact or found.partial == 1
+    if found.partial == 1:
+        assert output[: len(reference)] == reference
+
+
+@given(TOKENS, st.integers(0, 11), TOKENS)
+def test_partial_match_counts_the_leading_equal_tokens_of_the_reference(
+    reference: list[int], place: int, rest: list[int]
+) -> None:
+    if place < len(reference):
+        output = [*reference[:place], reference[place] + 1, *rest]
+        assert match(output, reference).partial == place / len(reference)
+
+
+def test_tokens_after_the_reference_cost_the_exact_match_only() -> None:
+    found = match([1, 2, 3], [1, 2])
+    assert (found.exact, found.partial) == (False, 1.0)
+
+
+def test_equal_strings_match_whatever_their_tokens() -> None:
+    def letters(text: str) -> list[int]:
+        return list(map(ord, text))
+
+    assert match_strings("ab", "ab", letters).exact
+    found = match_strings("abx", "abcd", letters)
+    assert (found.exact, found.partial) == (False, 0.5)
+
+
+def test_a_mismatch_names_prompt_place_tokens_and_the_logit_gap_after_the_common_prefix() -> None:
+    asked: list[tuple[list[int], int, int]] = []
+
+    def gap(prefix: object, expected: int, other: int) -> float:
+        assert isinstance(prefix, list)
+        asked.append((prefix, expected, other))
+        return 0.25
+
+    outputs, references = [[7, 8, 9], [5, 6], [1]], [[7, 9, 9], [5, 6], [1, 2]]
+    assert find_mismatches(PROMPTS, outputs, references, gap) == [
+        Mismatch("a", "qa", 1, 9, 8, 0.25),
+        Mismatch("c", "qa", 1, 2, None, None),
+    ]
+    assert asked == [([1, 2, 7], 9, 8)]
+    assert find_mismatches(PROMPTS, references, references, no_gap) == []
+
+
+@pytest.mark.slow
+def test_rates_are_kept_by_category_and_pooled_by_prompt() -> None:
+    codec = read_text_codec("builtin:target", "builtin:draft")
+    one, other = codec.tokenizer.encode("Tom has 4 apples.").ids, codec.tokenizer.encode("Tom has 5 pears.").ids
+    rates = match_rates(PROMPTS, [one, one, other], [one, other, other], codec)
+    assert [(rate.category, rate.prompt_count, rate.exact_count) for rate in rates] == [("qa", 2, 2), ("math", 1, 0)]
+    assert [rate.string_exact_count for rate in rates] == [2, 0]
+    assert 0 < rates[1].partial < 1
+    assert rates[1].partial == rates[1].string_partial
+    overall = pooled(rates)
+    assert (overall.prompt_count, overall.exact_count) == (3, 2)
+    assert overall.partial == pytest.approx((2 + rates[1].partial) / 3)

@@ -1,0 +1,306 @@
+"""Benches without models: the order of the runs, what is kept of them, and what is made of it."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.builtin import resolve_model
+from paceline.engine.traffic import pass_traffic
+from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, TokenizerNotFound
+from paceline.launcher import ClusterOptions
+from paceline.measure import grid
+from paceline.measure.agreement import Mismatch
+from paceline.measure.alternate import alternate
+from paceline.measure.bench_report import bench_report, round_table, throughput_table
+from paceline.measure.files import prepare_folder
+from paceline.measure.grid import BenchPlan, SystemSpec
+from paceline.measure.llama_cpp import check_llama_cpp
+from paceline.measure.plots import plot_rounds, plot_throughput
+from paceline.measure.precision import Precision
+from paceline.measure.prompts import read_text_codec, select_lines, thin_out
+from paceline.measure.result import BenchResult, Floor, Run, SystemResult, bench_result_from_json
+from paceline.measure.rounds import Counters, RoundUse, rounds_between
+from paceline.measure.system import Measured
+from paceline.measure.tables import markdown_table
+from paceline.prompt_file import InputLine
+from paceline.types import ClusterStatistics, HopTime, PassTraffic, Usage
+from tests.conftest import PairOfCheckpoints
+
+AUTO = Precision("auto")
+PLAN = BenchPlan(ClusterOptions(), grid.KINDS, (8, 1), ("continuous", "eqspec"), ("5", "auto"), (AUTO,), 16, 3)
+ROUNDS = RoundUse(
+    round_count=10,
+    slot_count=80,
+    filled_slot_count=60,
+    verified_row_count=50,
+    committed_count=200,
+    drafted_count=250,
+    accepted_count=150,
+    context_token_count=5000,
+    draft_s=1.0,
+    verify_s=2.0,
+    wire_s=0.5,
+    queue_s=0.25,
+    coordinator_s=0.25,
+)
+
+
+class FakeSystem:
+    """Answers with its name's length in tokens; fails at one of its passes if asked to."""
+
+    def __init__(self, name: str, log: list[str], cancelled_at: int | None = None) -> None:
+        self._name = name
+        self._log = log
+        self._cancelled_at = cancelled_at
+        self._passes = 0
+
+    async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
+        if self._passes == self._cancelled_at:
+            raise asyncio.CancelledError
+        self._passes += 1
+        self._log.append(self._name)
+        return Measured([[len(self._name)]] * len(prompts), 1.0)
+
+
+async def test_systems_take_turns_and_the_first_run_of_each_has_number_zero() -> None:
+    log: list[str] = []
+    records: list[tuple[str, int]] = []
+    systems = {name: FakeSystem(name, log) for name in ("a", "b", "c")}
+    await alternate(systems, [(1,)], 2, lambda key, number, measured: records.append((key, number)))
+    assert log == ["a", "b", "c"] * 3
+    assert records == [(key, number) for number in (0, 1, 2) for key in ("a", "b", "c")]
+
+
+async def test_an_interruption_keeps_the_passes_that_ended() -> None:
+    log: list[str] = []
+    records: list[tuple[str, int]] = []
+    systems = {"a": FakeSystem("a", log), "b": FakeSystem("b", log, cancelled_at=1)}
+    with pytest.raises(asyncio.CancelledError):
+        await alternate(systems, [(1,)], 2, lambda key, number, measured: records.append((key, number)))
+    assert records == [("a", 0), ("b", 0), ("a", 1)]
+
+
+def test_peers_that_decode_one_at_a_time_are_measured_once_and_ours_in_all_variants() -> None:
+    small, large = grid.groups(PLAN)
+    assert [spec.batch_size for spec in small] == [1] * len(small)
+    assert {spec.kind for spec in small} == set(grid.KINDS)
+    assert {spec.kind for spec in large} == {grid.HUGGING_FACE, *grid.OURS}
+    variants = [(spec.policy, spec.draft_count) for spec in large if spec.kind == grid.SPECULATIVE]
+    assert variants == [("continuous", "5"), ("continuous", "auto"), ("eqspec", "5"), ("eqspec", "auto")]
+    assert len({spec.label for spec in small}) == len(small)
+    strict = grid.groups(replace(PLAN, precisions=(Precision("bfloat16", "strict"),)))
+    assert {spec.kind for spec in strict[0]} == set(grid.OURS)
+
+
+def test_one_sequence_at_a_time_and_plain_decoding_have_one_lane() -> None:
+    options = {spec: grid.cluster_options(spec, PLAN.pair) for group in grid.groups(PLAN) for spec in group}
+    lanes = {(spec.kind, spec.batch_size, spec.policy): one.lanes for spec, one in options.items() if spec.is_ours}
+    assert lanes[grid.SPECULATIVE, 1, "continuous"] == 1
+    assert lanes[grid.SPECULATIVE, 8, "continuous"] is None
+    assert lanes[grid.PLAIN, 8, ""] == 1
+    layouts = {spec.policy: one.layout for spec, one in options.items() if spec.kind == grid.SPECULATIVE}
+    assert layouts == {"continuous": "paged", "eqspec": "dense"}
+    assert {one.draft_count for spec, one in options.items() if spec.kind == grid.PLAIN} == {"0"}
+
+
+def test_rounds_are_the_difference_of_two_moments() -> None:
+    old = ClusterStatistics(
+        round_count=3,
+        round_counts_by_group_size=((4, 3),),
+        round_s=10.0,
+        propose=HopTime(1.0, 1.0, 1.0),
+        verify=HopTime(1.0, 1.0, 1.0),
+    )
+    new = ClusterStatistics(
+        round_count=5,
+        round_counts_by_group_size=((2, 1), (4, 4)),
+        round_s=20.0,
+        propose=HopTime(1.5, 1.25, 3.0),
+        verify=HopTime(1.5, 1.25, 5.0),
+    )
+    usages = [Usage(10, 8, 12, 6, 2), Usage(20, 5, 4, 1, 4)]
+    found = rounds_between(Counters(old, 0.0, 1.0), Counters(new, 0.5, 2.0), usages, 4)
+    assert (found.round_count, found.slot_count, found.filled_slot_count) == (2, 8, 6)
+    assert (found.committed_count, found.verified_row_count, found.drafted_count, found.accepted_count) == (
+        13,
+        6,
+        16,
+        7,
+    )
+    assert found.context_token_count == 2 * 14 + 4 * 22
+    assert found.seconds == {
+        "draft": 1.5,
+        "verify": 3.0,
+        "realignment": 1.5,
+        "wire": 1.0,
+        "queue": 0.5,
+        "coordinator": 2.5,
+    }
+    assert sum(found.seconds.values()) == new.round_s - old.round_s
+
+
+def test_rounds_that_did_nothing_have_no_rates() -> None:
+    empty = RoundUse()
+    assert (empty.acceptance, empty.tokens_per_row, empty.occupancy) == (None, 0.0, 0.0)
+    assert set(empty.time_shares.values()) == {0.0}
+
+
+def test_the_floor_is_weights_once_a_round_drafts_once_a_draft_and_the_cached_tokens() -> None:
+    floor = Floor("auto", 1000.0, PassTraffic(100, 2), PassTraffic(10, 1))
+    assert floor.seconds(ROUNDS) == ((10 * 100 + 5000 * 2) + 5 * (10 * 10 + 5000 * 1)) / 1000
+
+
+def test_pass_traffic_counts_the_head_and_not_an_embedding_of_its_own(pairs: dict[str, PairOfCheckpoints]) -> None:
+    traffic = pass_traffic(str(pairs["Llama"].target), "float32")
+    vocabulary, hidden, kv_size, inner, layers = 320, 64, 32, 96, 2
+    layer = 2 * hidden * hidden + 2 * hidden * kv_size + 3 * hidden * inner + 2 * hidden
+    assert traffic.weight_bytes == 4 * (layers * layer + hidden + vocabulary * hidden)
+    assert traffic.token_bytes == 4 * layers * 2 * kv_size
+    half = pass_traffic(str(pairs["Llama"].target), "bfloat16")
+    assert (2 * half.weight_bytes, 2 * half.token_bytes) == (traffic.weight_bytes, traffic.token_bytes)
+
+
+def spec(kind: str, batch_size: int, draft_count: str = "") -> SystemSpec:
+    return SystemSpec(kind, batch_size, AUTO, "continuous" if kind == grid.SPECULATIVE else "", draft_count)
+
+
+def run(tokens_per_s: float, rounds: RoundUse | None = None, mismatches: tuple[Mismatch, ...] = ()) -> Run:
+    return Run(10.0, round(10 * tokens_per_s), rounds, mismatches)
+
+
+def result() -> BenchResult:
+    mismatch = Mismatch("7", "qa", 3, 5, 6)
+    return BenchResult(
+        *("builtin:target", "builtin:draft", "cpu", "prompts.jsonl", 24, 700, 64, "two cores", "2026-01-01T00:00:00"),
+        versions={"torch": "2"},
+        run_count=3,
+        floors=(Floor("auto", 2e4, PassTraffic(100, 2), PassTraffic(10, 1)),),
+        systems=(
+            SystemResult(spec(grid.HUGGING_FACE, 1), (run(90), run(110), run(100))),
+            SystemResult(spec(grid.ASSISTED, 1), (run(200),)),
+            SystemResult(spec(grid.SPECULATIVE, 1, "5"), (run(300, ROUNDS),)),
+            SystemResult(spec(grid.HUGGING_FACE, 8), (run(400),)),
+            SystemResult(spec(grid.SPECULATIVE, 8, "5"), (run(1200, ROUNDS), run(1300, ROUNDS, (mismatch,)))),
+            SystemResult(spec(grid.PLAIN, 8)),
+        ),
+    )
+
+
+def test_a_result_survives_its_json() -> None:
+    assert bench_result_from_json(result().to_json()) == result()
+
+
+def test_the_table_tells_medians_speed_ups_and_mismatches() -> None:
+    lines = throughput_table(result()).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    columns = cells[0]
+    rows = [dict(zip(columns, row, strict=True)) for row in cells[2:]]
+    assert [row["tokens/s"] for row in rows] == ["100", "200", "300", "400", "1250"]
+    ours = rows[-1]
+    assert ours["system"] == "Paceline, 5 drafts"
+    assert (ours["x HF generate"], ours["x HF assisted"], ours["x own B=1"]) == ("3.12", "6.25", "4.17")
+    assert (ours["accepted"], ours["tokens/row"], ours["slots filled"]) == ("60.0%", "4.00", "75%")
+    assert ours["of floor"] == "18%"
+    assert ours["equal"] == "23 of 24"
+    assert rows[0]["equal"] == "24 of 24"
+
+
+def test_the_report_has_a_table_of_times_only_for_systems_that_tell_theirs() -> None:
+    assert "prompts.jsonl" in bench_report(result())
+    lines = round_table(result()).splitlines()
+    assert len(lines) == 4
+    assert "25.0%" in lines[2]
+    assert "50.0%" in lines[2]
+    peers_only = replace(result(), systems=result().systems[:2])
+    assert "Where a round's time goes" not in bench_report(peers_only)
+
+
+@given(st.lists(st.lists(st.text("abc", max_size=9), min_size=3, max_size=3), max_size=5))
+def test_the_lines_of_a_table_are_equally_long(rows: list[list[str]]) -> None:
+    lines = markdown_table(["", "x", "long header"], rows).splitlines()
+    assert len(lines) == len(rows) + 2
+    assert len({len(line) for line in lines}) == 1
+    assert all(set(cell) <= set("-: ") and "--" in cell for cell in lines[1].strip("|").split("|"))
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    plot_throughput(result(), tmp_path / "throughput.png")
+    plot_rounds(result(), tmp_path / "round.png")
+    plot_rounds(replace(result(), systems=result().systems[:2]), tmp_path / "none.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round.png", "throughput.png"]
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_categories_are_chosen_by_name_and_unknown_ones_answered_with_the_known(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(
+        '{"prompt": "a", "category": "qa"}\n{"prompt": "b", "category": "math"}\n{"prompt": "c", "category": "qa"}\n'
+    )
+    assert [line.prompt for line in select_lines(path, ["qa"])] == ["a", "c"]
+    assert [line.prompt for line in select_lines(path)] == ["a", "b", "c"]
+    with pytest.raises(InvalidRequest, match="'art' is not in .*, which has math, qa"):
+        select_lines(path, ["qa", "art"])
+
+
+def test_a_wrong_line_stops_a_measurement(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{half\n')
+    with pytest.raises(InvalidRequest, match="line 2 is not JSON.*1 of 2 lines are wrong"):
+        select_lines(tmp_path / "in.jsonl")
+
+
+@given(st.integers(1, 40), st.integers(1, 50))
+def test_thinning_out_keeps_order_and_reaches_all_parts(line_count: int, count: int) -> None:
+    lines = [InputLine(number, "x") for number in range(line_count)]
+    kept = thin_out(lines, count)
+    numbers = [line.id for line in kept]
+    assert len(kept) == min(count, line_count)
+    assert numbers == sorted(set(numbers))
+    gaps = [after - before for before, after in zip(numbers, numbers[1:], strict=False)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
+    assert thin_out(lines, None) == lines
+
+
+def test_pairs_that_lack_a_tokenizer_or_a_model_are_refused(pairs: dict[str, PairOfCheckpoints]) -> None:
+    with pytest.raises(TokenizerNotFound, match="has no tokenizer, and prompts are text"):
+        read_text_codec("builtin:target", str(pairs["Llama"].draft))
+    with pytest.raises(ModelNotUsable, match="is not a directory"):
+        read_text_codec("builtin:target", "/nowhere")
+
+
+def test_pairs_of_different_tokenizers_are_refused(tmp_path: Path) -> None:
+    draft = shutil.copytree(resolve_model("builtin:draft"), tmp_path / "draft")
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, other = list(vocabulary)[-2:]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(IncompatiblePair, match="different tokenizers"):
+        read_text_codec("builtin:target", str(draft))
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "new" / "folder")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequest, match=r"--output .*file.* cannot be written"):
+        prepare_folder(tmp_path / "file")
+
+
+def test_a_precision_is_one_word() -> None:
+    assert [str(Precision.parse(word)) for word in ("auto", "bfloat16-strict")] == ["auto", "bfloat16-strict"]
+    assert Precision.parse("bfloat16-strict") == Precision("bfloat16", "strict")
+    with pytest.raises(InvalidRequest, match="'int8'"):
+        Precision.parse("int8")
+
+
+def test_llama_cpp_without_its_library_or_file_names_the_remedy() -> None:
+    with pytest.raises(InvalidRequest, match=r"paceline\[llama-cpp\]|--gguf FILE"):
+        check_llama_cpp(None)

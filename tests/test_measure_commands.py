@@ -1,0 +1,107 @@
+"""`paceline bench` and `paceline equivalence`, whole, with little to do."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.measure.result import bench_result_from_json
+from tests.commands import ended, paceline, start
+from tests.conftest import PairOfCheckpoints
+
+SMALL = ("--prompt-count", "3", "--max-new-tokens", "8", "--batch-sizes", "2")
+BENCH = ("bench", *SMALL, "--systems", "hf,speculative")
+EQUIVALENCE = ("equivalence", *SMALL, "--policies", "continuous", "--dtypes", "float32")
+
+
+@pytest.mark.slow
+async def test_a_bench_leaves_its_result_a_table_and_two_plots(tmp_path: Path) -> None:
+    status, out, err = await paceline(*BENCH, "--runs", "2", "--output", str(tmp_path))
+    assert status == 0, err
+    assert sorted(os.listdir(tmp_path)) == ["result.json", "round.png", "table.md", "throughput.png"]
+    result = bench_result_from_json((tmp_path / "result.json").read_text())
+    assert [(one.spec.label, len(one.runs)) for one in result.systems] == [
+        ("HF generate", 2),
+        ("Paceline, 5 drafts", 2),
+    ]
+    for system in result.systems:
+        assert system.mismatch_count == 0
+        assert all(0 < run.output_count <= 3 * 8 for run in system.runs)
+    ours = result.systems[1]
+    assert ours.rounds is not None
+    assert ours.rounds.committed_count == sum(run.output_count for run in ours.runs)
+    assert 1 <= ours.rounds.tokens_per_row <= 6
+    assert min(ours.rounds.seconds.values()) >= 0
+    assert (tmp_path / "table.md").read_text().strip() in out
+
+
+@pytest.mark.slow
+async def test_an_interrupted_bench_keeps_and_shows_what_it_measured(tmp_path: Path) -> None:
+    process = await start("paceline", *BENCH, "--runs", "1000", "--output", str(tmp_path))
+    while not (tmp_path / "result.json").exists():
+        await asyncio.sleep(0.05)
+    services = psutil.Process(process.pid).children()
+    process.terminate()
+    status, out, _ = await ended(process)
+    assert status == 143
+    result = bench_result_from_json((tmp_path / "result.json").read_text())
+    assert 0 < sum(len(one.runs) for one in result.systems) < 2000
+    assert (tmp_path / "table.md").read_text().strip() in out
+    assert (tmp_path / "throughput.png").exists()
+    assert not [one for one in services if one.is_running()]
+
+
+@pytest.mark.slow
+async def test_equivalence_fails_exactly_when_outputs_differ_from_the_reference(tmp_path: Path) -> None:
+    status, out, err = await paceline(*EQUIVALENCE, "--output", str(tmp_path))
+    assert status == 0, err
+    agreements = json.loads((tmp_path / "equivalence.json").read_text())["agreements"]
+    assert [(one["system"], one["reference"]) for one in agreements] == [
+        ("plain", "Hugging Face"),
+        ("speculative", "Hugging Face"),
+        ("speculative", "plain decoding"),
+    ]
+    assert all(not one["mismatches"] and one["rates"][0]["exact_count"] == 3 for one in agreements)
+    assert out.count("3 of 3") == 3
+
+    # References are taken up again from the folder, so one that was changed there is what outputs are held against.
+    reference = tmp_path / "reference-float32.jsonl"
+    rows = [json.loads(line) for line in reference.read_text().splitlines()]
+    right = rows[1]["token_ids"][4]
+    rows[1]["token_ids"][4] = right + 1
+    reference.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, out, _ = await paceline(*EQUIVALENCE, "--output", str(tmp_path))
+    assert status == 1
+    agreements = json.loads((tmp_path / "equivalence.json").read_text())["agreements"]
+    (mismatch,) = agreements[1]["mismatches"]
+    assert (mismatch["prompt_id"], mismatch["position"]) == ("9", 4)
+    assert (mismatch["expected_token_id"], mismatch["token_id"]) == (right + 1, right)
+    assert mismatch["logit_gap"] < 0
+    assert "prompt 9 (all), token 4" in out
+    assert not agreements[2]["mismatches"]
+
+
+@pytest.mark.slow
+async def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
+    tmp_path: Path, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x", "category": "qa"}')
+    (tmp_path / "empty.jsonl").touch()
+    file = str(tmp_path / "in.jsonl")
+    for arguments, words in [
+        (["bench", "--input", str(tmp_path / "missing")], "missing cannot be read"),
+        (["equivalence", "--input", str(tmp_path / "empty.jsonl")], "empty.jsonl holds no lines"),
+        (["bench", "--input", file, "--category", "art"], "'art' is not in"),
+        (["bench", "--systems", "speculative,vllm"], "--systems has 'vllm'; give any of hf,"),
+        (["bench", "--batch-sizes", "1,0"], "--batch-sizes has '0'"),
+        (["equivalence", "--output", file], "cannot be written"),
+        (["bench", "--output", str(tmp_path), "--draft-model", "/nowhere"], "'/nowhere' is not a directory"),
+        (["bench", "--output", str(tmp_path), "--draft-model", str(pairs["Llama"].draft)], "has no tokenizer"),
+    ]:
+        status, out, err = await paceline(*arguments)
+        assert (status, out) == (1, "")
+        assert err.count("\n") == 1
+        assert words in err

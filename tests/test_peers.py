@@ -1,0 +1,84 @@
+"""Hugging Face's ways to decode, as peers: their outputs are the reference's, and they can be told to stop."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from threading import Event
+from typing import Any
+
+import pytest
+
+from paceline.engine.peers import HuggingFacePeer, assistance, prompt_lookup
+from paceline.engine.reference import HuggingFaceReference
+from paceline.engine.worker import ModelWorker
+from paceline.measure.local import LocalSystem
+from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE
+from tests.conftest import PairOfCheckpoints
+
+LIMIT = 24
+Options = Callable[[HuggingFaceReference], dict[str, Any]]
+
+
+def prompts() -> list[tuple[int, ...]]:
+    rng = random.Random(11)
+    return [tuple(rng.randrange(8, VOCABULARY_SIZE) for _ in range(length)) for length in (3, 17, 40, 8, 5)]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "options"),
+    [
+        (1, lambda draft: {}),
+        (2, lambda draft: {}),
+        (8, lambda draft: {}),
+        (1, lambda draft: assistance(draft)),
+        (1, lambda draft: assistance(draft, 3)),
+        (1, lambda draft: prompt_lookup()),
+    ],
+)
+def test_peers_answer_as_generate_does_at_batch_one(
+    batch_size: int, options: Options, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    target = HuggingFaceReference(str(pairs["Llama"].target), "float32")
+    draft = HuggingFaceReference(str(pairs["Llama"].draft), "float32")
+    expected = [target.generate(prompt, LIMIT) for prompt in prompts()]
+    outputs = HuggingFacePeer(target, LIMIT, batch_size, options(draft)).answer(prompts(), Event())
+    assert outputs == expected
+    assert any(len(output) < LIMIT for output in expected)
+    assert all(END_TOKEN_ID not in output[:-1] for output in outputs)
+
+
+def test_a_peer_that_is_told_to_stop_ends_at_its_next_token(pairs: dict[str, PairOfCheckpoints]) -> None:
+    target = HuggingFaceReference(str(pairs["Llama"].target), "float32")
+    stop = Event()
+    stop.set()
+    outputs = HuggingFacePeer(target, LIMIT, 2).answer(prompts(), stop)
+    assert [len(output) for output in outputs] == [1] * len(prompts())
+
+
+async def test_a_cancelled_pass_tells_its_peer_to_stop() -> None:
+    began, stopped = Event(), Event()
+
+    class Patient:
+        def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]:
+            began.set()
+            stop.wait()
+            stopped.set()
+            return []
+
+    worker = ModelWorker(1)
+    task = asyncio.create_task(LocalSystem(worker, Patient()).run([(1,)]))
+    await asyncio.to_thread(began.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(worker.close)
+    assert stopped.is_set()
+
+
+def test_the_logit_gap_is_positive_for_the_target_s_own_choice(pairs: dict[str, PairOfCheckpoints]) -> None:
+    target = HuggingFaceReference(str(pairs["Llama"].target), "float32")
+    prompt = prompts()[0]
+    chosen = target.generate(prompt, 1)[0]
+    other = (chosen + 1) % VOCABULARY_SIZE
+    assert target.logit_gap(prompt, chosen, other) > 0
+    assert target.logit_gap(prompt, chosen, other) == -target.logit_gap(prompt, other, chosen)
