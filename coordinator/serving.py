@@ -19,6 +19,7 @@ from coordinator.requests import RequestMetrics
 from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Scheduler
+from coordinator.security import clients_options, models_security
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Pair, join_pair
 from paceline.instruments import Instruments, instruments
@@ -39,9 +40,10 @@ async def serve(settings: CoordinatorSettings) -> None:
 @asynccontextmanager
 async def running_coordinator(settings: CoordinatorSettings, watched: Instruments) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; on leaving, running requests get `shutdown_grace_s` to end."""
+    options, security = clients_options(settings), models_security(settings)
     async with (
-        open_channel(settings.draft, tracer=watched.tracer) as draft_channel,
-        open_channel(settings.target, [TARGET_SERVICE], tracer=watched.tracer) as target_channel,
+        open_channel(settings.draft, security=security, tracer=watched.tracer) as draft_channel,
+        open_channel(settings.target, [TARGET_SERVICE], security=security, tracer=watched.tracer) as target_channel,
     ):
         drafter = RemoteDrafter(draft_channel, settings.call_timeout_s)
         verifier = RemoteVerifier(target_channel, settings.call_timeout_s)
@@ -65,6 +67,7 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
                 [SERVICE_NAME],
                 lambda server: add_GenerationServiceServicer_to_server(servicer, server),
                 grace_s=settings.shutdown_grace_s,
+                options=options,
                 tracer=watched.tracer,
             ) as server:
                 await server.set_serving(True)

@@ -37,7 +37,12 @@ async def running() -> AsyncIterator[Addresses]:
     [
         (["target_service", "--model", "/nowhere"], "is not a directory"),
         (["draft_service", "--model", "builtin:other"], "builtin:target and builtin:draft"),
-        (["draft_service", "--host", "host.invalid", "--port", "1"], "cannot listen on host.invalid:1"),
+        (
+            ["draft_service", "--host", "host.invalid", "--port", "1", "--plaintext", "true"],
+            "cannot listen on host.invalid:1",
+        ),
+        (["target_service", "--host", "0.0.0.0"], "--host 0.0.0.0 is not loopback and there is no certificate"),
+        (["coordinator", "--draft", "draft.test:1", "--target", "127.0.0.1:1"], "draft.test:1 is not on this machine"),
         (
             ["draft_service", "--metrics-host", "host.invalid", "--metrics-port", "1"],
             "cannot serve metrics on host.inval",

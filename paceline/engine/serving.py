@@ -15,7 +15,7 @@ from paceline.engine.worker import ModelWorker
 from paceline.instruments import instruments
 from paceline.metrics import CallCounter
 from paceline.rpc import running_server, termination
-from paceline.service import announce
+from paceline.service import announce, server_options
 from paceline.settings import ModelServiceSettings
 
 log = structlog.get_logger()
@@ -28,7 +28,7 @@ async def serve_model(
     add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server], None],
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
-    role = name.removesuffix("_service")
+    role, options = name.removesuffix("_service"), server_options(settings)
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         worker = ModelWorker(settings.threads, metrics.call_ended, watched.tracer)
@@ -45,6 +45,7 @@ async def serve_model(
                 [service_name],
                 lambda server: add_servicer(runner, worker, server),
                 grace_s=settings.shutdown_grace_s,
+                options=options,
                 tracer=watched.tracer,
                 interceptors=[CallCounter(watched.registry, role)],
             ) as server:
