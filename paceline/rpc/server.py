@@ -108,9 +108,7 @@ def _make_server(
 
 
 @asynccontextmanager
-async def _health_server(
-    host: str, port: int | None, servicer: health.aio.HealthServicer
-) -> AsyncIterator[str | None]:
+async def _health_server(host: str, port: int | None, servicer: health.aio.HealthServicer) -> AsyncIterator[str | None]:
     """Answer health checks, and nothing else, to callers that cannot speak TLS, as Kubernetes' probes cannot.
 
     Yields the address; None without a port.

@@ -16,8 +16,7 @@ Check = Callable[[str, Context], None]
 
 def caller_names(context: Context) -> frozenset[str]:
     """Names that the caller's certificate bears: its alternative names, or else its common name; none without one."""
-    # types-grpcio leaves auth_context() out of grpc.aio.
-    shown: dict[str, list[bytes]] = context.auth_context()  # type: ignore[attr-defined]
+    shown = context.auth_context()
     names = shown.get("x509_subject_alternative_name") or shown.get("x509_common_name") or []
     return frozenset(name.decode(errors="replace") for name in names)
 

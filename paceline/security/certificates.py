@@ -60,11 +60,14 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
         return _configuration(now)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(served), changed, require_client_authentication=served.ca is not None
+        _configuration(served),
+        changed,  # type: ignore[arg-type]  # None, for no change, is missing from the stubs
+        require_client_authentication=served.ca is not None,
     )
 
 
 def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    assert pem.key is not None and pem.certificate is not None, "a server has a certificate of its own"
     return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.ca)
 
 
