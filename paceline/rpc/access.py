@@ -1,4 +1,4 @@
-"""Checks who calls, before the request is parsed. Health checks are open to all."""
+"""Checks who calls. Stands outside `ErrorInterceptor`, which parses: a stranger's request is never looked at."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
@@ -7,7 +7,7 @@ import grpc
 import structlog
 
 from paceline.errors import PacelineError
-from paceline.rpc.status import abort
+from paceline.rpc.status import Handler, abort
 from paceline.security.access import Check, Context
 
 log = structlog.get_logger()
@@ -16,6 +16,8 @@ _OPEN = "/grpc.health."
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
+    """Lets a call through when it passes every check. Health checks are open to all."""
+
     def __init__(self, checks: Collection[Check]) -> None:
         self._checks = tuple(checks)
 
@@ -28,26 +30,21 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         if handler is None or method.startswith(_OPEN):
             return handler
+        kind = f"{_kind(handler.request_streaming)}_{_kind(handler.response_streaming)}"
         guard = self._guard_stream if handler.response_streaming else self._guard_unary
-        if handler.request_streaming:
-            kind = "stream_stream" if handler.response_streaming else "stream_unary"
-            return handler._replace(**{kind: guard(getattr(handler, kind), method, _as_it_is)})
-        kind = "unary_stream" if handler.response_streaming else "unary_unary"
-        # gRPC would parse before it calls; without its deserializer it hands over bytes.
-        guarded = guard(getattr(handler, kind), method, handler.request_deserializer or _as_it_is)
-        return handler._replace(**{kind: guarded, "request_deserializer": None})
+        return handler._replace(**{kind: guard(getattr(handler, kind), method)})
 
-    def _guard_unary(self, behavior: Callable[..., Any], method: str, parse: Callable[[Any], Any]) -> Any:
+    def _guard_unary(self, behavior: Handler, method: str) -> Handler:
         async def guarded(request: Any, context: Context) -> Any:
             await self._check(method, context)
-            return await behavior(parse(request), context)
+            return await behavior(request, context)
 
         return guarded
 
-    def _guard_stream(self, behavior: Callable[..., Any], method: str, parse: Callable[[Any], Any]) -> Any:
+    def _guard_stream(self, behavior: Handler, method: str) -> Handler:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             await self._check(method, context)
-            async for response in behavior(parse(request), context):
+            async for response in behavior(request, context):
                 yield response
 
         return guarded
@@ -62,5 +59,5 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             await abort(context, error)
 
 
-def _as_it_is(request: Any) -> Any:
-    return request
+def _kind(streaming: bool) -> str:
+    return "stream" if streaming else "unary"

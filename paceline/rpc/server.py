@@ -94,6 +94,7 @@ def _make_server(
     options: ServerOptions, tracer: Tracer | None, interceptors: Sequence[grpc.aio.ServerInterceptor]
 ) -> grpc.aio.Server:
     inner: list[grpc.aio.ServerInterceptor] = []
+    # Outside tracing: what a stranger sends makes no spans.
     if options.checks:
         inner.append(AccessInterceptor(options.checks))
     if tracer:

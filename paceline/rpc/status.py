@@ -6,11 +6,12 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from paceline.codec.status import error_from_pb, error_to_pb
-from paceline.errors import PacelineError, PeerFailed
+from paceline.errors import InvalidRequest, PacelineError, PeerFailed
 
 log = structlog.get_logger()
 
@@ -18,10 +19,14 @@ DEADLINE_SLACK_S = 0.05
 """On top of the rounding of timeouts on the wire."""
 
 Handler = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
+Deserializer = Callable[[bytes], Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turn exceptions into statuses, for unary and server-streaming methods."""
+    """Turn exceptions into statuses, for unary and server-streaming methods.
+
+    Requests are parsed here too, for gRPC answers those that cannot be with UNKNOWN and a traceback in the log.
+    """
 
     async def intercept_service(
         self,
@@ -32,31 +37,40 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or not handler_call_details.method.startswith("/paceline."):
             return handler
         if handler.unary_unary:
-            return handler._replace(unary_unary=_guard_unary(handler.unary_unary))
+            guarded = _guard_unary(handler.unary_unary, handler.request_deserializer)
+            return handler._replace(request_deserializer=None, unary_unary=guarded)
         if handler.unary_stream:
-            return handler._replace(unary_stream=_guard_stream(handler.unary_stream))
+            guarded = _guard_stream(handler.unary_stream, handler.request_deserializer)
+            return handler._replace(request_deserializer=None, unary_stream=guarded)
         return handler
 
 
-def _guard_unary(behavior: Handler) -> Handler:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+def _guard_unary(behavior: Handler, deserialize: Deserializer) -> Handler:
+    async def guarded(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await behavior(request, context)
+            return await behavior(_parse(request, deserialize), context)
         except Exception as error:
             await abort(context, error)
 
     return guarded
 
 
-def _guard_stream(behavior: Handler) -> Handler:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+def _guard_stream(behavior: Handler, deserialize: Deserializer) -> Handler:
+    async def guarded(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
-            async for response in behavior(request, context):
+            async for response in behavior(_parse(request, deserialize), context):
                 yield response
         except Exception as error:
             await abort(context, error)
 
     return guarded
+
+
+def _parse(request: bytes, deserialize: Deserializer) -> Any:
+    try:
+        return deserialize(request)
+    except DecodeError as error:
+        raise InvalidRequest("the request cannot be parsed; send the message that the method takes") from error
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> None:
