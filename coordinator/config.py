@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from coordinator.limits import MAX_COMPLETIONS
 from paceline.security.settings import Count
 from paceline.settings import Seconds, ServiceSettings
 
@@ -31,6 +32,13 @@ class CoordinatorSettings(ServiceSettings):
     )
     window: Count = Field(default=48, description="sequences that exspec chooses among")
     max_new_tokens: Count = Field(default=256, description="output limit of requests that set none")
+    max_prompt_tokens: Count | None = Field(
+        default=None, description="most tokens of a prompt; unset: as the model allows"
+    )
+    max_output_tokens: Count | None = Field(
+        default=None, description="most tokens that a request may ask for; unset: as the model allows"
+    )
+    max_completions: Count = Field(default=MAX_COMPLETIONS, description="most outputs that a request may ask for")
     queue_limit: Count = Field(default=1024, description="most requests waiting for a place in the pool")
     startup_timeout_s: Seconds = Field(default=120, description="seconds to wait for the two model services at start")
     call_timeout_s: Seconds = Field(default=120, description="seconds that one call to a model service may take")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict, SettingsError
 
+from paceline.checks import MAX_ROWS
 from paceline.kv_memory import parse_kv_memory
 from paceline.security.settings import Count, Port, SecuritySettings
 from paceline.telemetry import LogFormat, LogLevel
@@ -66,6 +67,9 @@ class ModelServiceSettings(ServiceSettings):
     prefix_sharing: bool = Field(default=True, description="compute equal beginnings of prompts once")
     prefill_chunk_tokens: Count = Field(
         default=256, description="most prompt tokens a call computes, so that long prompts do not stop other streams"
+    )
+    max_rows: Count = Field(
+        default=MAX_ROWS, description="most rows of a call; not less than --batch-size of the coordinator"
     )
     sequence_ttl_s: Seconds = Field(default=600, description="seconds after which a sequence no call names is dropped")
 

@@ -25,7 +25,7 @@ async def serve_model(
     name: str,
     settings: ModelServiceSettings,
     service_name: str,
-    add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server], None],
+    add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server, int], None],
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
     role, options = name.removesuffix("_service"), server_options(settings)
@@ -43,7 +43,7 @@ async def serve_model(
                 settings.host,
                 settings.port,
                 [service_name],
-                lambda server: add_servicer(runner, worker, server),
+                lambda server: add_servicer(runner, worker, server, settings.max_rows),
                 grace_s=settings.shutdown_grace_s,
                 options=options,
                 tracer=watched.tracer,

@@ -1,6 +1,7 @@
 """What a call must show before it is read: a certificate of a certain name, a token. Knows nothing of what calls do."""
 
 from collections.abc import Callable, Collection
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ def caller_names(context: Context) -> frozenset[str]:
     shown = context.auth_context()
     names = shown.get("x509_subject_alternative_name") or shown.get("x509_common_name") or []
     return frozenset(name.decode(errors="replace") for name in names)
+
+
+def caller_scope(context: Context) -> str:
+    """What sets the caller's sequences apart from those of others: the same for each certificate of its names.
+
+    Empty where callers show no certificate: then only that ids cannot be guessed keeps them apart.
+    """
+    names = caller_names(context)
+    return blake2b(repr(sorted(names)).encode(), digest_size=16).hexdigest() + "/" if names else ""
 
 
 def allowed_names(allowed: Collection[str]) -> Check:
