@@ -263,6 +263,15 @@ def test_a_file_that_is_no_pem_is_named_with_its_flag(authority: Authority, wron
     assert "SECRET" not in refused.value.message
 
 
+def test_files_that_are_replaced_by_the_same_are_the_same(authority: Authority) -> None:
+    certificates = watch_certificates("--models-ca", None, None, authority.ca)
+    before = certificates.value()
+    authority.trust(authority)
+    assert certificates.value() is before
+    authority.trust(authority, authority)
+    assert certificates.value() is not before
+
+
 def test_a_file_that_is_missing_is_named_with_its_flag(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--models-ca: .*nowhere cannot be used"):
         watch_certificates("--models-ca", None, None, tmp_path / "nowhere")

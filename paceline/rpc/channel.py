@@ -44,8 +44,6 @@ def open_channel(
         interceptors = client_interceptors(tracer, address)
     if security.certificates is None:
         return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
-    # Otherwise a channel would take over the connection of the one before, and with it the old certificates.
-    options.append(("grpc.use_local_subchannel_pool", 1))
     if server_name:
         options.append(("grpc.ssl_target_name_override", server_name))
 
