@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from opentelemetry.trace import Tracer
@@ -17,6 +18,8 @@ from paceline.rpc.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, messa
 from paceline.rpc.status import ErrorInterceptor
 from paceline.security.access import Check
 from paceline.security.certificates import Certificates, server_credentials
+
+log = structlog.get_logger()
 
 _OPTIONS = [
     # Without this a second server shares the port silently instead of failing.
@@ -127,6 +130,7 @@ async def _health_server(host: str, port: int | None, servicer: health.aio.Healt
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     address = f"{host}:{_bind(server, host, port, None, '--health-port')}"
     await server.start()
+    log.info("health checks are answered in plaintext", address=address)
     try:
         yield address
     finally:
