@@ -2,10 +2,9 @@
 
 import hashlib
 import secrets
-import uuid
-from itertools import count
 
 from coordinator.config import MAX_DRAFT_COUNT
+from coordinator.limits import NO_LIMITS, RequestLimits
 from coordinator.output import Output, StopRules
 from coordinator.sequence import Sequence
 from coordinator.startup import Pair
@@ -18,24 +17,22 @@ from paceline.types import GREEDY, ChoiceRule, GenerationRequest, SamplingParame
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 1024
 """They go with every row of every round."""
-MAX_COMPLETIONS = 64
 
 
 class Admission:
-    def __init__(self, pair: Pair, *, default_max_new_tokens: int) -> None:
+    def __init__(self, pair: Pair, *, default_max_new_tokens: int, limits: RequestLimits = NO_LIMITS) -> None:
         self._pair = pair
-        self._default_max_new_tokens = default_max_new_tokens
-        # Several coordinators may share a model service, so ids must differ between them.
-        self._instance = uuid.uuid4().hex[:12]
-        self._numbers = count(1)
+        self._default_max_new_tokens = limits.default_output_tokens(default_max_new_tokens)
+        self._limits = limits
 
     def admit(self, request: GenerationRequest) -> list[Sequence]:
         """Tokenize and check; return one sequence for each completion. InvalidRequest names the field that is wrong."""
         vocabulary_size = self._pair.target.vocabulary_size
         token_ids = self._encode(request)
+        self._limits.check(request, len(token_ids))
         self._check_stop_token_ids(request.stop_token_ids)
         check_top_logprob_count(request.top_logprob_count)
-        self._check_completions(request)
+        self._check_received(request)
         rules = StopRules(
             max_new_tokens=self._max_new_tokens(request, len(token_ids)),
             end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self._pair.target.end_token_ids),
@@ -55,7 +52,8 @@ class Admission:
     ) -> Sequence:
         own_seed = completion_seed(seed, index)
         sequence = Sequence(
-            sequence_id=f"{self._instance}-{next(self._numbers)}",
+            # 128 random bits: ids of several coordinators differ, and knowing some tells nothing of others.
+            sequence_id=secrets.token_hex(16),
             token_ids=list(token_ids),
             output=Output(rules, self._pair.text.tokenizer if self._pair.text else None),
             max_draft_count=self._max_draft_count(request),
@@ -70,12 +68,7 @@ class Admission:
             sequence.resume(request.received_token_ids)
         return sequence
 
-    def _check_completions(self, request: GenerationRequest) -> None:
-        if not 1 <= request.completion_count <= MAX_COMPLETIONS:
-            raise InvalidRequest(
-                f"completion_count is {request.completion_count}; give 1 to {MAX_COMPLETIONS}",
-                field="completion_count",
-            )
+    def _check_received(self, request: GenerationRequest) -> None:
         if request.received_token_ids and (request.completion_count > 1 or request.seed is None):
             raise InvalidRequest(
                 "received_token_ids go with one completion and the seed that was reported with them",

@@ -1,11 +1,14 @@
 """Settings of the coordinator: `PACELINE_COORDINATOR_*` or flags."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from paceline.settings import Count, Seconds, ServiceSettings
+from coordinator.limits import MAX_COMPLETIONS
+from paceline.security.settings import Count
+from paceline.settings import Seconds, ServiceSettings
 
 MAX_DRAFT_COUNT = 64
 
@@ -29,9 +32,24 @@ class CoordinatorSettings(ServiceSettings):
     )
     window: Count = Field(default=48, description="sequences that exspec chooses among")
     max_new_tokens: Count = Field(default=256, description="output limit of requests that set none")
+    max_prompt_tokens: Count | None = Field(
+        default=None, description="most tokens of a prompt; unset: as the model allows"
+    )
+    max_output_tokens: Count | None = Field(
+        default=None, description="most tokens that a request may ask for; unset: as the model allows"
+    )
+    max_completions: Count = Field(default=MAX_COMPLETIONS, description="most outputs that a request may ask for")
     queue_limit: Count = Field(default=1024, description="most requests waiting for a place in the pool")
     startup_timeout_s: Seconds = Field(default=120, description="seconds to wait for the two model services at start")
     call_timeout_s: Seconds = Field(default=120, description="seconds that one call to a model service may take")
+
+    models_ca: Path | None = Field(
+        default=None,
+        description="PEM CA of the model services' certificates; its own certificate is shown to them; reloaded",
+    )
+    token_file: Path | None = Field(
+        default=None, description="file of the tokens that clients must show, one a line; reloaded; unset: none needed"
+    )
 
     @property
     def lane_count(self) -> int:

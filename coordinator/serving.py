@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import structlog
 
@@ -12,6 +13,7 @@ from coordinator.admission import Admission
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
 from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.limits import RequestLimits
 from coordinator.metrics import ClusterCollector, RoundMetrics
 from coordinator.policies import make_policy
 from coordinator.pool import SequencePool
@@ -19,6 +21,7 @@ from coordinator.requests import RequestMetrics
 from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Scheduler
+from coordinator.security import clients_options, models_security
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Pair, join_pair
 from paceline.instruments import Instruments, instruments
@@ -39,9 +42,13 @@ async def serve(settings: CoordinatorSettings) -> None:
 @asynccontextmanager
 async def running_coordinator(settings: CoordinatorSettings, watched: Instruments) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; on leaving, running requests get `shutdown_grace_s` to end."""
+    options, security = clients_options(settings), models_security(settings)
+    open_to = partial(
+        open_channel, security=security, tracer=watched.tracer, max_message_bytes=settings.max_message_bytes
+    )
     async with (
-        open_channel(settings.draft, tracer=watched.tracer) as draft_channel,
-        open_channel(settings.target, [TARGET_SERVICE], tracer=watched.tracer) as target_channel,
+        open_to(settings.draft) as draft_channel,
+        open_to(settings.target, [TARGET_SERVICE]) as target_channel,
     ):
         drafter = RemoteDrafter(draft_channel, settings.call_timeout_s)
         verifier = RemoteVerifier(target_channel, settings.call_timeout_s)
@@ -54,7 +61,11 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
         )
         scheduler = _scheduler(settings, pair, drafter, verifier, watched)
         watched.registry.register(ClusterCollector(scheduler))
-        admission = Admission(pair, default_max_new_tokens=settings.max_new_tokens)
+        admission = Admission(
+            pair,
+            default_max_new_tokens=settings.max_new_tokens,
+            limits=RequestLimits(settings.max_prompt_tokens, settings.max_output_tokens, settings.max_completions),
+        )
         servicer = GenerationServicer(settings, pair, admission, scheduler, RequestMetrics(watched.registry))
         rounds = asyncio.create_task(scheduler.run())
         rounds.add_done_callback(_stop_if_failed)
@@ -65,6 +76,7 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
                 [SERVICE_NAME],
                 lambda server: add_GenerationServiceServicer_to_server(servicer, server),
                 grace_s=settings.shutdown_grace_s,
+                options=options,
                 tracer=watched.tracer,
             ) as server:
                 await server.set_serving(True)

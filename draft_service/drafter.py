@@ -15,6 +15,7 @@ from paceline.engine.runner import PackedRow, Runner
 from paceline.engine.sampling import Choosing, choose
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.sampling_checks import check_rule
+from paceline.scope import scoped
 from paceline.types import Prefilled, Proposal, ProposeRow
 
 
@@ -22,14 +23,15 @@ class Drafter:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
 
-    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | PacelineError]:
+    def propose(self, rows: Sequence[ProposeRow], scope: str = "") -> list[Proposal | PacelineError]:
         """Return each row's proposal, or why it has none, in the order of `rows`.
 
         The last draft token is not fed back, so it is not cached: if all are accepted, the next call appends it
         together with the target's next token, and no pass is spent on catching up. A long prompt that was taken in
-        part has no drafts yet.
+        part has no drafts yet. `scope` sets the caller's sequences apart from those of others.
         """
         results: dict[int, Proposal | PacelineError] = dict(row_errors(rows, self._check))
+        rows = scoped(rows, scope)
         results |= self._propose_at_once({i: row for i, row in enumerate(rows) if i not in results})
         drafts: dict[int, list[int]] = {index: [] for index in range(len(rows)) if index not in results}
         pending = list(drafts)

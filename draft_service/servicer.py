@@ -5,11 +5,12 @@ from typing import Any
 import grpc
 
 from draft_service.drafter import Drafter
+from paceline.checks import MAX_ROWS, check_row_count
 from paceline.codec.models import model_to_pb
 from paceline.codec.rounds import lengths_from_pb, proposals_to_pb, propose_rows_from_pb, rollbacks_to_pb
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
-from paceline.errors import InvalidRequest
+from paceline.security.access import caller_scope
 from paceline.types import Proposals
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
@@ -19,28 +20,28 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftServicer(DraftServiceServicer):
-    def __init__(self, drafter: Drafter, worker: ModelWorker) -> None:
+    def __init__(self, drafter: Drafter, worker: ModelWorker, max_rows: int = MAX_ROWS) -> None:
         self._drafter = drafter
         self._worker = worker
+        self._max_rows = max_rows
 
     async def ProposeTokens(self, request: pb.ProposeTokensRequest, context: Context) -> pb.ProposeTokensResponse:
-        if not request.rows:
-            raise InvalidRequest("rows is empty; send one row a sequence", field="rows")
+        check_row_count(len(request.rows), self._max_rows)
         rows = propose_rows_from_pb(request)
-        results, timing = await self._worker.run_timed(self._drafter.propose, rows)
+        results, timing = await self._worker.run_timed(self._drafter.propose, rows, caller_scope(context))
         return proposals_to_pb(rows, Proposals(results, timing))
 
     async def RollbackDraftSequences(
         self, request: pb.RollbackDraftSequencesRequest, context: Context
     ) -> pb.RollbackDraftSequencesResponse:
         lengths = lengths_from_pb(request.sequences)
-        results = await self._worker.run(self._drafter.runner.rollback, lengths)
+        results = await self._worker.run(self._drafter.runner.rollback, lengths, caller_scope(context))
         return pb.RollbackDraftSequencesResponse(results=rollbacks_to_pb(lengths, results))
 
     async def ReleaseDraftSequences(
         self, request: pb.ReleaseDraftSequencesRequest, context: Context
     ) -> pb.ReleaseDraftSequencesResponse:
-        count = await self._worker.run(self._drafter.runner.release, list(request.sequence_ids))
+        count = await self._worker.run(self._drafter.runner.release, list(request.sequence_ids), caller_scope(context))
         return pb.ReleaseDraftSequencesResponse(released_count=count)
 
     async def DescribeDraftModel(
@@ -49,5 +50,5 @@ class DraftServicer(DraftServiceServicer):
         return pb.DescribeDraftModelResponse(model=model_to_pb(self._drafter.runner.describe()))
 
 
-def add_draft_service(runner: Runner, worker: ModelWorker, server: grpc.aio.Server) -> None:
-    add_DraftServiceServicer_to_server(DraftServicer(Drafter(runner), worker), server)
+def add_draft_service(runner: Runner, worker: ModelWorker, server: grpc.aio.Server, max_rows: int = MAX_ROWS) -> None:
+    add_DraftServiceServicer_to_server(DraftServicer(Drafter(runner), worker, max_rows), server)

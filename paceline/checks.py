@@ -7,6 +7,8 @@ from typing import Protocol, TypeVar
 from paceline.errors import DuplicateSequence, InvalidRequest, PacelineError
 
 MAX_SEQUENCE_ID_LENGTH = 128
+MAX_ROWS = 256
+"""Of a call, unless a service is told otherwise."""
 
 
 class Row(Protocol):
@@ -45,6 +47,16 @@ class RowLimits:
     model_max_length: int
     cache_max_length: int
     """Tokens one sequence may have when it has the cache to itself."""
+
+
+def check_row_count(row_count: int, max_rows: int) -> None:
+    """Raise InvalidRequest for a call that asks for nothing, or for more than a pass should be made of."""
+    if not row_count:
+        raise InvalidRequest("rows is empty; send one row a sequence", field="rows")
+    if row_count > max_rows:
+        raise InvalidRequest(
+            f"rows has {row_count} entries; at most {max_rows} are taken in a call (--max-rows)", field="rows"
+        )
 
 
 def check_row(row: Row, limits: RowLimits, final_length: int) -> None:

@@ -24,6 +24,7 @@ from paceline.codec.generation import cluster_from_pb, piece_from_pb, request_to
 from paceline.codec.models import model_from_pb
 from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerFailed, PeerUnavailable
 from paceline.rpc import open_channel, translated_errors
+from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import (
     ClusterDescription,
     GenerationFinish,
@@ -77,9 +78,19 @@ class Completion:
 class Client:
     """A connection to a coordinator. Every failure is raised as a `paceline.errors.PacelineError`."""
 
-    def __init__(self, address: str, retries: RetryPolicy = RetryPolicy(), tracer: Tracer | None = None) -> None:
-        """`address` is HOST:PORT. A tracer makes spans of the calls, and the coordinator's their children."""
-        self._channel = open_channel(address, tracer=tracer)
+    def __init__(
+        self,
+        address: str,
+        retries: RetryPolicy = RetryPolicy(),
+        tracer: Tracer | None = None,
+        security: ChannelSecurity = LOCAL,
+    ) -> None:
+        """`address` is HOST:PORT. A tracer makes spans of the calls, and the coordinator's their children.
+
+        `security` is needed for other machines: make it with `channel_security`. Raises StartupError without.
+        """
+        self._channel = open_channel(address, security=security, tracer=tracer)
+        self._security = security
         self._stub = GenerationServiceStub(self._channel)
         self._retries = retries
 
@@ -120,7 +131,9 @@ class Client:
 
     async def _stream(self, request: GenerationRequest, timeout_s: float | None) -> AsyncGenerator[OutputPiece, None]:
         with translated_errors():
-            call = self._stub.GenerateText(request_to_pb(request), timeout=timeout_s)
+            call = self._stub.GenerateText(
+                request_to_pb(request), timeout=timeout_s, metadata=self._security.metadata()
+            )
             try:
                 async for message in call:
                     yield piece_from_pb(message)
@@ -157,7 +170,10 @@ class Client:
     async def describe(self) -> ClusterDescription:
         with translated_errors():
             request = generation_service_pb2.DescribeClusterRequest()
-            return cluster_from_pb(await self._stub.DescribeCluster(request, timeout=DESCRIBE_TIMEOUT_S))
+            response = await self._stub.DescribeCluster(
+                request, timeout=DESCRIBE_TIMEOUT_S, metadata=self._security.metadata()
+            )
+        return cluster_from_pb(response)
 
 
 async def describe_draft(address: str) -> ModelDescription:

@@ -5,7 +5,10 @@
         DuplicateSequence                            one call names a sequence twice
       SequenceNotFound         NOT_FOUND             a rollback names a sequence the service does not hold
       TokenizerNotFound        NOT_FOUND             the model has no tokenizer
+      Unauthenticated          UNAUTHENTICATED       the caller showed no token, or a wrong one
+      PermissionDenied         PERMISSION_DENIED     the caller is known and may not do this
       PrefixNotCached          FAILED_PRECONDITION   fewer tokens are cached than a row relies on: send them all
+      MessageTooLarge          RESOURCE_EXHAUSTED    a message is beyond a limit; repeating the call is no use
       Overloaded               RESOURCE_EXHAUSTED    no room now; try again after `retry_after_s`
       PeerUnavailable          UNAVAILABLE           a service cannot be reached
       CallTimedOut             DEADLINE_EXCEEDED     a call did not end in time
@@ -65,6 +68,21 @@ class TokenizerNotFound(PacelineError):
 class PrefixNotCached(PacelineError):
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "PREFIX_NOT_CACHED"
+
+
+class Unauthenticated(PacelineError):
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(PacelineError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
+class MessageTooLarge(PacelineError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "MESSAGE_TOO_LARGE"
 
 
 class Overloaded(PacelineError):

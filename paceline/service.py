@@ -7,6 +7,10 @@ from typing import Any
 import uvloop
 
 from paceline.errors import PacelineError
+from paceline.rpc import ServerOptions
+from paceline.security.access import Check, allowed_names
+from paceline.security.certificates import watch_certificates
+from paceline.security.plaintext import check_listening
 from paceline.settings import ServiceSettings
 from paceline.telemetry import configure_logs
 
@@ -27,3 +31,28 @@ def announce(name: str, address: str, metrics_url: str | None) -> None:
     """Print the one line that stdout gets, so that whoever started the process learns the ports."""
     metrics = f", metrics on {metrics_url}" if metrics_url else ""
     print(f"{name} listening on {address}{metrics}", flush=True)
+
+
+def server_options(settings: ServiceSettings, *more_checks: Check) -> ServerOptions:
+    """What the settings say of a service's server.
+
+    Raises StartupError where a file is wrong, or plaintext would leave the machine unasked.
+    """
+    check_listening(settings.host, encrypted=settings.tls_certificate is not None, plaintext=settings.plaintext)
+    certificates = None
+    if settings.tls_certificate:
+        certificates = watch_certificates(
+            "--tls-certificate, --tls-key and --tls-client-ca",
+            settings.tls_certificate,
+            settings.tls_key,
+            settings.tls_client_ca,
+        )
+    checks = (allowed_names(settings.allowed_names), *more_checks) if settings.allowed_names else more_checks
+    return ServerOptions(
+        certificates=certificates,
+        checks=checks,
+        health_port=settings.health_port,
+        reflection=settings.reflection,
+        max_message_bytes=settings.max_message_bytes,
+        max_concurrent_streams=settings.max_concurrent_streams,
+    )

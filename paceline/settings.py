@@ -6,17 +6,17 @@ win over variables. Knows nothing of what the settings mean to the services.
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic_settings import SettingsConfigDict, SettingsError
 
+from paceline.checks import MAX_ROWS
 from paceline.kv_memory import parse_kv_memory
+from paceline.security.settings import Count, Port, SecuritySettings
 from paceline.telemetry import LogFormat, LogLevel
 
-Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 
 
 def _kv_memory(setting: str) -> str:
@@ -24,7 +24,7 @@ def _kv_memory(setting: str) -> str:
     return setting
 
 
-class ServiceSettings(BaseSettings):
+class ServiceSettings(SecuritySettings):
     """What every service can be told."""
 
     model_config = SettingsConfigDict(
@@ -68,7 +68,17 @@ class ModelServiceSettings(ServiceSettings):
     prefill_chunk_tokens: Count = Field(
         default=256, description="most prompt tokens a call computes, so that long prompts do not stop other streams"
     )
+    max_rows: Count = Field(
+        default=MAX_ROWS, description="most rows of a call; not less than --batch-size of the coordinator"
+    )
     sequence_ttl_s: Seconds = Field(default=600, description="seconds after which a sequence no call names is dropped")
+
+    @model_validator(mode="after")
+    def _the_coordinator_may_ask(self) -> Self:
+        # It asks what the model is when it starts; only names tell it from others who could.
+        if not self.describe and not self.allowed_names:
+            raise ValueError("--describe false would shut out the coordinator; name it in --tls-allowed-names")
+        return self
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

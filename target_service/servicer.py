@@ -5,11 +5,13 @@ from typing import Any
 
 import grpc
 
+from paceline.checks import MAX_ROWS, check_row_count
 from paceline.codec.models import model_to_pb, tokenizer_to_pb
 from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb, verdicts_to_pb, verify_rows_from_pb
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
-from paceline.errors import InvalidRequest, TokenizerNotFound
+from paceline.errors import TokenizerNotFound
+from paceline.security.access import caller_scope
 from paceline.types import Verdicts
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server
@@ -20,28 +22,28 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TargetServicer(TargetServiceServicer):
-    def __init__(self, verifier: Verifier, worker: ModelWorker) -> None:
+    def __init__(self, verifier: Verifier, worker: ModelWorker, max_rows: int = MAX_ROWS) -> None:
         self._verifier = verifier
         self._worker = worker
+        self._max_rows = max_rows
 
     async def VerifyTokens(self, request: pb.VerifyTokensRequest, context: Context) -> pb.VerifyTokensResponse:
-        if not request.rows:
-            raise InvalidRequest("rows is empty; send one row a sequence", field="rows")
+        check_row_count(len(request.rows), self._max_rows)
         rows = verify_rows_from_pb(request)
-        results, timing = await self._worker.run_timed(self._verifier.verify, rows)
+        results, timing = await self._worker.run_timed(self._verifier.verify, rows, caller_scope(context))
         return verdicts_to_pb(rows, Verdicts(results, timing))
 
     async def RollbackTargetSequences(
         self, request: pb.RollbackTargetSequencesRequest, context: Context
     ) -> pb.RollbackTargetSequencesResponse:
         lengths = lengths_from_pb(request.sequences)
-        results = await self._worker.run(self._verifier.runner.rollback, lengths)
+        results = await self._worker.run(self._verifier.runner.rollback, lengths, caller_scope(context))
         return pb.RollbackTargetSequencesResponse(results=rollbacks_to_pb(lengths, results))
 
     async def ReleaseTargetSequences(
         self, request: pb.ReleaseTargetSequencesRequest, context: Context
     ) -> pb.ReleaseTargetSequencesResponse:
-        count = await self._worker.run(self._verifier.runner.release, list(request.sequence_ids))
+        count = await self._worker.run(self._verifier.runner.release, list(request.sequence_ids), caller_scope(context))
         return pb.ReleaseTargetSequencesResponse(released_count=count)
 
     async def DescribeTargetModel(
@@ -59,5 +61,5 @@ class TargetServicer(TargetServiceServicer):
             yield piece
 
 
-def add_target_service(runner: Runner, worker: ModelWorker, server: grpc.aio.Server) -> None:
-    add_TargetServiceServicer_to_server(TargetServicer(Verifier(runner), worker), server)
+def add_target_service(runner: Runner, worker: ModelWorker, server: grpc.aio.Server, max_rows: int = MAX_ROWS) -> None:
+    add_TargetServiceServicer_to_server(TargetServicer(Verifier(runner), worker, max_rows), server)

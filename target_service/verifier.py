@@ -14,6 +14,7 @@ from paceline.engine.runner import Outcome, PackedRow, Runner
 from paceline.engine.sampling import Choosing, choose, token_logprobs
 from paceline.errors import PacelineError
 from paceline.sampling_checks import check_rule, check_top_logprob_count
+from paceline.scope import scoped
 from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 
@@ -21,12 +22,14 @@ class Verifier:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
 
-    def verify(self, rows: Sequence[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
+    def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
         """Return each row's verdict, how far a long one got, or why it has none, in the order of `rows`.
 
         Rejected draft tokens leave the cache by a change of length; full acceptance of k drafts yields k + 1 tokens.
+        `scope` sets the caller's sequences apart from those of others.
         """
         failed = row_errors(rows, self._check)
+        rows = scoped(rows, scope)
         live = [index for index in range(len(rows)) if index not in failed]
         outcomes = dict(zip(live, self.runner.forward([self._packed(rows[i]) for i in live]), strict=True))
         chosen = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, Tensor)}

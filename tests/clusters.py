@@ -19,7 +19,8 @@ from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.instruments import Instruments
 from paceline.metrics import new_registry
-from paceline.rpc import open_channel, running_server
+from paceline.rpc import ServerOptions, open_channel, running_server
+from paceline.security.channels import LOCAL, ChannelSecurity
 from target_service import servicer as target_servicer
 
 OPTIONS = EngineOptions(kv_memory="256MiB")
@@ -59,18 +60,26 @@ async def model_server(
     options: EngineOptions = OPTIONS,
     dtype: DtypeName = "auto",
     tracer: Tracer | None = None,
+    server_options: ServerOptions | None = None,
+    security: ChannelSecurity = LOCAL,
 ) -> AsyncIterator[ModelServer]:
-    """Serve one model as `draft` or `target`."""
+    """Serve one model as `draft` or `target`; its channel is opened with `security`."""
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
     # One thread: the tests run on machines with few cores, where more only wait for each other.
     worker = ModelWorker(1, tracer=tracer)
     runner = Runner(await worker.run(load_model, str(model), dtype), options)
     async with running_server(
-        "127.0.0.1", 0, [module.SERVICE_NAME], lambda server: add(runner, worker, server), grace_s=1, tracer=tracer
+        "127.0.0.1",
+        0,
+        [module.SERVICE_NAME],
+        lambda server: add(runner, worker, server),
+        grace_s=1,
+        options=server_options or ServerOptions(),
+        tracer=tracer,
     ) as server:
         await server.set_serving(True)
-        async with open_channel(server.address) as channel:
+        async with open_channel(server.address, security=security) as channel:
             yield ModelServer(runner, server.address, channel, worker)
     worker.close()
 

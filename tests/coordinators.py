@@ -19,7 +19,7 @@ from coordinator.scheduler import Scheduler
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Pair
 from paceline.client import NO_RETRIES, Client
-from paceline.rpc import running_server
+from paceline.rpc import RunningServer, ServerOptions, running_server
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
@@ -68,20 +68,35 @@ async def fake_cluster(
     drafter: FakeDrafter, verifier: FakeVerifier, registry: CollectorRegistry, *, queue_limit: int = 100
 ) -> AsyncIterator[Client]:
     """Serve requests from fake models, one sequence at a time with 4 drafts a round; yield a client."""
+    async with (
+        fake_server(drafter, verifier, registry, queue_limit=queue_limit) as server,
+        Client(server.address, NO_RETRIES) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def fake_server(
+    drafter: FakeDrafter,
+    verifier: FakeVerifier,
+    registry: CollectorRegistry,
+    *,
+    queue_limit: int = 100,
+    options: ServerOptions | None = None,
+) -> AsyncIterator[RunningServer]:
+    """As `fake_cluster`, for clients of any kind."""
     async with scheduling(
         drafter, verifier, batch_size=1, draft_count=4, queue_limit=queue_limit, registry=registry
     ) as (admission, scheduler):
         registry.register(ClusterCollector(scheduler))
         settings = CoordinatorSettings(draft="unused:1", target="unused:1")
         servicer = GenerationServicer(settings, PAIR, admission, scheduler, RequestMetrics(registry))
-        async with (
-            running_server(
-                "127.0.0.1",
-                0,
-                [SERVICE_NAME],
-                lambda server: add_GenerationServiceServicer_to_server(servicer, server),
-                grace_s=1,
-            ) as server,
-            Client(server.address, NO_RETRIES) as client,
-        ):
-            yield client
+        async with running_server(
+            "127.0.0.1",
+            0,
+            [SERVICE_NAME],
+            lambda server: add_GenerationServiceServicer_to_server(servicer, server),
+            grace_s=1,
+            options=options or ServerOptions(),
+        ) as server:
+            yield server

@@ -185,6 +185,13 @@ def test_equal_prompts_hold_one_copy_and_are_computed_once() -> None:
     assert cache.shared_token_count == 7 * 32
 
 
+def test_callers_that_are_kept_apart_share_no_page() -> None:
+    pool = KvPool(SHAPE, 100 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    prompt = [n % 7 for n in range(32)]
+    ids = ("one/a", "other/a", "one/b", "a", "other/b")
+    assert [fill(pool, sequence_id, [*prompt, 1]) for sequence_id in ids] == [0, 0, 32, 0, 32]
+
+
 def test_a_finished_prompt_stays_until_memory_is_wanted_and_the_least_recently_used_goes_first() -> None:
     pool = KvPool(SHAPE, 16 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
     first, second = [1] * 24, [2] * 24

@@ -16,6 +16,7 @@ from paceline.client import Client, describe_draft
 from paceline.errors import PeerUnavailable
 from paceline.launcher import Addresses, ClusterOptions, ServiceProcess, running_cluster, running_service
 from paceline.types import GenerationRequest, Text
+from tests.certificates import Authority
 from tests.commands import ended, paceline, start
 from tests.conftest import PairOfCheckpoints
 
@@ -38,7 +39,12 @@ async def running() -> AsyncIterator[Addresses]:
     [
         (["target_service", "--model", "/nowhere"], "is not a directory"),
         (["draft_service", "--model", "builtin:other"], "builtin:target and builtin:draft"),
-        (["draft_service", "--host", "host.invalid", "--port", "1"], "cannot listen on host.invalid:1"),
+        (
+            ["draft_service", "--host", "host.invalid", "--port", "1", "--plaintext", "true"],
+            "cannot listen on host.invalid:1",
+        ),
+        (["target_service", "--host", "0.0.0.0"], "--host 0.0.0.0 is not loopback and there is no certificate"),
+        (["coordinator", "--draft", "draft.test:1", "--target", "127.0.0.1:1"], "draft.test:1 is not on this machine"),
         (
             ["draft_service", "--metrics-host", "host.invalid", "--metrics-port", "1"],
             "cannot serve metrics on host.inval",
@@ -55,6 +61,39 @@ async def test_a_service_that_cannot_start_says_why_in_one_line(arguments: Seque
     assert words in err.splitlines()[-1]
     assert "Traceback" not in err
     assert out == ""
+
+
+async def test_services_that_guard_themselves_answer_a_command_that_shows_its_token(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    for name in ("draft.test", "target.test", "coordinator.test"):
+        authority.issue(name, "127.0.0.1")
+    token = tmp_path / "token"
+    token.write_text("a-token")
+
+    def tls(name: str, *more: str) -> list[str]:
+        return ["--tls-certificate", f"{tmp_path}/{name}.pem", "--tls-key", f"{tmp_path}/{name}.key", *more]
+
+    guard = ("--tls-client-ca", str(authority.ca), "--tls-allowed-names", "coordinator.test", "--describe", "false")
+    async with (
+        running_service("draft_service", tls("draft.test", *guard)) as draft,
+        running_service("target_service", tls("target.test", *guard)) as target,
+        running_service(
+            "coordinator",
+            tls(
+                "coordinator.test",
+                *("--draft", draft.address, "--target", target.address, "--models-ca", str(authority.ca)),
+                *("--token-file", str(token)),
+            ),
+        ) as coordinator,
+    ):
+        flags = ["generate", "2 + 2 =", "--max-new-tokens", "8", "--address", coordinator.address]
+        status, out, err = await paceline(*flags, "--ca", str(authority.ca), "--token-file", str(token))
+        assert status == 0
+        assert out.strip()
+        assert "draft tokens accepted" in err
+        status, out, err = await paceline(*flags, "--ca", str(authority.ca))
+        assert (status, out) == (1, "")
+        assert "no valid token" in err
 
 
 async def test_a_taken_port_is_refused() -> None:

@@ -3,7 +3,10 @@
 import pytest
 
 from coordinator.config import CoordinatorSettings
+from coordinator.security import models_security
 from draft_service.config import DraftSettings
+from paceline.errors import StartupError
+from paceline.service import server_options
 from paceline.settings import ServiceSettings, parse_settings
 from target_service.config import TargetSettings
 
@@ -20,6 +23,54 @@ def test_each_service_has_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PACELINE_DRAFT_PORT", "7001")
     assert parse_settings(DraftSettings, "draft_service", []).port == 7001
     assert parse_settings(TargetSettings, "target_service", []).port == 0
+
+
+PAIR = ["--draft", "x:1", "--target", "x:2"]
+TLS = ["--tls-certificate", "c", "--tls-key", "k"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        (TargetSettings, ["--tls-key", "k"], "--tls-certificate and --tls-key go together"),
+        (TargetSettings, ["--tls-client-ca", "ca"], "--tls-client-ca needs TLS"),
+        (CoordinatorSettings, [*PAIR, "--tls-allowed-names", "a"], "give --tls-client-ca too"),
+        (CoordinatorSettings, [*PAIR, *TLS, "--tls-client-ca", "ca", "--tls-allowed-names", " , "], "holds no name"),
+        (DraftSettings, ["--describe", "false"], "name it in --tls-allowed-names"),
+        (DraftSettings, [*TLS, "--tls-client-ca", "ca", "--describe", "false"], "name it in --tls-allowed-names"),
+    ],
+)
+def test_security_settings_that_do_not_go_together_are_refused(
+    kind: type[ServiceSettings], arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(kind, "service", arguments)
+    assert words in capsys.readouterr().err
+
+
+def test_allowed_names_are_separated_by_commas() -> None:
+    flags = [*TLS, "--tls-client-ca", "ca", "--tls-allowed-names", "coordinator.test, spiffe://test/gateway"]
+    assert parse_settings(TargetSettings, "t", flags).allowed_names == {"coordinator.test", "spiffe://test/gateway"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost"])
+def test_plaintext_needs_no_asking_on_loopback(host: str) -> None:
+    options = server_options(TargetSettings(host=host))
+    assert options.certificates is None
+    open_security = CoordinatorSettings(draft=f"{host}:1", target="dns:///localhost:2")
+    for address in (open_security.draft, open_security.target):
+        models_security(open_security).check(address)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "target", "localhost.example.test"])
+def test_plaintext_beyond_loopback_needs_asking(host: str) -> None:
+    with pytest.raises(StartupError, match="give --tls-certificate and --tls-key, or --plaintext true"):
+        server_options(TargetSettings(host=host))
+    server_options(TargetSettings(host=host, plaintext=True))
+    settings = CoordinatorSettings(draft=f"{host}:1", target="localhost:2")
+    with pytest.raises(StartupError, match="--models-ca"):
+        models_security(settings).check(settings.draft)
+    models_security(settings.model_copy(update={"plaintext": True})).check(settings.draft)
 
 
 @pytest.mark.parametrize(

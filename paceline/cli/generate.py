@@ -6,14 +6,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from paceline.cli.connection import Connection, connected, with_connection_flags
 from paceline.cli.options import (
-    Address,
     Chat,
     MaxNewTokens,
     Seed,
     Speculation,
     as_prompt,
-    connected,
     draft_limit,
     run_async,
     with_cluster_flags,
@@ -24,10 +23,10 @@ from paceline.types import ClusterDescription, GenerationFinish, GenerationReque
 
 
 @with_cluster_flags
+@with_connection_flags
 @with_sampling_flags
 def command(
     prompt: Annotated[str, typer.Argument(help="What to continue or answer.")],
-    address: Address = None,
     max_new_tokens: MaxNewTokens = 256,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the output; may be repeated.")] = None,
     speculation: Speculation = True,
@@ -35,6 +34,7 @@ def command(
     seed: Seed = None,
     *,
     sampling: SamplingParameters,
+    connection: Connection,
     options: ClusterOptions,
 ) -> None:
     """Stream the answer to one prompt."""
@@ -49,13 +49,13 @@ def command(
             seed=seed,
         )
 
-    run_async(_generate(address, options, request))
+    run_async(_generate(connection, options, request))
 
 
 async def _generate(
-    address: str | None, options: ClusterOptions, make_request: Callable[[ClusterDescription], GenerationRequest]
+    connection: Connection, options: ClusterOptions, make_request: Callable[[ClusterDescription], GenerationRequest]
 ) -> None:
-    async with connected(address, options) as (client, cluster):
+    async with connected(connection, options) as (client, cluster):
         request = make_request(cluster)
         async for piece in client.generate(request):
             print("".join(token.text for token in piece.tokens), end="", flush=True)

@@ -12,14 +12,13 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from paceline.cli.connection import Connection, connected, with_connection_flags
 from paceline.cli.load_view import progress_table, summary_lines, summary_table
 from paceline.cli.options import (
-    Address,
     Chat,
     MaxNewTokens,
     Speculation,
     as_prompt,
-    connected,
     draft_limit,
     run_async,
     with_cluster_flags,
@@ -76,10 +75,10 @@ class LoadPlan:
 
 
 @with_cluster_flags
+@with_connection_flags
 @with_sampling_flags
 def command(
     rate: Annotated[float, typer.Option(help="Requests a second, on average.")],
-    address: Address = None,
     duration_s: Annotated[
         float | None, typer.Option(min=0.0, help="Seconds of arrivals; 30 without --requests.")
     ] = None,
@@ -99,6 +98,7 @@ def command(
     chat: Chat = None,
     *,
     sampling: SamplingParameters,
+    connection: Connection,
     options: ClusterOptions,
 ) -> None:
     """Send Poisson arrivals and report latencies, throughput and what was refused."""
@@ -113,7 +113,7 @@ def command(
     if plot:
         check_plots()
     prepare_folder(output)
-    if run_async(_load(plan, objectives, address, options, Report(console, output, plot))):
+    if run_async(_load(plan, objectives, connection, options, Report(console, output, plot))):
         console.print("interrupted; the results are those until then", style="yellow")
         raise typer.Exit(INTERRUPTED)
 
@@ -136,12 +136,12 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 
 async def _load(
-    plan: LoadPlan, objectives: Objectives, address: str | None, options: ClusterOptions, report: "Report"
+    plan: LoadPlan, objectives: Objectives, connection: Connection, options: ClusterOptions, report: "Report"
 ) -> bool:
     """Run the plan, report what came out, and tell whether it was interrupted."""
     log, interrupted = LoadLog(), False
     with report.console.status("connecting") as status:
-        async with connected(address, options, retry=False) as (client, cluster):
+        async with connected(connection, options, retry=False) as (client, cluster):
             status.stop()
             try:
                 with Live(console=report.console, get_renderable=lambda: progress_table(log), transient=True):

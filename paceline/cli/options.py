@@ -1,28 +1,23 @@
-"""Options that several commands take, and how a command reaches a cluster."""
+"""Options that several commands take."""
 
 import asyncio
 import functools
 import inspect
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
-from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.errors import InvalidRequest
-from paceline.launcher import ClusterOptions, running_cluster
+from paceline.launcher import ClusterOptions
 from paceline.types import ClusterDescription, Prompt, SamplingParameters, Text, UserMessage
 
 Result = TypeVar("Result")
 
-Address = Annotated[
-    str | None, typer.Option(help="HOST:PORT of a running coordinator. Unset: start services of its own.")
-]
 Speculation = Annotated[bool, typer.Option("--speculation/--no-speculation", help="Off: the target decodes plainly.")]
 Chat = Annotated[
     bool | None,
@@ -144,23 +139,6 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run(cancellable())
     except asyncio.CancelledError:
         sys.exit(128 + signal.SIGTERM)
-
-
-@asynccontextmanager
-async def connected(
-    address: str | None, options: ClusterOptions, *, retry: bool = True
-) -> AsyncIterator[tuple[Client, ClusterDescription]]:
-    """Yield a client of the coordinator at `address`, or of a cluster that lives as long as the block.
-
-    Without `retry` the client raises the first failure of a call.
-    """
-    retries = RetryPolicy() if retry else NO_RETRIES
-    if address is not None:
-        async with Client(address, retries) as client:
-            yield client, await client.describe()
-        return
-    async with running_cluster(options) as addresses, Client(addresses.coordinator, retries) as client:
-        yield client, await client.describe()
 
 
 def as_prompt(text: str, chat: bool | None, cluster: ClusterDescription) -> Prompt:

@@ -11,14 +11,13 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.console import Console
 
+from paceline.cli.connection import Connection, connected, with_connection_flags
 from paceline.cli.options import (
-    Address,
     Chat,
     MaxNewTokens,
     Seed,
     Speculation,
     as_prompt,
-    connected,
     draft_limit,
     run_async,
     with_cluster_flags,
@@ -36,17 +35,18 @@ IN_FLIGHT = 64
 
 
 @with_cluster_flags
+@with_connection_flags
 @with_sampling_flags
 def command(
     input_file: Annotated[Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`.")],
     output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go.")],
-    address: Address = None,
     max_new_tokens: MaxNewTokens = 256,
     speculation: Speculation = True,
     chat: Chat = None,
     seed: Seed = None,
     *,
     sampling: SamplingParameters,
+    connection: Connection,
     options: ClusterOptions,
 ) -> None:
     """Answer every prompt of a file. A line that is wrong is reported and the rest still runs."""
@@ -63,7 +63,7 @@ def command(
             seed=seed,
         )
 
-    failed_count = run_async(_run(lines, output_file, address, options, request, console))
+    failed_count = run_async(_run(lines, output_file, connection, options, request, console))
     console.print(f"{len(lines) - failed_count} of {len(lines)} lines answered, in {output_file}")
     if failed_count:
         raise typer.Exit(1)
@@ -72,14 +72,14 @@ def command(
 async def _run(
     lines: list[InputLine],
     output_file: Path,
-    address: str | None,
+    connection: Connection,
     options: ClusterOptions,
     request: Callable[[InputLine, ClusterDescription], GenerationRequest],
     console: Console,
 ) -> int:
     """Answer the lines, write their outputs in order as they come, and return how many failed."""
     with _open(output_file) as file:
-        async with connected(address, options) as (client, cluster):
+        async with connected(connection, options) as (client, cluster):
 
             async def answer(line: InputLine) -> dict[str, Any]:
                 if line.error:

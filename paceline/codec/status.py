@@ -33,6 +33,8 @@ _ERROR_BY_CODE: dict[StatusCode, type[errors.PacelineError]] = {
     StatusCode.UNAVAILABLE: errors.PeerUnavailable,
     StatusCode.CANCELLED: errors.PeerUnavailable,
     StatusCode.DEADLINE_EXCEEDED: errors.CallTimedOut,
+    StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
 }
 
 
@@ -66,12 +68,20 @@ def error_from_pb(status: status_pb2.Status) -> errors.PacelineError:
     for detail in status.details:
         for message in (info, bad_request, retry):
             detail.Unpack(message)
-    kind = _ERROR_BY_CODE.get(_CODES.get(status.code, StatusCode.UNKNOWN), errors.PeerFailed)
-    if info.domain == DOMAIN:
-        kind = _ERROR_BY_REASON.get(info.reason, kind)
+    kind = _kind(status, info)
     if issubclass(kind, errors.InvalidRequest):
         field = bad_request.field_violations[0].field if bad_request.field_violations else ""
         return kind(status.message, info.metadata, field=field)
     if issubclass(kind, errors.Overloaded):
         return kind(status.message, info.metadata, retry_after_s=retry.retry_delay.ToMilliseconds() / 1000 or 1.0)
     return kind(status.message, info.metadata)
+
+
+def _kind(status: status_pb2.Status, info: error_details_pb2.ErrorInfo) -> type[errors.PacelineError]:
+    kind = _ERROR_BY_CODE.get(_CODES.get(status.code, StatusCode.UNKNOWN), errors.PeerFailed)
+    if info.domain == DOMAIN:
+        return _ERROR_BY_REASON.get(info.reason, kind)
+    # gRPC's own words, at either end: the code alone would say that the call may be repeated.
+    if kind is errors.Overloaded and "message larger than max" in status.message:
+        return errors.MessageTooLarge
+    return kind

@@ -16,9 +16,10 @@ import torch
 from paceline.engine.kv_cache import Attention, KvShape, Span, check_base, check_length
 from paceline.engine.paged_attention import PagedAttention, Segment
 from paceline.engine.pages import PageAllocator
-from paceline.engine.prefix_index import ROOT, PrefixIndex, page_key
+from paceline.engine.prefix_index import PrefixIndex, page_key, root_key
 from paceline.engine.strict_attention import StrictAttention
 from paceline.errors import Overloaded
+from paceline.scope import scope_of
 from paceline.types import CacheDescription
 
 EVICTED_SHARE = 16
@@ -27,6 +28,8 @@ EVICTED_SHARE = 16
 
 @dataclass
 class _Sequence:
+    root: bytes
+    """What the first page follows: pages are shared among sequences of one root."""
     token_ids: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -100,7 +103,8 @@ class KvPool:
 
     def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
         check_base(sequence_id, base_length, self.length(sequence_id))
-        sequence = self._sequences.setdefault(sequence_id, _Sequence())
+        # Callers that are kept apart share nothing: the time a prompt takes would tell them of each other's.
+        sequence = self._sequences.setdefault(sequence_id, _Sequence(root_key(scope_of(sequence_id))))
         self._cut(sequence, base_length)
         while key := self._key_of_next(sequence, next_token_ids[sequence.length - base_length :]):
             page = self._index.find(key)
@@ -179,7 +183,7 @@ class KvPool:
         )
 
     def _key(self, sequence: _Sequence, token_ids: Sequence[int]) -> bytes:
-        return page_key(sequence.keys[-1] if sequence.keys else ROOT, token_ids)
+        return page_key(sequence.keys[-1] if sequence.keys else sequence.root, token_ids)
 
     def _key_of_next(self, sequence: _Sequence, next_token_ids: Sequence[int]) -> bytes | None:
         """Key of the full page that would come next; None in the middle of a page or with too few tokens."""

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.engine.attention import ATTENTION_NAME
 from paceline.engine.checkpoint import Checkpoint, find_checkpoint, read_tokenizer
+from paceline.engine.decoder import make_decoder
 from paceline.engine.kv_cache import KvShape
 from paceline.engine.model import LoadedModel
 from paceline.engine.self_check import check_model
@@ -60,7 +61,7 @@ def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles 
         parameter_count=module.num_parameters(),
         has_chat_template=bool(tokenizer and tokenizer.chat_template),
     )
-    return LoadedModel(module, description, shape, tokenizer)
+    return LoadedModel(module, make_decoder(module), description, shape, tokenizer)
 
 
 def resolve_device(device: str) -> str:
@@ -114,7 +115,21 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
         raise ModelNotUsable(f"model {model!r} holds {module.dtype} weights; start with --dtype {' or '.join(DTYPES)}")
     module.eval()  # type: ignore[no-untyped-call]
     module.to(device)  # type: ignore[arg-type]
+    if module.dtype == torch.float32 and module.device.type == "cpu":
+        _store_by_input(module)
     return module
+
+
+def _store_by_input(module: PreTrainedModel) -> None:
+    """Store the weights of linear layers by input instead of by output: the same tensors, other strides.
+
+    For the few rows of decoding, products over weights that are read from memory take a fifth less time so on a CPU.
+    """
+    shared = module.get_input_embeddings().weight
+    for layer in module.modules():
+        # A head that is the embedding too stays: its rows are looked up one by one.
+        if isinstance(layer, torch.nn.Linear) and layer.weight is not shared:
+            layer.weight.data = layer.weight.data.t().contiguous().t()
 
 
 def _end_token_ids(module: PreTrainedModel) -> tuple[int, ...]:

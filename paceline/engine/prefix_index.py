@@ -9,11 +9,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-ROOT = b""
+
+def root_key(scope: str) -> bytes:
+    """What the first pages of a scope's sequences follow. Longer than a page's key, so never equal to one."""
+    return blake2b(scope.encode(), digest_size=20).digest()
 
 
 def page_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
-    """Key of a page of `token_ids` that follows the page of key `previous`, or `ROOT`.
+    """Key of a page of `token_ids` that follows the page of key `previous`, or a root.
 
     A cryptographic hash, for a collision that can be made on purpose would show one client another's tokens.
     """

@@ -179,27 +179,27 @@ class Runner:
         for piece in pieces:
             self.cache.truncate(piece.sequence_id, piece.base_length)
 
-    def rollback(self, lengths: Iterable[SequenceLength]) -> list[int | PacelineError]:
-        """Truncate each named sequence; return its cached length, or why it was left alone."""
-        return [self._rollback_one(one) for one in lengths]
+    def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[int | PacelineError]:
+        """Truncate each named sequence of the caller's scope; return its cached length, or why it was left alone."""
+        return [self._rollback_one(one, scope) for one in lengths]
 
-    def _rollback_one(self, one: SequenceLength) -> int | PacelineError:
+    def _rollback_one(self, one: SequenceLength, scope: str) -> int | PacelineError:
         if one.length < 0:
             return InvalidRequest(f"length is {one.length}; it cannot be negative", field="length")
         try:
             check_sequence_id(one.sequence_id)
-            self.cache.truncate(one.sequence_id, one.length)
+            self.cache.truncate(scope + one.sequence_id, one.length)
         except PacelineError as error:
             return error
-        self._last_named[one.sequence_id] = self._clock()
+        self._last_named[scope + one.sequence_id] = self._clock()
         return one.length
 
-    def release(self, sequence_ids: Iterable[str]) -> int:
-        """Free the named sequences; return how many were held."""
+    def release(self, sequence_ids: Iterable[str], scope: str = "") -> int:
+        """Free the named sequences of the caller's scope; return how many were held."""
         count = 0
         for sequence_id in sequence_ids:
-            self._last_named.pop(sequence_id, None)
-            count += self.cache.release(sequence_id)
+            self._last_named.pop(scope + sequence_id, None)
+            count += self.cache.release(scope + sequence_id)
         return count
 
     def drop_idle(self) -> int:

@@ -15,7 +15,7 @@ from paceline.engine.worker import ModelWorker
 from paceline.instruments import instruments
 from paceline.metrics import CallCounter
 from paceline.rpc import running_server, termination
-from paceline.service import announce
+from paceline.service import announce, server_options
 from paceline.settings import ModelServiceSettings
 
 log = structlog.get_logger()
@@ -25,10 +25,10 @@ async def serve_model(
     name: str,
     settings: ModelServiceSettings,
     service_name: str,
-    add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server], None],
+    add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server, int], None],
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
-    role = name.removesuffix("_service")
+    role, options = name.removesuffix("_service"), server_options(settings)
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         worker = ModelWorker(settings.threads, metrics.call_ended, watched.tracer)
@@ -43,8 +43,9 @@ async def serve_model(
                 settings.host,
                 settings.port,
                 [service_name],
-                lambda server: add_servicer(runner, worker, server),
+                lambda server: add_servicer(runner, worker, server, settings.max_rows),
                 grace_s=settings.shutdown_grace_s,
+                options=options,
                 tracer=watched.tracer,
                 interceptors=[CallCounter(watched.registry, role)],
             ) as server:

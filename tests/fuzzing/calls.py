@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from hypothesis import strategies as st
 
 from paceline.codec.status import DOMAIN
-from paceline.rpc import MAX_MESSAGE_BYTES
+from paceline.rpc.limits import MAX_MESSAGE_BYTES
 from paceline.v1 import draft_service_pb2, generation_service_pb2, target_service_pb2
 from tests.fuzzing.messages import payloads
 

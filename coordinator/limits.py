@@ -1,0 +1,43 @@
+"""What one request may ask for, where that is less than the model allows."""
+
+from dataclasses import dataclass
+
+from paceline.errors import InvalidRequest
+from paceline.types import GenerationRequest
+
+MAX_COMPLETIONS = 64
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    max_prompt_tokens: int | None = None
+    """None: as many as the model takes."""
+    max_output_tokens: int | None = None
+    max_completions: int = MAX_COMPLETIONS
+
+    def check(self, request: GenerationRequest, prompt_count: int) -> None:
+        """Raise InvalidRequest, naming field and limit, when the request asks for more."""
+        if not 1 <= request.completion_count <= self.max_completions:
+            raise InvalidRequest(
+                f"completion_count is {request.completion_count}; give 1 to {self.max_completions}",
+                field="completion_count",
+            )
+        if self.max_prompt_tokens is not None and prompt_count > self.max_prompt_tokens:
+            raise InvalidRequest(
+                f"prompt has {prompt_count} tokens; at most {self.max_prompt_tokens} are taken here "
+                "(--max-prompt-tokens)",
+                field="prompt",
+            )
+        if self.max_output_tokens is not None and (request.max_new_tokens or 0) > self.max_output_tokens:
+            raise InvalidRequest(
+                f"max_new_tokens is {request.max_new_tokens}; at most {self.max_output_tokens} are given here "
+                "(--max-output-tokens)",
+                field="max_new_tokens",
+            )
+
+    def default_output_tokens(self, wanted: int) -> int:
+        """How many tokens a request gets that names no number."""
+        return wanted if self.max_output_tokens is None else min(wanted, self.max_output_tokens)
+
+
+NO_LIMITS = RequestLimits()

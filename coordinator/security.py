@@ -1,0 +1,28 @@
+"""What the coordinator's settings say of who may call it, and of how it calls the model services."""
+
+from coordinator.config import CoordinatorSettings
+from paceline.rpc import ServerOptions
+from paceline.security.access import Check, bearer_tokens, nothing_described
+from paceline.security.certificates import watch_certificates
+from paceline.security.channels import ChannelSecurity
+from paceline.service import server_options
+
+
+def clients_options(settings: CoordinatorSettings) -> ServerOptions:
+    """How clients reach it. Raises StartupError where a file is wrong."""
+    checks: list[Check] = []
+    if settings.token_file:
+        checks.append(bearer_tokens(settings.token_file))
+    if not settings.describe:
+        checks.append(nothing_described)
+    return server_options(settings, *checks)
+
+
+def models_security(settings: CoordinatorSettings) -> ChannelSecurity:
+    """How it reaches the model services: it shows them the certificate that it serves with. Raises StartupError."""
+    if settings.models_ca is None:
+        return ChannelSecurity(plaintext=settings.plaintext)
+    certificates = watch_certificates(
+        "--models-ca, --tls-certificate and --tls-key", settings.tls_certificate, settings.tls_key, settings.models_ca
+    )
+    return ChannelSecurity(certificates)

@@ -1,0 +1,65 @@
+"""Channels: options, retries, and who is at the other end."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from opentelemetry.trace import Tracer
+
+from paceline.rpc.limits import MAX_MESSAGE_BYTES, message_limits
+from paceline.rpc.reopening import ReopeningChannel
+from paceline.security.certificates import Pem, channel_credentials
+from paceline.security.channels import LOCAL, ChannelSecurity
+
+_KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
+
+
+def open_channel(
+    address: str,
+    retried_services: Sequence[str] = (),
+    *,
+    security: ChannelSecurity = LOCAL,
+    server_name: str | None = None,
+    tracer: Tracer | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Channel:
+    """Open a channel. Raises StartupError where it would be plaintext to another machine and that was not asked for.
+
+    Calls to `retried_services` are repeated while the peer is UNAVAILABLE, 4 times in all: only for services whose
+    every method is safe to repeat. `server_name` is what the server's certificate must bear where that is not the
+    address's host. With a tracer, calls have spans.
+    """
+    security.check(address)
+    options: list[tuple[str, Any]] = [
+        *message_limits(max_message_bytes),
+        *_KEEPALIVE,
+        ("grpc.service_config", _service_config(retried_services)),
+    ]
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = []
+    if tracer:
+        # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
+        from paceline.tracing.client import client_interceptors
+
+        interceptors = client_interceptors(tracer, address)
+    if security.certificates is None:
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    if server_name:
+        options.append(("grpc.ssl_target_name_override", server_name))
+
+    def open_secure(pem: Pem) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(address, channel_credentials(pem), options=options, interceptors=interceptors)
+
+    return ReopeningChannel(security.certificates.value, open_secure)
+
+
+def _service_config(retried_services: Sequence[str]) -> str:
+    retry = {
+        "maxAttempts": 4,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "1s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    methods = [{"name": [{"service": service} for service in retried_services], "retryPolicy": retry}]
+    return json.dumps({"methodConfig": methods if retried_services else []})

@@ -1,0 +1,110 @@
+"""Errors become statuses on the server, and statuses errors again on the client."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from paceline.codec.status import error_from_pb, error_to_pb
+from paceline.errors import InvalidRequest, PacelineError, PeerFailed
+
+log = structlog.get_logger()
+
+DEADLINE_SLACK_S = 0.05
+"""On top of the rounding of timeouts on the wire."""
+
+Handler = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
+Deserializer = Callable[[bytes], Any]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turn exceptions into statuses, for unary and server-streaming methods.
+
+    Requests are parsed here too, for gRPC answers those that cannot be with UNKNOWN and a traceback in the log.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith("/paceline."):
+            return handler
+        if handler.unary_unary:
+            guarded = _guard_unary(handler.unary_unary, handler.request_deserializer)
+            return handler._replace(request_deserializer=None, unary_unary=guarded)
+        if handler.unary_stream:
+            guarded = _guard_stream(handler.unary_stream, handler.request_deserializer)
+            return handler._replace(request_deserializer=None, unary_stream=guarded)
+        return handler
+
+
+def _guard_unary(behavior: Handler, deserialize: Deserializer) -> Handler:
+    async def guarded(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behavior(_parse(request, deserialize), context)
+        except Exception as error:
+            await abort(context, error)
+
+    return guarded
+
+
+def _guard_stream(behavior: Handler, deserialize: Deserializer) -> Handler:
+    async def guarded(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async for response in behavior(_parse(request, deserialize), context):
+                yield response
+        except Exception as error:
+            await abort(context, error)
+
+    return guarded
+
+
+def _parse(request: bytes, deserialize: Deserializer) -> Any:
+    try:
+        return deserialize(request)
+    except DecodeError as error:
+        raise InvalidRequest("the request cannot be parsed; send the message that the method takes") from error
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> None:
+    """End the call with the status of the error."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, PacelineError):
+        log.error("unexpected error in a call", exc_info=error)
+        error = PeerFailed("the service failed unexpectedly; its log has the details")
+    await context.abort_with_status(rpc_status.to_status(error_to_pb(error)))
+
+
+def ended_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
+    """What a call ended with, asked in a done callback of its context; it had `timeout_s` when it began.
+
+    A call that is cut off under its servicer was cancelled, or its deadline passed: the client says the same of both,
+    and perhaps before the deadline that is known here, for the message takes its time, and the wire rounds timeouts up
+    by as much as 1 %. Whoever cancels as late as that is taken for timed out.
+    """
+    if context.done():
+        return context.code() or grpc.StatusCode.OK
+    remaining_s = context.time_remaining()
+    if timeout_s is not None and remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + timeout_s / 100:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.CANCELLED
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raise a call's failure as the `PacelineError` its status carries."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]
+        if status is None:
+            status = status_pb2.Status(code=error.code().value[0], message=error.details() or "")
+        raise error_from_pb(status) from error

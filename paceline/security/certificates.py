@@ -1,0 +1,75 @@
+"""Certificates for both ends of a hop, from PEM files that may be replaced while a service runs.
+
+A server takes what the files hold at each handshake. A channel keeps what it was opened with; `rpc.reopening` opens
+another when the files change.
+"""
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from paceline.security.files import WatchedFiles
+
+
+@dataclass(frozen=True)
+class Pem:
+    """What the files hold at one moment; None where there is no such file."""
+
+    certificate: bytes | None
+    key: bytes | None = field(repr=False)
+    ca: bytes | None
+    """Whom the other end's certificate must come from."""
+
+
+Certificates = WatchedFiles[Pem]
+
+
+def watch_certificates(name: str, certificate: Path | None, key: Path | None, ca: Path | None) -> Certificates:
+    """Read the files. Raises StartupError when one of them is no PEM, or the key is not the certificate's."""
+    paths = [path for path in (certificate, key, ca) if path]
+
+    def read() -> Pem:
+        _check(certificate, key, ca)
+        return Pem(*(path.read_bytes() if path else None for path in (certificate, key, ca)))
+
+    return WatchedFiles(name, paths, read)
+
+
+def _check(certificate: Path | None, key: Path | None, ca: Path | None) -> None:
+    """Raise OSError or ValueError unless TLS can take the files: gRPC would find out at the first handshake only."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if certificate:
+        # A key that has a password must not ask the terminal for it.
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    if ca:
+        context.load_verify_locations(ca)
+
+
+def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Credentials that follow the files; where there is a CA, callers must show a certificate that it vouches for."""
+    served = certificates.value()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        now = certificates.value()
+        if now is served:
+            return None
+        served = now
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(served),
+        changed,  # type: ignore[arg-type]  # None, for no change, is missing from the stubs
+        require_client_authentication=served.ca is not None,
+    )
+
+
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    assert pem.key is not None and pem.certificate is not None, "a server has a certificate of its own"
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.ca)
+
+
+def channel_credentials(pem: Pem) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)

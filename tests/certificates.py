@@ -1,0 +1,52 @@
+"""Authorities and certificates for tests, in files as a deployment has them."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import trustme
+
+
+@dataclass(frozen=True)
+class CertificateFiles:
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Issues certificates into a folder. Its file `ca` holds whom everyone with that file trusts: at first itself."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._authority = trustme.CA()
+        self._issued: dict[str, tuple[str, ...]] = {}
+        self.ca = folder / "ca.pem"
+        self.trust(self)
+
+    def trust(self, *authorities: "Authority") -> None:
+        """Replace the trusted by these."""
+        _replace(self.ca, b"".join(one._authority.cert_pem.bytes() for one in authorities))
+
+    def issue(self, *names: str) -> CertificateFiles:
+        """Issue a certificate of these names; the same first name again replaces its files."""
+        return self._write(self._authority, *names)
+
+    def renew(self, by: "Authority") -> None:
+        """Replace all that was issued, in its files, by certificates of another authority."""
+        for names in list(self._issued.values()):
+            self._write(by._authority, *names)
+
+    def _write(self, authority: trustme.CA, *names: str) -> CertificateFiles:
+        self._issued[names[0]] = names
+        files = CertificateFiles(self._folder / f"{names[0]}.pem", self._folder / f"{names[0]}.key")
+        leaf = authority.issue_cert(*names)
+        _replace(files.key, leaf.private_key_pem.bytes())
+        _replace(files.certificate, b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
+        return files
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    os.replace(new, path)

@@ -1,0 +1,91 @@
+"""The flags with which a command reaches a coordinator that guards itself."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from coordinator.config import CoordinatorSettings
+from coordinator.security import clients_options
+from paceline.cli.connection import Connection, connected
+from paceline.client import Client
+from paceline.errors import PacelineError, PeerUnavailable, StartupError, Unauthenticated
+from paceline.launcher import ClusterOptions
+from paceline.security.channels import channel_security
+from paceline.types import GenerationRequest, TokenIds
+from tests.certificates import Authority
+from tests.coordinators import fake_server
+from tests.fakes import FakeDrafter, FakeVerifier, continuation
+
+PROMPT = (5, 6, 7)
+
+
+async def answer(connection: Connection) -> list[int]:
+    async with connected(connection, ClusterOptions(), retry=False) as (client, cluster):
+        assert cluster.batch_size
+        return (await client.complete(GenerationRequest(TokenIds(PROMPT), 10))).token_ids
+
+
+async def test_a_command_shows_certificate_and_token_and_what_is_missing_is_refused(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own, client = authority.issue("127.0.0.1"), authority.issue("client.test")
+    (tmp_path / "tokens").write_text("a-token")
+    settings = CoordinatorSettings(
+        draft="unused:1",
+        target="unused:1",
+        tls_certificate=own.certificate,
+        tls_key=own.key,
+        tls_client_ca=authority.ca,
+        token_file=tmp_path / "tokens",
+    )
+    async with fake_server(
+        FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), options=clients_options(settings)
+    ) as server:
+        whole = Connection(server.address, authority.ca, tmp_path / "tokens", client.certificate, client.key)
+        assert await answer(whole) == continuation(PROMPT, 10)
+        refused: list[tuple[Connection, type[PacelineError]]] = [
+            (replace(whole, token_file=None), Unauthenticated),
+            (replace(whole, certificate=None, key=None), PeerUnavailable),
+            (replace(whole, ca=None, certificate=None, key=None), PeerUnavailable),
+        ]
+        for connection, kind in refused:
+            with pytest.raises(kind):
+                await answer(connection)
+
+
+@pytest.mark.parametrize(
+    ("connection", "words"),
+    [
+        (Connection(ca=Path("ca.pem")), "--ca is for a coordinator that runs already; give its --address"),
+        (Connection(token_file=Path("token")), "--token-file is for"),
+        (Connection("10.0.0.7:7700"), "10.0.0.7:7700 is not on this machine"),
+        (Connection("127.0.0.1:1", certificate=Path("c")), "a certificate and its key go together"),
+        (Connection("127.0.0.1:1", certificate=Path("c"), key=Path("k")), "give the CA"),
+        (Connection("127.0.0.1:1", ca=Path("/nowhere/ca.pem")), "/nowhere/ca.pem cannot be used"),
+        (Connection("127.0.0.1:1", token_file=Path("/dev/null")), "holds no token"),
+    ],
+)
+async def test_flags_that_do_not_go_together_are_named(connection: Connection, words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        await answer(connection)
+
+
+def test_a_token_leaves_the_machine_in_plaintext_only_where_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token")
+    with pytest.raises(StartupError, match="is not on this machine"):
+        Client("coordinator.test:7700", security=channel_security(token_file=tmp_path / "token"))
+    asked = channel_security(token_file=tmp_path / "token", plaintext=True)
+    asked.check("coordinator.test:7700")
+    assert asked.metadata() == (("authorization", "Bearer a-token"),)
+
+
+def test_the_token_shows_in_no_representation(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token")
+    own = Authority(tmp_path).issue("client.test")
+    security = channel_security(
+        ca=tmp_path / "ca.pem", certificate=own.certificate, key=own.key, token_file=tmp_path / "token"
+    )
+    assert security.certificates
+    assert "a-token" not in repr(security)
+    assert "PRIVATE KEY" not in repr((security, security.certificates.value()))
