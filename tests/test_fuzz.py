@@ -87,7 +87,8 @@ def test_a_message_beyond_the_limit_is_refused_and_the_connection_goes_on(
 
 
 def test_a_request_that_never_comes_leaves_nothing_behind(attacked: tuple[asyncio.Runner, Arena]) -> None:
-    assert answer(attacked, Call(METHOD["GenerateText"], b"", Ending.NOTHING)).code is Code.DEADLINE_EXCEEDED
+    found = answer(attacked, Call(METHOD["GenerateText"], b"", Ending.NOTHING))
+    assert found.code in (Code.DEADLINE_EXCEEDED, Code.CANCELLED)
 
 
 def test_a_path_that_is_no_text_stops_no_service(attacked: tuple[asyncio.Runner, Arena]) -> None:

@@ -17,8 +17,9 @@ from benchmarks.soak.cluster import SoakOptions
 from benchmarks.soak.faults import KINDS
 from benchmarks.soak.report import is_sound, problems, summary, table
 from benchmarks.soak.run import Connect, Plan, soak
-from benchmarks.soak.tls import RunCertificates, client_options, make_certificates
+from benchmarks.soak.tls import RunCertificates, make_certificates
 from paceline.client import NO_RETRIES, Client, RetryPolicy
+from paceline.security.channels import LOCAL
 
 PATIENT = RetryPolicy(attempts=10_000, max_delay_s=2.0)
 console = Console(highlight=False)
@@ -60,8 +61,8 @@ def main(
 
 
 def connecting(certificates: RunCertificates | None, retries: RetryPolicy) -> Connect:
-    options = client_options(certificates) if certificates else {}
-    return lambda address: Client(address, retries, **options)
+    security = certificates.client_security if certificates else LOCAL
+    return lambda address: Client(address, retries, security=security)
 
 
 if __name__ == "__main__":

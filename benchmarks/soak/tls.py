@@ -1,13 +1,12 @@
 """Certificates for one run: a CA of its own, and one certificate that all services and the client show."""
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import trustme
 
 from paceline.launcher import HOST
+from paceline.security.channels import ChannelSecurity, channel_security
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,10 @@ class RunCertificates:
         """What the coordinator needs beside them."""
         return "--models-ca", str(self.ca)
 
-
-def client_options(certificates: RunCertificates) -> dict[str, Any]:
-    """What a client of the coordinator is made with."""
-    channels: Any = import_module("paceline.security.channels")
-    paths = {"ca": certificates.ca, "certificate": certificates.certificate, "key": certificates.key}
-    return {"security": channels.channel_security(**paths)}
+    @property
+    def client_security(self) -> ChannelSecurity:
+        """What a client of the coordinator needs."""
+        return channel_security(ca=self.ca, certificate=self.certificate, key=self.key)
 
 
 def make_certificates(folder: Path) -> RunCertificates:

@@ -86,8 +86,20 @@ class Arena:
             await asyncio.gather(*(connect_and_send(address, content) for content in contents))
             self.connection_count += len(contents)
         for one in DESCRIBING:
-            ask: Any = self._channels[one.method.containing_service.name].unary_unary(one.path)
-            await ask(b"", timeout=PATIENCE_S, wait_for_ready=True)
+            await self._answers(one)
+
+    async def _answers(self, one: Call) -> None:
+        """Wait until a call is answered: one that comes while its service listens anew may find nobody."""
+        ask: Any = self._channels[one.method.containing_service.name].unary_unary(one.path)
+        for _ in range(SETTLING_TURNS):
+            try:
+                await ask(b"", timeout=PATIENCE_S, wait_for_ready=True)
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.001)
+        raise Unsound(f"{one.path} answers no more")
 
     async def _send(self, one: Call) -> Answer:
         return await send(self._channels[one.method.containing_service.name], one)

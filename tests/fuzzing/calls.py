@@ -138,11 +138,13 @@ def complaint(one: Call, answer: Answer) -> str:
 
 def allowed_codes(one: Call) -> set[Code]:
     """What the call may end with, by what is wrong with it."""
+    # A stub cancels by itself what it could not send in time.
+    in_time = {Code.DEADLINE_EXCEEDED, Code.CANCELLED}
     by_ending = {
         Ending.CANCEL: {Code.CANCELLED},
         Ending.HALF: {Code.CANCELLED},
-        Ending.NOTHING: {Code.DEADLINE_EXCEEDED},
-        Ending.DEADLINE: {Code.DEADLINE_EXCEEDED},
+        Ending.NOTHING: in_time,
+        Ending.DEADLINE: in_time,
     }
     allowed = by_ending.get(one.ending, set())
     if one.ending is Ending.NOTHING:
