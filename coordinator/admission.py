@@ -11,10 +11,12 @@ from coordinator.startup import Pair
 from coordinator.stream import Stream
 from paceline.checks import check_token_ids
 from paceline.errors import InvalidRequest
-from paceline.sampling_checks import check_sampling, check_top_logprob_count
+from paceline.sampling_checks import check_min_new_tokens, check_sampling, check_top_logprob_count
 from paceline.types import GREEDY, ChoiceRule, GenerationRequest, SamplingParameters, TokenIds, Usage
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 1024
+"""They go with every row of every round."""
 
 
 class Admission:
@@ -28,7 +30,7 @@ class Admission:
         vocabulary_size = self._pair.target.vocabulary_size
         token_ids = self._encode(request)
         self._limits.check(request, len(token_ids))
-        check_token_ids(request.stop_token_ids, vocabulary_size, "stop_token_ids")
+        self._check_stop_token_ids(request.stop_token_ids)
         check_top_logprob_count(request.top_logprob_count)
         self._check_received(request)
         rules = StopRules(
@@ -73,8 +75,18 @@ class Admission:
                 field="received_token_ids",
             )
 
+    def _check_stop_token_ids(self, token_ids: tuple[int, ...]) -> None:
+        if len(token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids has {len(token_ids)} entries; give {MAX_STOP_TOKEN_IDS} at most",
+                field="stop_token_ids",
+            )
+        check_token_ids(token_ids, self._pair.target.vocabulary_size, "stop_token_ids")
+
     def _check_sampling(self, sampling: SamplingParameters, rules: StopRules) -> None:
-        check_sampling(sampling, self._pair.target.vocabulary_size)
+        vocabulary_size = self._pair.target.vocabulary_size
+        check_sampling(sampling, vocabulary_size)
+        check_min_new_tokens(sampling, rules.end_token_ids | rules.stop_token_ids, vocabulary_size)
         if sampling.min_new_tokens > rules.max_new_tokens:
             raise InvalidRequest(
                 f"min_new_tokens is {sampling.min_new_tokens}, more than the {rules.max_new_tokens} of max_new_tokens",

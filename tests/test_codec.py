@@ -35,6 +35,14 @@ def test_every_error_survives_the_wire(kind: type[errors.PacelineError]) -> None
     assert vars(back) == vars(error)
 
 
+def test_an_error_that_quotes_a_long_request_stays_short() -> None:
+    long = "x" * 10**6
+    pb = status.error_to_pb(errors.InvalidRequest(long, {"sequence_id": long}, field="prompt"))
+    assert pb.ByteSize() < 5 * status.MAX_TEXT_LENGTH
+    back = status.error_from_pb(pb)
+    assert len(back.message) == len(back.metadata["sequence_id"]) == status.MAX_TEXT_LENGTH
+
+
 def test_reasons_tell_all_errors_apart() -> None:
     assert len({kind.reason for kind in error_kinds()}) == len(list(error_kinds()))
 

@@ -19,7 +19,7 @@ from coordinator.round import RoundReport, RowReport
 from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.runner import PassSize
 from paceline.errors import AddressInUse, InvalidRequest, PeerUnavailable
-from paceline.metrics import CallCounter, metrics_served, new_registry
+from paceline.metrics import CallCounter, count_tasks, metrics_served, new_registry
 from paceline.rpc import open_channel, running_server
 from paceline.types import CacheDescription, CallTiming, GenerationRequest, HopTime, TokenIds
 from paceline.v1 import generation_service_pb2 as generation_pb
@@ -234,6 +234,15 @@ async def test_calls_are_counted_by_method_and_status(send: Callable[..., Awaita
     assert set(by_label(registry, "rpc_calls_total", "method")) == {method}
 
 
+async def test_tasks_are_counted_from_any_thread() -> None:
+    registry = CollectorRegistry()
+    count_tasks(registry, "target")
+    before = await asyncio.to_thread(value, registry, "tasks", service="target")
+    waiting = asyncio.create_task(asyncio.Event().wait())
+    assert await asyncio.to_thread(value, registry, "tasks", service="target") == before + 1
+    waiting.cancel()
+
+
 def model_registry() -> tuple[CollectorRegistry, ModelMetrics]:
     registry = new_registry("target")
     cache = CacheDescription(
@@ -277,6 +286,8 @@ def test_a_model_service_tells_of_its_calls_passes_and_cache() -> None:
 async def all_registries() -> list[CollectorRegistry]:
     """A coordinator's and a model service's, after something of every kind was counted."""
     coordinator, (model, _) = new_registry("coordinator"), model_registry()
+    for registry, service in ((coordinator, "coordinator"), (model, "target")):
+        count_tasks(registry, service)
     async with fake_cluster(FakeDrafter(skill=1.0), FakeVerifier(), coordinator) as client:
         await client.complete(TEN_TOKENS)
     async with counted_calls(model) as (_, channel):

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.client import Client
-from paceline.launcher import Addresses, ClusterOptions, running_cluster, running_service
+from paceline.client import Client, describe_draft
+from paceline.errors import PeerUnavailable
+from paceline.launcher import Addresses, ClusterOptions, ServiceProcess, running_cluster, running_service
 from paceline.types import GenerationRequest, Text
 from tests.certificates import Authority
 from tests.commands import ended, paceline, start
@@ -140,6 +141,20 @@ async def test_sigterm_lets_a_running_stream_end_and_the_process_exits_cleanly()
                 tokens += piece.tokens
             assert len(tokens) == 60
         assert (await ended(coordinator))[0] == 0
+
+
+async def test_a_killed_service_can_be_started_again_on_its_ports() -> None:
+    service = ServiceProcess("draft_service", ["--metrics-port", "0"])
+    try:
+        first = await service.start()
+        described = await describe_draft(first.address)
+        await service.kill()
+        with pytest.raises(PeerUnavailable):
+            await describe_draft(first.address)
+        assert await service.start() == first
+        assert await describe_draft(first.address) == described
+    finally:
+        await service.stop()
 
 
 async def test_run_answers_every_good_line_in_order_and_names_the_bad_ones(tmp_path: Path) -> None:

@@ -250,11 +250,13 @@ async def test_logprobs_are_the_targets_own_at_every_place(pairs: dict[str, Pair
     [
         ({"temperature": -1}, "temperature"),
         ({"temperature": math.nan}, "temperature"),
+        ({"temperature": 1e-4}, "temperature"),
         ({"top_k": -1}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
         ({"min_p": 2.0}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-3}, "repetition_penalty"),
         ({"presence_penalty": 1e9}, "presence_penalty"),
         ({"frequency_penalty": -1e9}, "frequency_penalty"),
         ({"min_new_tokens": 99}, "min_new_tokens"),

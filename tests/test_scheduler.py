@@ -14,7 +14,7 @@ from coordinator.policies import POLICIES
 from coordinator.scheduler import Scheduler
 from coordinator.sequence import Sequence as Generation
 from paceline.errors import Overloaded, PacelineError, PeerUnavailable
-from paceline.types import FinishReason, GenerationRequest, OutputPiece, TokenIds, Usage
+from paceline.types import FinishReason, GenerationRequest, OutputPiece, SamplingParameters, TokenIds, Usage
 from tests.coordinators import PAIR, scheduling
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation
 
@@ -259,6 +259,15 @@ async def test_output_ends_with_the_end_token_and_says_so() -> None:
         (GenerationRequest(TokenIds((5,)), max_new_tokens=-3), "max_new_tokens"),
         (GenerationRequest(TokenIds((5,)), max_new_tokens=2**31 - 1), "max_new_tokens"),
         (GenerationRequest(TokenIds((5,)), stop_token_ids=(-1,)), "stop_token_ids"),
+        (GenerationRequest(TokenIds((5,)), stop_token_ids=(5,) * 1025), "stop_token_ids"),
+        (
+            GenerationRequest(
+                TokenIds((5,)),
+                sampling=SamplingParameters(min_new_tokens=2),
+                stop_token_ids=tuple(range(VOCABULARY_SIZE)),
+            ),
+            "sampling.min_new_tokens",
+        ),
         (GenerationRequest(TokenIds((5,)), max_draft_count=-1), "max_draft_count"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("",)), "stop_strings"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("x",) * 17), "stop_strings"),

@@ -99,7 +99,9 @@ class GenerateTextRequest(_message.Message):
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end the output beside the model's own end tokens; the ending token is part of the output."""
+        """Token ids that end the output beside the model's own end tokens; the ending token is part of the output.
+        At most 1024.
+        """
 
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
