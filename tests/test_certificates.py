@@ -124,7 +124,7 @@ async def test_a_certificate_of_another_name_than_the_address_is_refused_unless_
         async with open_channel(address, security=security) as channel:
             with pytest.raises(PeerUnavailable):
                 await propose(channel)
-        async with open_channel(address, security=security, server_name="target.test") as channel:
+        async with open_channel(address, security=security, authority="target.test:7702") as channel:
             await propose(channel)
 
 
