@@ -4,8 +4,8 @@ async with Client("127.0.0.1:7700") as client:
     async for piece in client.generate(GenerationRequest(Text("2 + 2 ="))):
         print("".join(token.text for token in piece.tokens), end="")
 
-A stream that breaks is taken up again, at this or another coordinator behind the address, from the tokens received: the
-continuation is the same, token for token. A coordinator that is full is asked again when it says.
+A stream that breaks is taken up again, at this or another coordinator, from the tokens received: the continuation is
+the same, token for token. A coordinator that is full is asked again when it says.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -75,13 +76,21 @@ class Completion:
 
 
 class Client:
-    """A connection to a coordinator. Every failure is raised as a `paceline.errors.PacelineError`."""
+    """Connections to coordinators. Every failure is raised as a `paceline.errors.PacelineError`."""
 
     def __init__(self, address: str, retries: RetryPolicy = RetryPolicy(), tracer: Tracer | None = None) -> None:
-        """`address` is HOST:PORT. A tracer makes spans of the calls, and the coordinator's their children."""
-        self._channel = open_channel(address, tracer=tracer)
-        self._stub = GenerationServiceStub(self._channel)
+        """`address` is HOST:PORT, or several separated by commas: one serves until it fails or is full, then the next.
+
+        A tracer makes spans of the calls, and the coordinator's their children.
+        """
+        self._channels = [open_channel(one.strip(), tracer=tracer) for one in address.split(",")]
+        self._stubs = [GenerationServiceStub(channel) for channel in self._channels]
+        # Clients with one list of coordinators should not all begin with the same.
+        self._next = random.randrange(len(self._channels))
         self._retries = retries
+
+    def _turn(self) -> None:
+        self._next = (self._next + 1) % len(self._channels)
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,7 +98,8 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
@@ -106,6 +116,7 @@ class Client:
         failures = 0
         while True:
             remaining_s = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+            asked = self._next
             try:
                 async for piece in self._stream(replace(request, received_token_ids=tuple(received)), remaining_s):
                     received += [token.token_id for token in piece.tokens]
@@ -114,13 +125,15 @@ class Client:
                 return
             except (PeerUnavailable, Overloaded) as error:
                 failures += isinstance(error, PeerUnavailable)
+                if asked == self._next:
+                    self._turn()
                 await self._wait(
                     error, failures, resumable=request.completion_count == 1 or not received, ends_at=ends_at
                 )
 
     async def _stream(self, request: GenerationRequest, timeout_s: float | None) -> AsyncGenerator[OutputPiece, None]:
         with translated_errors():
-            call = self._stub.GenerateText(request_to_pb(request), timeout=timeout_s)
+            call = self._stubs[self._next].GenerateText(request_to_pb(request), timeout=timeout_s)
             try:
                 async for message in call:
                     yield piece_from_pb(message)
@@ -155,9 +168,17 @@ class Client:
         return [Completion(tuple(tokens[index]), finishes[index]) for index in sorted(finishes)]
 
     async def describe(self) -> ClusterDescription:
+        """Ask the coordinators, one after the other, until one answers."""
+        for _ in self._channels[1:]:
+            with suppress(PeerUnavailable):
+                return await self._describe()
+            self._turn()
+        return await self._describe()
+
+    async def _describe(self) -> ClusterDescription:
         with translated_errors():
             request = generation_service_pb2.DescribeClusterRequest()
-            return cluster_from_pb(await self._stub.DescribeCluster(request, timeout=DESCRIBE_TIMEOUT_S))
+            return cluster_from_pb(await self._stubs[self._next].DescribeCluster(request, timeout=DESCRIBE_TIMEOUT_S))
 
 
 async def describe_draft(address: str) -> ModelDescription:

@@ -39,7 +39,14 @@ _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 ]
-_CHANNEL_OPTIONS = [*_LIMITS, ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
+_CHANNEL_OPTIONS = [
+    *_LIMITS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A peer that restarts is found again soon: by default the pauses between attempts grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
 
 Handler = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
 
@@ -120,11 +127,16 @@ def translated_errors() -> Iterator[None]:
 
 
 def open_channel(
-    address: str, retried_services: Sequence[str] = (), *, tracer: Tracer | None = None
+    address: str,
+    retried_services: Sequence[str] = (),
+    *,
+    tracer: Tracer | None = None,
+    authority: str | None = None,
 ) -> grpc.aio.Channel:
     """Open a plaintext channel. Calls to `retried_services` are repeated while the peer is UNAVAILABLE, 4 times in all.
 
-    Only for services whose every method is safe to repeat. With a tracer, calls have spans.
+    Only for services whose every method is safe to repeat. With a tracer, calls have spans. `authority` is the name
+    that the peer is known by, where that is not its address.
     """
     retry = {
         "maxAttempts": 4,
@@ -142,6 +154,8 @@ def open_channel(
 
         interceptors = client_interceptors(tracer, address)
     options = [*_CHANNEL_OPTIONS, ("grpc.service_config", config)]
+    if authority:
+        options.append(("grpc.default_authority", authority))
     return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
 
 

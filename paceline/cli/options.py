@@ -21,7 +21,10 @@ from paceline.types import ClusterDescription, Prompt, SamplingParameters, Text,
 Result = TypeVar("Result")
 
 Address = Annotated[
-    str | None, typer.Option(help="HOST:PORT of a running coordinator. Unset: start services of its own.")
+    str | None,
+    typer.Option(
+        help="HOST:PORT of a running coordinator, or several separated by commas. Unset: start services of its own."
+    ),
 ]
 Speculation = Annotated[bool, typer.Option("--speculation/--no-speculation", help="Off: the target decodes plainly.")]
 Chat = Annotated[
