@@ -102,7 +102,7 @@ class Admission:
 
     def _max_new_tokens(self, request: GenerationRequest, prompt_count: int) -> int:
         target = self._served.target
-        most = min(target.max_length, target.cache.max_length)
+        most = target.longest_sequence
         limited_by = "the model takes" if most == target.max_length else "the target's whole cache holds"
         room = most - prompt_count
         if room < 1:

@@ -8,7 +8,6 @@ Owns the rule of what counts as a failure:
   and so is a late trial.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -60,7 +59,7 @@ class GuardedDraft:
     def max_length(self) -> int:
         """Tokens a sequence may have there."""
         description = self.replica.description
-        return min(description.max_length, description.cache.max_length) if description else 0
+        return description.longest_sequence if description else 0
 
     def describe(self) -> ReplicaDescription:
         return ReplicaDescription(self.replica.address, self.replica.state, len(self.sequence_ids), self._circuit.state)
@@ -85,7 +84,7 @@ class GuardedDraft:
         except PacelineError as error:
             self._failed(error)
             return error
-        except asyncio.CancelledError:
+        except BaseException:
             self._circuit.gave_up()
             raise
         self._judge(self._clock() - began, patience.worth_s)

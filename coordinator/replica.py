@@ -106,12 +106,13 @@ class Replica(Generic[RemoteT_co]):
         try:
             if await self._remote.is_serving(CHECK_TIMEOUT_S):
                 await self._describe()
+                # First: what it is given next may be a sequence that it is to forget.
+                await self._release_owed()
                 self._set(ReplicaState.UP if self._is_named else ReplicaState.DRAINING)
             else:
                 self._set(ReplicaState.DRAINING)
             self._failed_checks = 0
-            if self._remote.owed_count:
-                await self._remote.release([])
+            await self._release_owed()
         except IncompatiblePair as error:
             self._set(ReplicaState.REFUSED, error)
         except PacelineError as error:
@@ -128,6 +129,10 @@ class Replica(Generic[RemoteT_co]):
             self._check_fit(description)
             self.description = description
         self._checks += 1
+
+    async def _release_owed(self) -> None:
+        if self._remote.owed_count:
+            await self._remote.release([])
 
     def _set(self, state: ReplicaState, error: PacelineError | None = None) -> None:
         before, self.state, self.error = self.state, state, error

@@ -82,7 +82,7 @@ class Replicas(Generic[RemoteT]):
                     log.warning("a name cannot be resolved", address=str(address), error=str(error))
                 self._unresolved.add(address)
         named = {place: address for address, places in self._found.items() for place in places}
-        for place in named.keys() - self._replicas.keys():
+        for place in sorted(named.keys() - self._replicas.keys()):
             replica = Replica(place, self._connect(place, named[place]), self._check_fit, self._on_change)
             self._replicas[place] = replica
             self._user.changed(replica)

@@ -40,6 +40,11 @@ class Fit:
                     f"a target replica has {field} {own!r}, and the first one {wanted!r}: outputs would depend on "
                     "which one serves a request; start all with the same model and settings"
                 )
+        if model.longest_sequence < first.longest_sequence:
+            raise IncompatiblePair(
+                f"a target replica takes sequences of {model.longest_sequence} tokens, and the first one "
+                f"{first.longest_sequence}: what was accepted could not go on there; give it as much --kv-memory"
+            )
 
     def check_draft(self, model: ModelDescription) -> None:
         """Raise IncompatiblePair unless the model can draft for the first target."""

@@ -12,7 +12,7 @@ from coordinator.replicas import Replicas
 from coordinator.startup import Fit
 from paceline.errors import CallTimedOut, IncompatiblePair, PeerUnavailable
 from paceline.settings import parse_settings
-from paceline.types import ModelDescription, ReplicaState
+from paceline.types import CacheDescription, ModelDescription, ReplicaState
 from tests.coordinators import fits
 from tests.fakes import FakeDrafter, FakeVerifier, describe
 
@@ -138,6 +138,7 @@ def other(**changes: str | int) -> ModelDescription:
         (other(tokenizer_fingerprint="x"), "tokenizer_fingerprint 'x'"),
         (other(dtype="bfloat16"), "dtype 'bfloat16', and the first one 'float32'"),
         (other(numerics="strict"), "numerics 'strict'"),
+        (replace(other(), cache=CacheDescription(max_length=9)), "sequences of 9 tokens, and the first one 1000"),
     ],
 )
 async def test_a_target_unlike_the_first_is_refused_by_name_until_it_comes_back_as_it_should(
