@@ -114,6 +114,15 @@ async def run_round(
     verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)
     check_verdicts(rows, verdicts, limits.vocabulary_size)
+    reports, shortage = _take(group, rows, verdicts)
+    verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
+    return RoundReport(reports, clock() - started, drafts.time, verify, verified_count, drafts.error, shortage)
+
+
+def _take(
+    group: Rows[Sequence], rows: Rows[VerifyRow], verdicts: Verdicts
+) -> tuple[list[RowReport], Overloaded | None]:
+    """Let each sequence have what came of its row; return what was committed, and why some found no room."""
     reports: list[RowReport] = []
     shortage: Overloaded | None = None
     for sequence, row, verdict in zip(group, rows, verdicts.results, strict=True):
@@ -128,8 +137,7 @@ async def run_round(
             sequence.target_cached_length = 0  # the next round sends the whole sequence
         else:
             sequence.fail(verdict)
-    verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
-    return RoundReport(reports, clock() - started, drafts.time, verify, verified_count, drafts.error, shortage)
+    return reports, shortage
 
 
 def time_left_s(group: Rows[Sequence], now_s: float) -> float | None:

@@ -27,6 +27,9 @@ log = structlog.get_logger()
 
 TARGET_AWAY = (PeerUnavailable, CallTimedOut)
 """What a verify call fails with when nothing of it can be the group's fault."""
+LOSSES_TO_RUN_ALONE = 2
+LOSSES_TO_FAIL = 3
+"""A sequence whose rounds end with a lost target so often, the last of them alone, is given no other to bring down."""
 DEADLINE_SLACK_S = 0.05
 """A call that ended so near to its requests' deadline ended for that."""
 
@@ -163,7 +166,7 @@ class Scheduler:
             self._judge(group, error)
             return None
         for sequence in group:
-            sequence.runs_alone = False
+            sequence.runs_alone, sequence.loss_count = False, 0
         self._learn(draft_counts, report)
         return report
 
@@ -172,6 +175,7 @@ class Scheduler:
         if isinstance(error, TARGET_AWAY):
             left_s = time_left_s(group, self._clock())
             if left_s is None or left_s > DEADLINE_SLACK_S:
+                _blame(group)
                 raise error
             error = CallTimedOut("the request's deadline passed")
         elif not isinstance(error, PacelineError):
@@ -232,3 +236,12 @@ class Scheduler:
             await service.release(sequence_ids)
         except PacelineError as error:
             log.warning("sequences could not be released yet", error=str(error), sequences=len(sequence_ids))
+
+
+def _blame(group: list[Sequence]) -> None:
+    """Note a lost target on those it was working for: one of them may be what it died of."""
+    for sequence in group:
+        sequence.loss_count += 1
+        sequence.runs_alone = sequence.loss_count >= LOSSES_TO_RUN_ALONE
+        if len(group) == 1 and sequence.loss_count >= LOSSES_TO_FAIL and not sequence.ended:
+            sequence.fail(PeerUnavailable(f"the target was lost {sequence.loss_count} times while it served this"))

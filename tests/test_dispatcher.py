@@ -209,6 +209,29 @@ async def test_a_stalled_call_is_given_up_when_its_replica_is_found_down() -> No
         assert [await output(one) for one in requests] == [whole((n,)) for n in (5, 6)]
 
 
+async def test_a_sequence_that_kills_every_target_is_stopped_before_it_stops_the_others() -> None:
+    poison = (13, 13)
+
+    def die_of_poison(verifier: FakeVerifier) -> None:
+        if any(row.token_ids[:2] == poison for row in verifier.calls[-1]):
+            raise KILLED
+
+    verifiers = [SteppedVerifier(), SteppedVerifier()]
+    for verifier in verifiers:
+        verifier.before = lambda _, verifier=verifier: die_of_poison(verifier)  # type: ignore[misc]
+    async with dispatching([], verifiers, batch_size=8) as running:
+        poisoned, *others = [submit(running, prompt) for prompt in (poison, *((n, n) for n in range(4, 12)))]
+        outputs = asyncio.gather(*map(output, others))
+        while not (outputs.done() and poisoned[0].ended):
+            await asyncio.sleep(0)
+            for replica in running.targets:
+                if not replica.is_up:
+                    await replica.look()  # it was started again
+        assert await outputs == [whole((n, n)) for n in range(4, 12)]
+        with pytest.raises(PeerUnavailable, match="the target was lost 3 times while it served this"):
+            await output(poisoned)
+
+
 async def test_an_abandoned_sequence_is_found_wherever_it_is() -> None:
     verifiers = [SteppedVerifier(), SteppedVerifier()]
     async with dispatching([], verifiers, batch_size=1) as running:
