@@ -129,6 +129,8 @@ async def _serve_models() -> None:
             grace_s=1,
         ) as target,
     ):
+        await draft.set_serving(True)
+        await target.set_serving(True)
         print(draft.address, target.address, flush=True)
         await termination(stop_with_stdin=True)
     worker.close()

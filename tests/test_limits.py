@@ -25,7 +25,7 @@ from paceline.v1.draft_service_pb2_grpc import (
 )
 from tests.clusters import model_server
 from tests.conftest import PairOfCheckpoints
-from tests.coordinators import PAIR, fake_server
+from tests.coordinators import SERVED, fake_server
 from tests.fakes import FakeDrafter, FakeVerifier, continuation
 
 TIMEOUT_S = 30.0
@@ -33,7 +33,7 @@ REQUEST = GenerationRequest(TokenIds((5, 6, 7)))
 
 
 def admission(**limits: Any) -> Admission:
-    return Admission(PAIR, default_max_new_tokens=40, limits=RequestLimits(**limits))
+    return Admission(SERVED, default_max_new_tokens=40, limits=RequestLimits(**limits))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from coordinator.metrics import RoundMetrics
 from coordinator.round import RoundReport, RowReport
 from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.runner import PassSize
-from paceline.errors import AddressInUse, InvalidRequest, PeerUnavailable
+from paceline.errors import AddressInUse, InvalidRequest, PeerFailed, PeerUnavailable
 from paceline.metrics import CallCounter, count_tasks, metrics_served, new_registry
 from paceline.rpc import open_channel, running_server
 from paceline.types import CacheDescription, CallTiming, GenerationRequest, HopTime, TokenIds
@@ -77,29 +77,31 @@ async def test_counts_of_a_known_request_are_exact() -> None:
         assert value(registry, "sequences_waiting_limit") == 100
 
 
-async def test_a_draft_that_is_away_shows_until_it_answers() -> None:
+async def test_a_draft_that_is_away_shows() -> None:
     registry = new_registry("coordinator")
 
-    def fail_first(number: int) -> None:
-        if number == 1:
-            assert value(registry, "draft_available") == 1
-            raise PeerUnavailable("the draft is away")
-        assert value(registry, "draft_available") == (number > 2)
+    def fail(_: int) -> None:
+        assert value(registry, "draft_available") == 1
+        assert value(registry, "replicas", service="draft", state="up") == 1
+        raise PeerUnavailable("the draft is away")
 
-    async with fake_cluster(FakeDrafter(skill=1.0, before=fail_first), FakeVerifier(), registry) as client:
+    async with fake_cluster(FakeDrafter(skill=1.0, before=fail), FakeVerifier(), registry) as client:
         await client.complete(TEN_TOKENS)
         assert value(registry, "draft_failures_total") == 1
-        assert value(registry, "rounds_total") == value(registry, "drafts_total") + 1
+        assert value(registry, "drafts_total") == 0
+        assert value(registry, "draft_available") == 0
+        assert value(registry, "replicas", service="draft", state="down") == 1
+        assert value(registry, "replicas", service="target", state="up") == 1
 
 
 async def test_a_round_that_fails_as_a_whole_is_counted_apart() -> None:
     registry = new_registry("coordinator")
 
     def fail(_: int) -> None:
-        raise PeerUnavailable("the target is away")
+        raise PeerFailed("the target is broken")
 
     async with fake_cluster(FakeDrafter(skill=1.0), FakeVerifier(fail), registry) as client:
-        with pytest.raises(PeerUnavailable):
+        with pytest.raises(PeerFailed):
             await client.complete(TEN_TOKENS)
         assert value(registry, "rounds_failed_total") == 1
         assert value(registry, "round_duration_seconds_count") == 0

@@ -124,9 +124,9 @@ class HeldVerifier(FakeVerifier):
         self.open = asyncio.Event()
         self.open.set()
 
-    async def verify(self, rows: Sequence[VerifyRow]) -> Verdicts:
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         await self.open.wait()
-        return await super().verify(rows)
+        return await super().verify(rows, timeout_s)
 
 
 async def test_under_overload_all_refusals_say_when_to_come_again_and_what_is_accepted_is_right() -> None:
