@@ -90,8 +90,9 @@ class Scheduler:
     def give_up(self) -> list[Sequence]:
         """Hand over all sequences while no round runs, in order of arrival, to be sent whole to another target."""
         sequences = self.pool.give_up()
-        if cached := [one.sequence_id for one in sequences if one.target_cached_length]:
-            self._start(self._release(self._verifier, cached))
+        # Whatever was in a round may be held, even if no answer ever told so.
+        if held := [one.sequence_id for one in sequences if one.first_grouped_s is not None]:
+            self._start(self._release(self._verifier, held))
         for sequence in sequences:
             sequence.target_cached_length = 0
         return sequences
