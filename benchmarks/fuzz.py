@@ -40,10 +40,11 @@ def main(
         except Unsound as error:
             problem = str(error)
     counts = summary(attacked) | {"seed": seed, "elapsed_s": round(time.perf_counter() - began), "problem": problem}
-    show(attacked)
-    console.print(problem or "Every answer was canonical, every healthy output right, nothing was left behind.")
     if output:
         output.write_text(json.dumps(counts, indent=2) + "\n")
+    show(attacked)
+    verdict = problem or "Every answer was canonical, every healthy output right, nothing was left behind."
+    console.print(verdict, markup=False)
     sys.exit(bool(problem))
 
 

@@ -13,7 +13,7 @@ from benchmarks.soak.faults import Fault
 from benchmarks.soak.report import is_sound, problems, summary, table, untolerated
 from benchmarks.soak.requests import Asked, make_requests, with_references
 from benchmarks.soak.run import Plan, Result
-from benchmarks.soak.samples import Sample, growth, leaks
+from benchmarks.soak.samples import Sample, broken_requests, growth, leaks
 from paceline.client import Client
 from paceline.measure.load import LoadLog, Outcome, run_load
 from paceline.types import GenerationRequest, TokenIds, Verdicts, VerifyRow
@@ -109,6 +109,12 @@ def test_growing_memory_and_what_is_left_behind_are_leaks() -> None:
         "target-0: 6 tasks",
         "target-0: 99 open files",
     ]
+
+
+def test_broken_requests_are_summed_over_the_processes_of_a_coordinator() -> None:
+    counts = [0, 2, 3, 0, 1, 1, 4]
+    samples = [replace(IDLE, member="coordinator", broken_requests=count) for count in counts]
+    assert broken_requests(samples) == 3 + 4
 
 
 def test_requests_of_all_kinds_come_again_from_the_same_seed() -> None:

@@ -42,7 +42,7 @@ def main(
 ) -> None:
     if unknown := {*fault, *tolerate} - set(KINDS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: give {', '.join(KINDS)}")
-    plan = Plan(duration_s, calm_share, clients, requests, tuple(fault), gap_s, tuple(tolerate), seed)
+    plan = Plan(duration_s, calm_share, clients, requests, tuple(fault), gap_s, tuple(tolerate), resume, seed)
     with tempfile.TemporaryDirectory() as folder:
         certificates = make_certificates(Path(folder)) if tls else None
         options = SoakOptions(

@@ -56,12 +56,16 @@ class Tally:
 class Soaker:
     """Asks what has a reference, in all ways, and compares."""
 
-    def __init__(self, client: Client, asked: Sequence[Asked], *, seed: int, began_s: float) -> None:
+    def __init__(
+        self, client: Client, asked: Sequence[Asked], *, seed: int, began_s: float, resume: bool = True
+    ) -> None:
+        """`resume` as in the plan; the client is made accordingly."""
         self.tally = Tally()
         self._client = client
         self._asked = tuple(asked)
         self._rng = random.Random(seed)
         self._began_s = began_s
+        self._resume = resume
 
     async def run(self, client_count: int, until: asyncio.Event) -> None:
         """Keep so many requests in flight until the event; then let the last ones end."""
@@ -114,7 +118,7 @@ class Soaker:
             except (CallTimedOut, PeerUnavailable) as error:
                 if timeout_s is not None:
                     return outputs
-                if isinstance(error, CallTimedOut) or request.completion_count == 1:
+                if isinstance(error, CallTimedOut) or request.completion_count == 1 or not self._resume:
                     raise
                 # The client cannot take up a stream of several outputs: whoever asks starts anew, with the same seed.
                 self.tally.resent_count += 1

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.soak.clients import Failure
 from benchmarks.soak.run import Result
-from benchmarks.soak.samples import growth
+from benchmarks.soak.samples import broken_requests, growth
 
 AFTERMATH_S = 30.0
 """A fault is still to blame for so long after the service runs again: connections come back with delay."""
@@ -39,6 +39,7 @@ def summary(result: Result) -> dict[str, object]:
         "right_by_kind": dict(tally.kinds),
         "tokens_compared": tally.token_count,
         "resent": tally.resent_count,
+        "broken_streams": broken_requests(result.samples),
         "faults": _counts(result),
         "mismatches": tally.mismatches,
         "failures": [asdict(one) for one in tally.failures],
@@ -61,7 +62,9 @@ def table(result: Result) -> Table:
     )
     rows: list[tuple[str, object]] = [("requests", tally.request_count)]
     rows += [(f"  {way}", count) for way, count in sorted(tally.ended.items())]
-    rows += [("  asked again as a whole", tally.resent_count), ("tokens compared", tally.token_count)]
+    rows.append(("  asked again as a whole", tally.resent_count))
+    rows.append(("  failed by the coordinator, most taken up again", broken_requests(result.samples)))
+    rows.append(("tokens compared", tally.token_count))
     rows += [("faults", len(result.faults)), *((f"  {kind}", count) for kind, count in _counts(result).items())]
     rows += [("mismatches", len(tally.mismatches)), ("failures", len(tally.failures))]
     if result.plan.tolerated:

@@ -3,9 +3,11 @@
 import asyncio
 import time
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
+from itertools import pairwise
 from statistics import median
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,6 +22,7 @@ GROWTH_BYTES = 24 << 20
 
 AWAY = (OSError, HTTPException, KeyError)
 """What a scrape of a service raises that is down, dies meanwhile, or starts and has not all its metrics yet."""
+BROKEN_CODES = ("UNAVAILABLE", "INTERNAL")
 MORE_FILES = 8
 """Connections that come and go with clients and scrapes."""
 
@@ -34,6 +37,8 @@ class Sample:
     tasks: int
     sequences: int
     """Cached in a model service; in the coordinator's pool."""
+    broken_requests: int = 0
+    """That the coordinator ended with UNAVAILABLE or INTERNAL since it started."""
 
 
 async def sample(member: Member, began_s: float) -> Sample:
@@ -48,13 +53,29 @@ async def sample(member: Member, began_s: float) -> Sample:
         int(values["process_open_fds"]),
         int(values["paceline_tasks"]),
         int(sum(values[f"paceline_{name}"] for name in names)),
+        int(values.get("paceline_requests_total", 0)),
     )
 
 
-def _scrape(url: str) -> dict[str, float]:
+def _scrape(url: str) -> Mapping[str, float]:
+    """Values by name, summed over labels; of those by status only the broken ones."""
     with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
         text = response.read().decode()
-    return {one.name: one.value for family in text_string_to_metric_families(text) for one in family.samples}
+    values: defaultdict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            if one.labels.get("code", BROKEN_CODES[0]) in BROKEN_CODES:
+                values[one.name] += one.value
+    return dict(values)
+
+
+def broken_requests(samples: Iterable[Sample]) -> int:
+    """Requests that the coordinators of a run ended with a failure of the cluster's, as far as samples tell.
+
+    A count that falls is that of a new process.
+    """
+    counts = [0, *(one.broken_requests for one in samples if one.member == "coordinator")]
+    return sum(after - before if after >= before else after for before, after in pairwise(counts))
 
 
 async def sample_all(cluster: ProcessCluster, began_s: float) -> list[Sample]:

@@ -96,7 +96,7 @@ class Arena:
                 await ask(b"", timeout=PATIENCE_S, wait_for_ready=True)
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                     raise
                 await asyncio.sleep(0.001)
         raise Unsound(f"{one.path} answers no more")
