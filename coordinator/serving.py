@@ -50,6 +50,9 @@ async def serve(settings: CoordinatorSettings) -> None:
 async def running_coordinator(settings: CoordinatorSettings, watched: Instruments) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; on leaving, running requests get `shutdown_grace_s` to end."""
     options, security = clients_options(settings), models_security(settings)
+    # By name, before any is looked up: what a name resolves to later on may be another machine.
+    for address in (*parse_addresses(settings.target), *parse_addresses(settings.draft)):
+        security.check(str(address))
     async with background() as tasks:
         drafter, statistics = ReplicatedDrafter(), Statistics()
         make_scheduler = _scheduler_maker(settings, drafter, statistics, watched)
