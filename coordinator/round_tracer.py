@@ -62,7 +62,7 @@ class RoundTracer:
         token = contexts.attach(trace.set_span_in_context(span, _shared_baggage(list(members.values()))))
         try:
             yield record
-        except Exception as error:
+        except BaseException as error:  # cancelled, too: the target was lost under it
             # The type only: a message may quote a request.
             span.set_status(StatusCode.ERROR)
             span.set_attribute("error.type", error.reason if isinstance(error, PacelineError) else type(error).__name__)
