@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.scheduler import LOSSES_TO_FAIL
 from coordinator.sequence import Sequence as Generation
 from paceline.errors import CallTimedOut, Overloaded, PeerUnavailable
 from paceline.types import (
@@ -91,11 +92,11 @@ def with_cache(verifier: FakeVerifier, used_bytes: int) -> ModelDescription:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    deaths=st.lists(st.integers(0, 12), min_size=1, max_size=3),
+    deaths=st.lists(st.integers(0, 12), min_size=1, max_size=LOSSES_TO_FAIL - 1),
     lanes=st.integers(1, 2),
     batch_size=st.integers(1, 5),
 )
-def test_outputs_are_the_targets_own_whichever_replicas_die_while_one_lives(
+def test_outputs_are_the_targets_own_whichever_targets_die_while_one_lives(
     deaths: list[int], lanes: int, batch_size: int
 ) -> None:
     async def run() -> None:

@@ -224,7 +224,7 @@ async def test_calls_are_counted_by_method_and_status(send: Callable[..., Awaita
             with pytest.raises(grpc.aio.AioRpcError):
                 await send(channel, order)
         with pytest.raises(grpc.aio.AioRpcError):
-            await send(channel, "hang", 0.2)
+            await send(channel, "hang", 2)
         servicer.hung.clear()
         hanging = asyncio.ensure_future(send(channel, "hang"))
         await servicer.hung.wait()

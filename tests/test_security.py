@@ -162,7 +162,7 @@ async def test_a_coordinator_that_the_models_do_not_know_does_not_start_and_says
             models_ca=authority.ca,
             tls_certificate=own.certificate,
             tls_key=own.key,
-            startup_timeout_s=TIMEOUT_S,
+            startup_timeout_s=5,
         )
         with pytest.raises(StartupError, match="bears none of the names in --tls-allowed-names"):
             async with running_coordinator(settings, Instruments(new_registry("coordinator"))):

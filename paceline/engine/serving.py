@@ -15,8 +15,8 @@ from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.instruments import instruments
 from paceline.metrics import CallCounter
-from paceline.rpc import running_server, termination
-from paceline.service import announce, server_options
+from paceline.rpc import ServerOptions, running_server, termination
+from paceline.service import announce
 from paceline.settings import ModelServiceSettings
 
 log = structlog.get_logger()
@@ -27,11 +27,12 @@ EMPTY_CHECK_S = 0.05
 async def serve_model(
     name: str,
     settings: ModelServiceSettings,
+    options: ServerOptions,
     service_name: str,
     add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server, int], None],
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
-    role, options = name.removesuffix("_service"), server_options(settings)
+    role = name.removesuffix("_service")
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         worker = ModelWorker(settings.threads, metrics.call_ended, watched.tracer)
