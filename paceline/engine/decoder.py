@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from paceline.engine.kv_cache import Attention
+from paceline.engine.linear import pack_layers, take
 
 PLAIN_DECODERS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 """Pre-norm, rotary positions, gated feed-forward; with or without biases and norms of queries and keys."""
@@ -28,8 +29,11 @@ class Decoder(Protocol):
 
 
 def make_decoder(module: PreTrainedModel) -> Decoder:
-    is_plain = type(module).__name__ in PLAIN_DECODERS and module.dtype == torch.float32
-    return PlainDecoder(module) if is_plain else ModuleDecoder(module)
+    """The module is used up: a plain decoder takes its weights."""
+    if type(module).__name__ in PLAIN_DECODERS and module.dtype == torch.float32:
+        return PlainDecoder(module)
+    pack_layers(module)
+    return ModuleDecoder(module)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class ModuleDecoder:
 
 
 class PlainDecoder:
-    """The weights of a plain decoder in float32, and what is done with them. The tensors are the module's own."""
+    """The weights of a plain decoder in float32, and what is done with them."""
 
     def __init__(self, module: PreTrainedModel) -> None:
         model: Any = module
@@ -61,7 +65,7 @@ class PlainDecoder:
         self._rotary = model.model.rotary_emb
         self._layers = [_Layer(layer, number) for number, layer in enumerate(model.model.layers)]
         self._norm = _Norm(model.model.norm)
-        self._head = _Linear(model.get_output_embeddings())
+        self._head = take(model.get_output_embeddings())
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
@@ -95,14 +99,15 @@ class _Layer:
         self._number = number
         self._head_size: int = attention.head_dim
         self._scaling: float = attention.scaling
-        self._query, self._key, self._value, self._output = (
-            _Linear(one) for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        )
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._counts = [projection.out_features // self._head_size for projection in projections]
+        """Heads of queries, keys and values."""
+        self._projection, self._output = take(*projections), take(attention.o_proj)
         self._query_norm, self._key_norm = (
             _Norm(getattr(attention, name)) if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
         )
         self._gate, self._up, self._down = (
-            _Linear(one) for one in (feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj)
+            take(one) for one in (feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj)
         )
         self._activation = feed_forward.act_fn
         self._attention_norm = _Norm(layer.input_layernorm)
@@ -110,28 +115,14 @@ class _Layer:
 
     def __call__(self, hidden: torch.Tensor, turn: _Rotation, attention: Attention) -> torch.Tensor:
         """[T, hidden size] to the same."""
-        normed = self._attention_norm(hidden)
-        query = turn(self._heads(self._query(normed), self._query_norm))
-        key = turn(self._heads(self._key(normed), self._key_norm))
-        value = self._heads(self._value(normed), None)
-        attended = attention.attend(self._number, query, key, value, self._scaling)
+        projected = self._projection(self._attention_norm(hidden)).view(hidden.shape[0], -1, self._head_size)
+        query, key, value = (heads.transpose(0, 1) for heads in projected.split_with_sizes(self._counts, dim=1))
+        if self._query_norm and self._key_norm:
+            query, key = self._query_norm(query), self._key_norm(key)
+        attended = attention.attend(self._number, turn(query), turn(key), value, self._scaling)
         hidden = hidden + self._output(attended.transpose(0, 1).reshape(hidden.shape[0], -1))
         normed = self._feed_forward_norm(hidden)
         return hidden + self._down(self._activation(self._gate(normed)) * self._up(normed))
-
-    def _heads(self, projected: torch.Tensor, norm: "_Norm | None") -> torch.Tensor:
-        """[T, H * D] to [H, T, D]."""
-        heads = projected.view(projected.shape[0], -1, self._head_size)
-        return (norm(heads) if norm else heads).transpose(0, 1)
-
-
-class _Linear:
-    def __init__(self, linear: Any) -> None:
-        self._weight = linear.weight
-        self._bias = linear.bias
-
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        return F.linear(values, self._weight, self._bias)
 
 
 class _Norm:

@@ -1,8 +1,6 @@
-"""A loaded model: its modules, the way a pass goes through them, and what it says of itself."""
+"""A loaded model: the way a pass goes through them, and what it says of itself."""
 
 from dataclasses import dataclass
-
-from transformers import PreTrainedModel
 
 from paceline.engine.decoder import Decoder
 from paceline.engine.kv_cache import KvShape
@@ -11,7 +9,6 @@ from paceline.types import ModelDescription, TokenizerFiles
 
 @dataclass(frozen=True)
 class LoadedModel:
-    module: PreTrainedModel
     decoder: Decoder
     description: ModelDescription
     kv_shape: KvShape
