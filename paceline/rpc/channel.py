@@ -44,17 +44,21 @@ def open_channel(
     ]
     if authority:
         options.append(("grpc.default_authority", authority))
-    interceptors: Sequence[grpc.aio.ClientInterceptor] = []
-    if tracer:
-        # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
-        from paceline.tracing.client import client_interceptors
+    channel = _open(address, security, options)
+    if tracer is None:
+        return channel
+    # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
+    from paceline.tracing.client import TracedChannel
 
-        interceptors = client_interceptors(tracer, address)
+    return TracedChannel(channel, tracer, address)
+
+
+def _open(address: str, security: ChannelSecurity, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
     if security.certificates is None:
-        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+        return grpc.aio.insecure_channel(address, options=options)
 
     def open_secure(pem: Pem) -> grpc.aio.Channel:
-        return grpc.aio.secure_channel(address, channel_credentials(pem), options=options, interceptors=interceptors)
+        return grpc.aio.secure_channel(address, channel_credentials(pem), options=options)
 
     return ReopeningChannel(security.certificates.value, open_secure)
 
