@@ -222,7 +222,9 @@ async def test_a_channel_opens_anew_when_its_certificate_is_replaced_and_calls_i
     ):
         await propose(channel)
         before = servicer.certificate
-        release = DraftServiceStub(channel).ReleaseDraftSequences(pb.ReleaseDraftSequencesRequest(), timeout=TIMEOUT_S)
+        release = asyncio.ensure_future(
+            DraftServiceStub(channel).ReleaseDraftSequences(pb.ReleaseDraftSequencesRequest(), timeout=TIMEOUT_S)
+        )
         await servicer.entered.wait()
         authority.issue("coordinator.test")
         await asyncio.gather(*(propose(channel) for _ in range(20)))
