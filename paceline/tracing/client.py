@@ -19,7 +19,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class TracedChannel(grpc.aio.Channel):
-    """Is to a stub what the channel within is, but that its unary calls begin when they are awaited, as coroutines do."""
+    """Is to a stub what the channel within is, but that its unary calls begin when they are awaited."""
 
     def __init__(self, channel: grpc.aio.Channel, tracer: Tracer, address: str) -> None:
         self._channel = channel
