@@ -244,3 +244,12 @@ def test_the_committed_rendering_is_that_of_the_overlay(overlay: str) -> None:
     made = subprocess.run([kubectl, "kustomize", KUBERNETES / "overlays" / overlay], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     assert made.stdout == (KUBERNETES / "rendered" / f"{overlay}.yaml").read_text(), "run scripts/check-deploy --write"
+
+
+@pytest.mark.parametrize("component", SETTINGS)
+def test_every_variable_of_the_compose_file_is_a_setting_and_its_grace_is_enough(component: str) -> None:
+    service = yaml.safe_load((KUBERNETES.parent / "compose.yaml").read_text())["services"][component]
+    prefix = str(SETTINGS[component].model_config["env_prefix"])
+    told = {name.removeprefix(prefix).lower(): value for name, value in service["environment"].items()}
+    assert set(told) <= set(SETTINGS[component].model_fields)
+    assert int(service["stop_grace_period"].removesuffix("s")) > told["shutdown_grace_s"]

@@ -24,7 +24,9 @@ def as_pod(workload: dict[str, Any], services: list[str]) -> dict[str, Any]:
     """One pod of a Deployment or StatefulSet."""
     template = workload["spec"]["template"]
     name = workload["metadata"]["name"]
-    containers = [{key: value for key, value in one.items() if key != "ports"} for one in template["spec"]["containers"]]
+    containers = [
+        {key: value for key, value in one.items() if key != "ports"} for one in template["spec"]["containers"]
+    ]
     spec = template["spec"] | {
         "containers": containers,
         "hostNetwork": True,
