@@ -1,8 +1,8 @@
 """Make pods for `podman play kube` of a rendered overlay: `as_pods.py rendered/cpu.yaml > pods.yaml`.
 
-What podman lacks is taken away (StatefulSets, services, network policies, and port lists on the host's network; it drops
-gRPC probes itself); images, settings, security contexts, limits and volumes stay as they are. All pods share the host's network, and
-names of services lead to it.
+What podman lacks is taken away: StatefulSets, services, network policies, and port lists on the host's network (it
+drops gRPC probes itself). Images, settings, security contexts, limits and volumes stay as they are. All pods share the
+host's network, so the names of services become 127.0.0.1.
 """
 
 import sys
@@ -15,12 +15,20 @@ import yaml
 def main(path: str) -> None:
     found = list(yaml.safe_load_all(Path(path).read_text()))
     services = [one["metadata"]["name"] for one in found if one["kind"] == "Service"]
-    maps = [one for one in found if one["kind"] == "ConfigMap"]
-    pods = [as_pod(one, services) for one in found if one["kind"] in ("Deployment", "StatefulSet")]
+    maps = [here(one, services) for one in found if one["kind"] == "ConfigMap"]
+    pods = [as_pod(one) for one in found if one["kind"] in ("Deployment", "StatefulSet")]
     yaml.safe_dump_all([*maps, *pods], sys.stdout, sort_keys=False)
 
 
-def as_pod(workload: dict[str, Any], services: list[str]) -> dict[str, Any]:
+def here(config_map: dict[str, Any], services: list[str]) -> dict[str, Any]:
+    """The same settings, with services looked for on this machine."""
+    data = config_map["data"]
+    for service in services:
+        data = {key: value.replace(f"{service}:", "127.0.0.1:") for key, value in data.items()}
+    return config_map | {"data": data}
+
+
+def as_pod(workload: dict[str, Any]) -> dict[str, Any]:
     """One pod of a Deployment or StatefulSet."""
     template = workload["spec"]["template"]
     name = workload["metadata"]["name"]
@@ -30,7 +38,6 @@ def as_pod(workload: dict[str, Any], services: list[str]) -> dict[str, Any]:
     spec = template["spec"] | {
         "containers": containers,
         "hostNetwork": True,
-        "hostAliases": [{"ip": "127.0.0.1", "hostnames": services}],
         "restartPolicy": "Always",
     }
     return {
