@@ -72,7 +72,7 @@ class NoModel:
             cache=CacheDescription(max_length=MAX_LENGTH, prefill_chunk_tokens=256),
         )
 
-    def release(self, sequence_ids: Sequence[str]) -> int:
+    def release(self, sequence_ids: Sequence[str], scope: str) -> int:
         return len(sequence_ids)
 
 
@@ -80,7 +80,7 @@ class InstantDrafter:
     def __init__(self, runner: NoModel) -> None:
         self.runner = runner
 
-    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal]:
+    def propose(self, rows: Sequence[ProposeRow], scope: str) -> list[Proposal]:
         return [
             Proposal(DRAFTED[: row.draft_count], row.base_length + len(row.token_ids) + row.draft_count - 1)
             for row in rows
@@ -91,7 +91,7 @@ class InstantVerifier:
     def __init__(self, runner: NoModel) -> None:
         self.runner = runner
 
-    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
+    def verify(self, rows: Sequence[VerifyRow], scope: str) -> list[Verdict]:
         """Accept a share of the drafts that changes from round to round, about two thirds."""
         verdicts = []
         for row in rows:
@@ -129,6 +129,8 @@ async def _serve_models() -> None:
             grace_s=1,
         ) as target,
     ):
+        await draft.set_serving(True)
+        await target.set_serving(True)
         print(draft.address, target.address, flush=True)
         await termination(stop_with_stdin=True)
     worker.close()

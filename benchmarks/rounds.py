@@ -21,7 +21,7 @@ from paceline.engine.loader import as_loaded, resolve_device
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import PackedRow, Runner
-from paceline.engine.self_check import check_model
+from paceline.engine.traffic import config_traffic, copy_bandwidth
 from paceline.types import Proposal, ProposeRow, Verdict, VerifyRow
 from target_service.verifier import Verifier
 
@@ -42,7 +42,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-COPIED_BYTES = 1 << 30
+DTYPE = torch.bfloat16
 
 
 def main(
@@ -56,20 +56,20 @@ def main(
 ) -> None:
     """Print a table of verify and propose times, their floors, and how near they are."""
     place = torch.device(resolve_device(device))
-    bandwidth = copy_bandwidth(place)
+    bandwidth = copy_bandwidth(str(place))
     models = {name: random_model(name, place, layers) for name in SHAPES}
-    for model in models.values():
-        check_model(model)
     table = Table("B", "hop", "ms", "floor ms", "of the floor", title=f"{place}, {bandwidth / 1e9:.0f} GB/s copied")
     target, draft = (Runner(model, EngineOptions(kv_memory)) for model in models.values())
+    target_traffic, draft_traffic = (config_traffic(config(name, layers), DTYPE) for name in SHAPES)
     for batch_size in batch_sizes:
         verify_s = verify_time(Verifier(target), batch_size, draft_count, cached_tokens, repeats)
         propose_s = propose_time(Drafter(draft), batch_size, draft_count, cached_tokens, repeats)
-        for hop, runner, passes, spent_s in (
-            ("verify", target, 1, verify_s),
-            ("propose", draft, draft_count, propose_s),
+        for hop, traffic, passes, spent_s in (
+            ("verify", target_traffic, 1, verify_s),
+            ("propose", draft_traffic, draft_count, propose_s),
         ):
-            floor_s = passes * pass_bytes(runner.model, batch_size, cached_tokens) / bandwidth
+            pass_bytes = traffic.weight_bytes + batch_size * cached_tokens * traffic.token_bytes
+            floor_s = passes * pass_bytes / bandwidth
             table.add_row(
                 str(batch_size), hop, f"{1e3 * spent_s:.2f}", f"{1e3 * floor_s:.2f}", f"{floor_s / spent_s:.0%}"
             )
@@ -77,29 +77,16 @@ def main(
 
 
 def random_model(name: str, device: torch.device, layers: int | None) -> LoadedModel:
-    shape = COMMON | SHAPES[name] | ({"num_hidden_layers": layers} if layers else {})
     torch.manual_seed(0)
     with device:
         module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            Qwen3Config(**shape), dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
+            config(name, layers), dtype=DTYPE, attn_implementation=ATTENTION_NAME
         )
     return as_loaded(module.eval(), name, None)
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second that a large copy reads and writes."""
-    source = torch.ones(COPIED_BYTES // 2, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return COPIED_BYTES / timed(lambda: target.copy_(source), device, 10)
-
-
-def pass_bytes(model: LoadedModel, batch_size: int, cached_tokens: int) -> int:
-    """What one pass must read: every weight once, an untied embedding's few rows left out, and the rows' caches."""
-    module: Any = model.module
-    weights = sum(one.numel() * one.element_size() for one in module.parameters())
-    if not module.config.tie_word_embeddings:
-        weights -= module.get_input_embeddings().weight.numel() * model.kv_shape.dtype.itemsize
-    return int(weights + batch_size * cached_tokens * model.kv_shape.token_bytes)
+def config(name: str, layers: int | None) -> Qwen3Config:
+    return Qwen3Config(**COMMON | SHAPES[name] | ({"num_hidden_layers": layers} if layers else {}))
 
 
 def prompt(number: int, count: int) -> tuple[int, ...]:

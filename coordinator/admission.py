@@ -7,33 +7,35 @@ from coordinator.config import MAX_DRAFT_COUNT
 from coordinator.limits import NO_LIMITS, RequestLimits
 from coordinator.output import Output, StopRules
 from coordinator.sequence import Sequence
-from coordinator.startup import Pair
+from coordinator.startup import Served
 from coordinator.stream import Stream
 from paceline.checks import check_token_ids
 from paceline.errors import InvalidRequest
-from paceline.sampling_checks import check_sampling, check_top_logprob_count
+from paceline.sampling_checks import check_min_new_tokens, check_sampling, check_top_logprob_count
 from paceline.types import GREEDY, ChoiceRule, GenerationRequest, SamplingParameters, TokenIds, Usage
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 1024
+"""They go with every row of every round."""
 
 
 class Admission:
-    def __init__(self, pair: Pair, *, default_max_new_tokens: int, limits: RequestLimits = NO_LIMITS) -> None:
-        self._pair = pair
+    def __init__(self, served: Served, *, default_max_new_tokens: int, limits: RequestLimits = NO_LIMITS) -> None:
+        self._served = served
         self._default_max_new_tokens = limits.default_output_tokens(default_max_new_tokens)
         self._limits = limits
 
     def admit(self, request: GenerationRequest) -> list[Sequence]:
         """Tokenize and check; return one sequence for each completion. InvalidRequest names the field that is wrong."""
-        vocabulary_size = self._pair.target.vocabulary_size
+        vocabulary_size = self._served.target.vocabulary_size
         token_ids = self._encode(request)
         self._limits.check(request, len(token_ids))
-        check_token_ids(request.stop_token_ids, vocabulary_size, "stop_token_ids")
+        self._check_stop_token_ids(request.stop_token_ids)
         check_top_logprob_count(request.top_logprob_count)
         self._check_received(request)
         rules = StopRules(
             max_new_tokens=self._max_new_tokens(request, len(token_ids)),
-            end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self._pair.target.end_token_ids),
+            end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self._served.target.end_token_ids),
             stop_token_ids=frozenset(request.stop_token_ids),
             stop_strings=self._stop_strings(request),
         )
@@ -53,7 +55,7 @@ class Admission:
             # 128 random bits: ids of several coordinators differ, and knowing some tells nothing of others.
             sequence_id=secrets.token_hex(16),
             token_ids=list(token_ids),
-            output=Output(rules, self._pair.text.tokenizer if self._pair.text else None),
+            output=Output(rules, self._served.text.tokenizer if self._served.text else None),
             max_draft_count=self._max_draft_count(request),
             usage=Usage(prompt_count=len(token_ids)),
             stream=stream,
@@ -73,8 +75,18 @@ class Admission:
                 field="received_token_ids",
             )
 
+    def _check_stop_token_ids(self, token_ids: tuple[int, ...]) -> None:
+        if len(token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids has {len(token_ids)} entries; give {MAX_STOP_TOKEN_IDS} at most",
+                field="stop_token_ids",
+            )
+        check_token_ids(token_ids, self._served.target.vocabulary_size, "stop_token_ids")
+
     def _check_sampling(self, sampling: SamplingParameters, rules: StopRules) -> None:
-        check_sampling(sampling, self._pair.target.vocabulary_size)
+        vocabulary_size = self._served.target.vocabulary_size
+        check_sampling(sampling, vocabulary_size)
+        check_min_new_tokens(sampling, rules.end_token_ids | rules.stop_token_ids, vocabulary_size)
         if sampling.min_new_tokens > rules.max_new_tokens:
             raise InvalidRequest(
                 f"min_new_tokens is {sampling.min_new_tokens}, more than the {rules.max_new_tokens} of max_new_tokens",
@@ -82,20 +94,20 @@ class Admission:
             )
 
     def _encode(self, request: GenerationRequest) -> list[int]:
-        if self._pair.text:
-            token_ids = self._pair.text.encode(request.prompt)
+        if self._served.text:
+            token_ids = self._served.text.encode(request.prompt)
         elif isinstance(request.prompt, TokenIds):
             token_ids = list(request.prompt.values)
         else:
             raise InvalidRequest("the models have no tokenizer; send the prompt as token_ids", field="prompt")
         if not token_ids:
             raise InvalidRequest("prompt is empty; give it at least one token", field="prompt")
-        check_token_ids(token_ids, self._pair.target.vocabulary_size, "prompt.token_ids")
+        check_token_ids(token_ids, self._served.target.vocabulary_size, "prompt.token_ids")
         return token_ids
 
     def _max_new_tokens(self, request: GenerationRequest, prompt_count: int) -> int:
-        target = self._pair.target
-        most = min(target.max_length, target.cache.max_length)
+        target = self._served.target
+        most = target.longest_sequence
         limited_by = "the model takes" if most == target.max_length else "the target's whole cache holds"
         room = most - prompt_count
         if room < 1:
@@ -134,7 +146,7 @@ class Admission:
             raise InvalidRequest(
                 "stop_strings holds an empty string, which would match anywhere; drop it", field="stop_strings"
             )
-        if stops and not self._pair.text:
+        if stops and not self._served.text:
             raise InvalidRequest(
                 "stop_strings need a tokenizer, which the models lack; use stop_token_ids", field="stop_strings"
             )

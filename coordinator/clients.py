@@ -1,9 +1,12 @@
 """The draft and target services as the coordinator sees them: calls with deadlines, answers as values or errors."""
 
+from abc import abstractmethod
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from collections.abc import Sized
+from typing import Any, Protocol
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.codec.models import model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import proposals_from_pb, propose_rows_to_pb, verdicts_from_pb, verify_rows_to_pb
@@ -14,54 +17,96 @@ from paceline.v1 import draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 
+DRAFT_SERVICE = draft_service_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
+RELEASE_TIMEOUT_S = 5.0
 
 
-class RemoteDrafter:
-    def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
-        self._stub = DraftServiceStub(channel)
+class _RemoteModel:
+    """What both services are asked alike. Closing it closes the channel."""
+
+    def __init__(self, channel: grpc.aio.Channel, service_name: str, timeout_s: float) -> None:
+        """`timeout_s` is for calls that do the model's work."""
+        self._channel = channel
+        self._service_name = service_name
         self._timeout_s = timeout_s
+        self._health: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
+        self._owed: set[str] = set()
 
-    async def propose(self, rows: Rows[ProposeRow]) -> Proposals:
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def is_serving(self, timeout_s: float) -> bool:
+        """Whether it wants calls. An answer that it does not is no error."""
+        request = health_pb2.HealthCheckRequest(service=self._service_name)
         with translated_errors():
-            response = await self._stub.ProposeTokens(propose_rows_to_pb(rows), timeout=self._timeout_s)
-        proposals = proposals_from_pb(response)
-        _check_count(rows, proposals.results)
-        return proposals
+            response = await self._health.Check(request, timeout=timeout_s)
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def owe(self, sequence_ids: list[str]) -> None:
+        """Leave sequences to be freed by the next `release`."""
+        self._owed.update(sequence_ids)
+
+    @property
+    def owed_count(self) -> int:
+        return len(self._owed)
 
     async def release(self, sequence_ids: list[str]) -> None:
-        request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=sequence_ids)
+        """Free sequences, and those that earlier calls could not: what is not heard stays owed."""
+        self.owe(sequence_ids)
+        owed = list(self._owed)
         with translated_errors():
-            await self._stub.ReleaseDraftSequences(request, timeout=self._timeout_s)
+            await self._release(owed)
+        self._owed.difference_update(owed)
 
-    async def describe(self, timeout_s: float, *, wait_for_ready: bool = False) -> ModelDescription:
+    @abstractmethod
+    async def _release(self, sequence_ids: list[str]) -> None: ...
+
+    def _limited(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else min(self._timeout_s, timeout_s)
+
+
+class RemoteDrafter(_RemoteModel):
+    def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
+        super().__init__(channel, DRAFT_SERVICE, timeout_s)
+        self._stub = DraftServiceStub(channel)
+
+    async def propose(self, rows: Rows[ProposeRow], timeout_s: float | None = None) -> Proposals:
+        with translated_errors():
+            response = await self._stub.ProposeTokens(propose_rows_to_pb(rows), timeout=self._limited(timeout_s))
+        _check_answers(rows, response.results)
+        return proposals_from_pb(response)
+
+    async def _release(self, sequence_ids: list[str]) -> None:
+        request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=sequence_ids)
+        await self._stub.ReleaseDraftSequences(request, timeout=RELEASE_TIMEOUT_S)
+
+    async def describe(self, timeout_s: float) -> ModelDescription:
         request = draft_service_pb2.DescribeDraftModelRequest()
         with translated_errors():
-            response = await self._stub.DescribeDraftModel(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+            response = await self._stub.DescribeDraftModel(request, timeout=timeout_s)
         return model_from_pb(response.model)
 
 
-class RemoteVerifier:
+class RemoteVerifier(_RemoteModel):
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
+        super().__init__(channel, TARGET_SERVICE, timeout_s)
         self._stub = TargetServiceStub(channel)
-        self._timeout_s = timeout_s
 
-    async def verify(self, rows: Rows[VerifyRow]) -> Verdicts:
+    async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         with translated_errors():
-            response = await self._stub.VerifyTokens(verify_rows_to_pb(rows), timeout=self._timeout_s)
-        verdicts = verdicts_from_pb(response)
-        _check_count(rows, verdicts.results)
-        return verdicts
+            response = await self._stub.VerifyTokens(verify_rows_to_pb(rows), timeout=self._limited(timeout_s))
+        _check_answers(rows, response.results)
+        return verdicts_from_pb(response)
 
-    async def release(self, sequence_ids: list[str]) -> None:
+    async def _release(self, sequence_ids: list[str]) -> None:
         request = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=sequence_ids)
-        with translated_errors():
-            await self._stub.ReleaseTargetSequences(request, timeout=self._timeout_s)
+        await self._stub.ReleaseTargetSequences(request, timeout=RELEASE_TIMEOUT_S)
 
-    async def describe(self, timeout_s: float, *, wait_for_ready: bool = False) -> ModelDescription:
+    async def describe(self, timeout_s: float) -> ModelDescription:
         request = target_service_pb2.DescribeTargetModelRequest()
         with translated_errors():
-            response = await self._stub.DescribeTargetModel(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+            response = await self._stub.DescribeTargetModel(request, timeout=timeout_s)
         return model_from_pb(response.model)
 
     async def download_tokenizer(self) -> TokenizerFiles | None:
@@ -76,6 +121,12 @@ class RemoteVerifier:
             return None
 
 
-def _check_count(rows: Sized, results: Sized) -> None:
-    if len(results) != len(rows):
-        raise PeerFailed(f"{len(rows)} rows were sent and {len(results)} results came back; the peer is not compatible")
+class _Named(Protocol):
+    @property
+    def sequence_id(self) -> str: ...
+
+
+def _check_answers(rows: Rows[_Named], results: Iterable[_Named]) -> None:
+    """An answer to other rows than were asked about, such as an earlier one come late, is none."""
+    if [one.sequence_id for one in results] != [one.sequence_id for one in rows]:
+        raise PeerFailed(f"{len(rows)} rows were sent and the results are for others; the peer is not compatible")

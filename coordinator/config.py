@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from coordinator.discovery import parse_addresses
 from coordinator.limits import MAX_COMPLETIONS
 from paceline.security.settings import Count
 from paceline.settings import Seconds, ServiceSettings
@@ -13,13 +14,23 @@ from paceline.settings import Seconds, ServiceSettings
 MAX_DRAFT_COUNT = 64
 
 
+def _addresses(text: str) -> str:
+    parse_addresses(text)
+    return text
+
+
+Addresses = Annotated[str, AfterValidator(_addresses)]
+
+
 class CoordinatorSettings(ServiceSettings):
     """The coordinator of Paceline: the service that clients call."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
-    draft: str = Field(description="HOST:PORT of the draft service")
-    target: str = Field(description="HOST:PORT of the target service")
+    draft: Addresses = Field(
+        description="HOST:PORT of the draft service, or several separated by commas; a name may lead to several"
+    )
+    target: Addresses = Field(description="HOST:PORT of the target service, or several, as for the draft")
     batch_size: Count = Field(default=8, description="most sequences in a round")
     draft_count: Annotated[int, Field(ge=0, le=MAX_DRAFT_COUNT)] | Literal["auto"] = Field(
         default=5, description="draft tokens a round and sequence; auto: what pays best by measured times"
@@ -39,9 +50,12 @@ class CoordinatorSettings(ServiceSettings):
         default=None, description="most tokens that a request may ask for; unset: as the model allows"
     )
     max_completions: Count = Field(default=MAX_COMPLETIONS, description="most outputs that a request may ask for")
-    queue_limit: Count = Field(default=1024, description="most requests waiting for a place in the pool")
-    startup_timeout_s: Seconds = Field(default=120, description="seconds to wait for the two model services at start")
-    call_timeout_s: Seconds = Field(default=120, description="seconds that one call to a model service may take")
+    queue_limit: Count = Field(default=1024, description="most sequences waiting for a place, for each target")
+    startup_timeout_s: Seconds = Field(default=120, description="seconds to wait for a target service at start")
+    target_wait_s: Seconds = Field(
+        default=60, description="seconds that requests wait for a target service while none is there"
+    )
+    call_timeout_s: Seconds = Field(default=120, description="seconds that one call to a target service may take")
 
     models_ca: Path | None = Field(
         default=None,

@@ -1,19 +1,10 @@
-"""Metrics of the coordinator: distributions as rounds and requests end, counts when they are asked for.
+"""Metrics of rounds, counted as they end. `docs/metrics.md` says what the numbers mean."""
 
-What `statistics` counts anyway is not counted a second time: it is read at the scrape. `docs/metrics.md` says what the
-numbers mean.
-"""
-
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from coordinator.pool import SequencePool
 from coordinator.round import RoundReport
-from coordinator.statistics import Statistics
 from paceline.metrics import ROUND_BUCKETS_S, ROW_BUCKETS, Exemplar, active_exemplar
 from paceline.types import HopTime
 
@@ -86,52 +77,3 @@ class _HopHistograms:
         self._wire.observe(time.wire_s, exemplar)
         self._queue.observe(time.queued_s, exemplar)
         self._execute.observe(time.executed_s, exemplar)
-
-
-class Counted(Protocol):
-    """What the scheduler knows at any moment."""
-
-    @property
-    def pool(self) -> SequencePool: ...
-    @property
-    def statistics(self) -> Statistics: ...
-    @property
-    def draft_is_up(self) -> bool: ...
-
-
-class ClusterCollector(Collector):
-    """Counts and states, read at the moment of the scrape, in its thread."""
-
-    def __init__(self, scheduler: Counted) -> None:
-        self._scheduler = scheduler
-
-    def collect(self) -> Iterator[Metric]:
-        pool, counted = self._scheduler.pool, self._scheduler.statistics.snapshot()
-        for name, text, value in (
-            ("sequences_running", "Sequences with a place in the pool.", pool.live_count),
-            ("sequences_waiting", "Sequences waiting for a place.", pool.waiting_count),
-            ("sequences_waiting_limit", "Most sequences that may wait; more are refused.", pool.queue_limit),
-            ("draft_available", "1 unless the latest call to the draft service failed.", self._scheduler.draft_is_up),
-        ):
-            yield GaugeMetricFamily(f"paceline_{name}", text, value)
-        for name, text, value in (
-            ("rounds", "Rounds run.", counted.round_count),
-            (
-                "fallback_rounds",
-                "Rounds whose policy found no group of the kind it wants.",
-                counted.fallback_round_count,
-            ),
-            ("draft_tokens", "Draft tokens verified.", counted.drafted_count),
-            ("accepted_tokens", "Draft tokens accepted.", counted.accepted_count),
-            ("committed_tokens", "Output tokens, accepted and the target's own.", counted.committed_count),
-            ("preemptions", "Sequences that gave their cache up for others.", counted.preemption_count),
-        ):
-            yield CounterMetricFamily(f"paceline_{name}", text, value)
-        positions = CounterMetricFamily(
-            "paceline_accepted_tokens_per_position",
-            "Draft tokens accepted, by their place in the draft, from 0.",
-            labels=["position"],
-        )
-        for position, count in enumerate(counted.accepted_counts_by_position):
-            positions.add_metric([str(position)], count)
-        yield positions

@@ -6,7 +6,7 @@ Owns places and order; knows nothing of services. A place that falls free is fil
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import count
 
 from coordinator.sequence import Sequence
@@ -14,15 +14,21 @@ from paceline.errors import Overloaded
 
 
 class SequencePool:
-    def __init__(self, capacity: int, queue_limit: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`capacity` sequences are live at most, `queue_limit` wait."""
+    def __init__(
+        self,
+        capacity: int,
+        queue_limit: int,
+        clock: Callable[[], float] = time.perf_counter,
+        arrivals: Iterator[int] | None = None,
+    ) -> None:
+        """`capacity` sequences are live at most, `queue_limit` wait. Pools that pass sequences on share `arrivals`."""
         self._clock = clock
         self._capacity = capacity
         self._queue_limit = queue_limit
         self._live_limit = capacity
         # Set by a preemption, cleared when a sequence ends: the limit rises only after an ending without one.
         self._under_pressure = False
-        self._arrivals = count(1)
+        self._arrivals = count(1) if arrivals is None else arrivals
         self._waiting: deque[Sequence] = deque()
         # In order of last service, least recently served first; dicts keep insertion order.
         self._live: dict[Sequence, None] = {}
@@ -33,6 +39,11 @@ class SequencePool:
     def queue_limit(self) -> int:
         """Most sequences that may wait."""
         return self._queue_limit
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """In the order in which they are to go live."""
+        return list(self._waiting)
 
     @property
     def live_count(self) -> int:
@@ -54,6 +65,20 @@ class SequencePool:
             sequence.submitted_s = self._clock()
             self._waiting.append(sequence)
         self._refill()
+
+    def adopt(self, sequences: Iterable[Sequence]) -> None:
+        """Take over sequences of another pool, in their order of arrival, however many wait already."""
+        self._waiting = deque(sorted([*self._waiting, *sequences], key=lambda one: one.arrival))
+        self._refill()
+
+    def give_up(self) -> list[Sequence]:
+        """Take out all sequences, none of which is in a round now, and return them in their order of arrival."""
+        assert not self._in_flight
+        given = sorted([*self._live, *self._waiting], key=lambda one: one.arrival)
+        self._live.clear()
+        self._waiting.clear()
+        self._live_limit, self._under_pressure = self._capacity, False
+        return given
 
     def window(self) -> list[Sequence]:
         """Live sequences that are in no round now, least recently served first."""

@@ -1,7 +1,8 @@
 """One round for one group: propose, verify, commit.
 
 Written against two small protocols; the remote clients and the tests' fakes are peers behind them. A draft that fails,
-wholly or for a row, costs speed and never output: its rows are verified without drafts.
+wholly or for a row, costs speed and never output: its rows are verified without drafts. No call outlasts the deadlines
+of the group's requests.
 """
 
 import time
@@ -11,25 +12,39 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
+from coordinator.plausibility import check_verdicts
 from coordinator.sequence import Sequence
-from paceline.errors import Overloaded, PacelineError, PrefixNotCached
+from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerUnavailable, PrefixNotCached
 from paceline.types import CallTiming, HopTime, Prefilled, Proposal, Proposals, ProposeRow, Verdict, Verdicts, VerifyRow
 
 Clock = Callable[[], float]
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a call for drafts may take, in seconds."""
+
+    timeout_s: float | None = None
+    """What the group's requests have left; None: any time."""
+    worth_s: float | None = None
+    """More than this costs more than drafts save; None: not known yet."""
+
+
 class Drafter(Protocol):
-    async def propose(self, rows: Rows[ProposeRow]) -> Proposals: ...
+    @property
+    def max_length(self) -> int:
+        """Tokens a sequence may have to get drafts; 0 while there are none to be had."""
+        ...
+
+    async def propose(self, rows: Rows[ProposeRow], patience: Patience) -> Proposals: ...
 
 
 class Verifier(Protocol):
-    async def verify(self, rows: Rows[VerifyRow]) -> Verdicts: ...
+    async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts: ...
 
 
 @dataclass(frozen=True)
 class RoundLimits:
-    draft_max_length: int
-    """Tokens a sequence may have in the draft service."""
     vocabulary_size: int
     """The target's; a draft with a padded vocabulary may propose ids beyond it."""
     prefill_chunk_tokens: int
@@ -62,6 +77,10 @@ class RoundReport:
         return sum(row.drafted_count for row in self.rows)
 
 
+_KEEPS_CACHE = (Overloaded, PeerUnavailable, CallTimedOut)
+"""Reasons for a row without drafts that say nothing of what is cached for it."""
+
+
 @dataclass(frozen=True)
 class _Drafts:
     by_sequence: dict[Sequence, tuple[int, ...]]
@@ -75,20 +94,35 @@ async def run_round(
     verifier: Verifier,
     limits: RoundLimits,
     draft_counts: Rows[int],
+    *,
+    draft_worth_s: float | None = None,
     clock: Clock = time.perf_counter,
 ) -> RoundReport:
     """Run one round, with at most so many drafts a row, and commit its tokens.
 
-    A row that cannot go on fails its own sequence only.
+    A row that cannot go on fails its own sequence only. `draft_worth_s` is what drafting may take before it costs more
+    than it saves.
 
-    Raises what the verify call raises: then no sequence of the group has changed.
+    Raises what the verify call raises, or PeerFailed when its answer cannot be true: then no sequence of the group has
+    changed.
     """
     started = clock()
-    drafts = await _propose(group, drafter, limits, draft_counts, clock)
+    patience = Patience(time_left_s(group, started), draft_worth_s)
+    drafts = await _propose(group, drafter, limits, draft_counts, patience, clock)
     rows = [sequence.verify_row(drafts.by_sequence.get(sequence, ())) for sequence in group]
     began = clock()
-    verdicts = await verifier.verify(rows)
+    verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)
+    check_verdicts(rows, verdicts, limits.vocabulary_size)
+    reports, shortage = _take(group, rows, verdicts)
+    verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
+    return RoundReport(reports, clock() - started, drafts.time, verify, verified_count, drafts.error, shortage)
+
+
+def _take(
+    group: Rows[Sequence], rows: Rows[VerifyRow], verdicts: Verdicts
+) -> tuple[list[RowReport], Overloaded | None]:
+    """Let each sequence have what came of its row; return what was committed, and why some found no room."""
     reports: list[RowReport] = []
     shortage: Overloaded | None = None
     for sequence, row, verdict in zip(group, rows, verdicts.results, strict=True):
@@ -103,24 +137,36 @@ async def run_round(
             sequence.target_cached_length = 0  # the next round sends the whole sequence
         else:
             sequence.fail(verdict)
-    verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
-    return RoundReport(reports, clock() - started, drafts.time, verify, verified_count, drafts.error, shortage)
+    return reports, shortage
+
+
+def time_left_s(group: Rows[Sequence], now_s: float) -> float | None:
+    """Time until the last of the group's deadlines, at least 0; None when a sequence has none."""
+    deadlines_s = [sequence.deadline_s for sequence in group if sequence.deadline_s is not None]
+    return max(0.0, max(deadlines_s) - now_s) if len(deadlines_s) == len(group) else None
 
 
 async def _propose(
-    group: Rows[Sequence], drafter: Drafter, limits: RoundLimits, draft_counts: Rows[int], clock: Clock
+    group: Rows[Sequence],
+    drafter: Drafter,
+    limits: RoundLimits,
+    draft_counts: Rows[int],
+    patience: Patience,
+    clock: Clock,
 ) -> _Drafts:
     """Ask for the draft tokens of the sequences that can use any."""
+    draft_max_length = drafter.max_length
     wanted = [
         (sequence, count)
         for sequence, draft_count in zip(group, draft_counts, strict=True)
-        if (count := _draft_count(sequence, limits, draft_count)) > 0
+        if (count := min(_draft_count(sequence, limits, draft_count), draft_max_length + 1 - len(sequence.token_ids)))
+        > 0
     ]
     if not wanted:
         return _Drafts({})
     began = clock()
     try:
-        proposals = await drafter.propose([sequence.propose_row(count) for sequence, count in wanted])
+        proposals = await drafter.propose([sequence.propose_row(count) for sequence, count in wanted], patience)
     except PacelineError as error:
         return _Drafts({}, HopTime(wire_s=clock() - began), error)
     time_spent = _hop_time(clock() - began, proposals.timing)
@@ -129,7 +175,7 @@ async def _propose(
         if isinstance(proposal, Proposal):
             drafts[sequence] = tuple(takewhile(lambda one: 0 <= one < limits.vocabulary_size, proposal.draft_token_ids))
             sequence.draft_cached_length = proposal.cached_length
-        elif not isinstance(proposal, Overloaded):
+        elif not isinstance(proposal, _KEEPS_CACHE):
             sequence.draft_cached_length = 0
     return _Drafts(drafts, time_spent)
 
@@ -139,15 +185,10 @@ def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:
 
 
 def _draft_count(sequence: Sequence, limits: RoundLimits, draft_count: int) -> int:
-    """Drafts worth asking for: a round adds one token more than it accepts, and the draft has a length limit too."""
+    """Drafts worth asking for: a round adds one token more than it accepts."""
     if len(sequence.token_ids) - sequence.target_cached_length > limits.prefill_chunk_tokens:
         return 0
-    return min(
-        draft_count,
-        sequence.max_draft_count,
-        sequence.output.remaining_count - 1,
-        limits.draft_max_length - len(sequence.token_ids) + 1,
-    )
+    return min(draft_count, sequence.max_draft_count, sequence.output.remaining_count - 1)
 
 
 def _commit(sequence: Sequence, row: VerifyRow, verdict: Verdict) -> RowReport:

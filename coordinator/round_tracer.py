@@ -1,8 +1,10 @@
 """A span for each round that serves a traced request, linked to the requests it serves and they to it.
 
 A round serves many requests, so it is the child of none but the root of a trace of its own (OpenTelemetry: links stand
-for batches). It exists when any member's request is sampled; `paceline.tracing.sampling` makes the SDK agree. What
-concerns one member stands in the links: what it waited in the round's link to it, what it gained in its link back.
+for batches). It exists when any member's request is sampled; `paceline.tracing.sampling` makes the SDK agree.
+
+What concerns one member stands in lists, `paceline.request.*`, in the order of the links. Attributes of the links
+themselves would cost three times as much: the SDK makes an object of each link's.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +14,8 @@ from contextlib import contextmanager
 from opentelemetry import baggage, trace
 from opentelemetry import context as contexts
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, StatusCode, Tracer
+from opentelemetry.trace import Link, StatusCode, Tracer
+from opentelemetry.util.types import AttributeValue
 
 from coordinator.round import RoundReport
 from coordinator.sequence import Sequence
@@ -36,33 +39,33 @@ class RoundTracer:
 
         `waits_s` is how long each sequence waited to be grouped.
         """
-        members = {one: one.trace_context for one in group if one.trace_context}
+        members = [one for one in group if one.trace_context]
         if not self._tracer or not members:
             yield _ignore
             return
-        attributes: dict[str, int | str] = {
+        attributes = {
             "paceline.group_size": len(group),
             "paceline.draft_count": max(draft_counts),
             "paceline.lane": lane,
             "paceline.policy": self._policy,
+            **_waits(members, [wait_s for one, wait_s in zip(group, waits_s, strict=True) if one.trace_context]),
         }
-        links = [
-            _link(sequence, sequence.trace_context, waited_s)
-            for sequence, waited_s in zip(group, waits_s, strict=True)
-            if sequence.trace_context
-        ]
+        links = [Link(trace.get_current_span(one.trace_context).get_span_context()) for one in members]
         span = self._tracer.start_span("round", Context(), links=links, attributes=attributes)
-        before = {sequence: sequence.usage for sequence in members}
+        before = [one.usage for one in members]
 
         def record(report: RoundReport) -> None:
-            span.set_attributes(_outcome(report))
-            for sequence, context in members.items():
-                _link_back(span, sequence, before[sequence], context)
+            span.set_attributes(_outcome(report) | _gains(before, [one.usage for one in members]))
+            for one in members:
+                request = trace.get_current_span(one.trace_context)
+                if request.is_recording():  # one that ended meanwhile takes nothing more
+                    request.add_link(span.get_span_context())
 
-        token = contexts.attach(trace.set_span_in_context(span, _shared_baggage(list(members.values()))))
+        shared = _shared_baggage([one.trace_context or Context() for one in members])
+        token = contexts.attach(trace.set_span_in_context(span, shared))
         try:
             yield record
-        except Exception as error:
+        except BaseException as error:  # cancelled, too: the target was lost under it
             # The type only: a message may quote a request.
             span.set_status(StatusCode.ERROR)
             span.set_attribute("error.type", error.reason if isinstance(error, PacelineError) else type(error).__name__)
@@ -72,18 +75,21 @@ class RoundTracer:
             span.end()
 
 
-def _link(sequence: Sequence, context: Context, waited_s: float) -> Link:
-    attributes = _output(sequence) | {"paceline.waited_s": waited_s}
-    if sequence.queued_s:
-        attributes["paceline.queued_s"] = sequence.queued_s
-    return Link(trace.get_current_span(context).get_span_context(), attributes)
+def _waits(members: Group[Sequence], waits_s: Group[float]) -> dict[str, AttributeValue]:
+    """What each member waited for, and which output of its request it is, where that is not the first."""
+    attributes: dict[str, AttributeValue] = {"paceline.request.waited_s": waits_s}
+    if any(one.queued_s for one in members):
+        attributes["paceline.request.queued_s"] = [one.queued_s for one in members]
+    if any(one.completion_index for one in members):
+        attributes["paceline.request.completion_index"] = [one.completion_index for one in members]
+    return attributes
 
 
 def _ignore(report: RoundReport) -> None:
     pass
 
 
-def _outcome(report: RoundReport) -> dict[str, int | float]:
+def _outcome(report: RoundReport) -> dict[str, AttributeValue]:
     return {
         "paceline.drafted_count": report.drafted_count,
         "paceline.accepted_count": sum(row.accepted_count for row in report.rows),
@@ -101,22 +107,14 @@ def _hop_attributes(service: str, hop: HopTime) -> dict[str, float]:
     }
 
 
-def _link_back(span: Span, sequence: Sequence, before: Usage, context: Context) -> None:
-    """Tell the request's span what the round brought it; one that ended meanwhile takes nothing more."""
-    request = trace.get_current_span(context)
-    if request.is_recording():
-        after = sequence.usage
-        attributes = _output(sequence) | {
-            "paceline.drafted_count": after.drafted_count - before.drafted_count,
-            "paceline.accepted_count": after.accepted_count - before.accepted_count,
-            "paceline.committed_count": after.output_count - before.output_count,
-        }
-        request.add_link(span.get_span_context(), attributes)
-
-
-def _output(sequence: Sequence) -> dict[str, int | float]:
-    """Which output of its request a link is about, unless it is the first: most links cost no more than they must."""
-    return {"paceline.completion_index": sequence.completion_index} if sequence.completion_index else {}
+def _gains(before: Group[Usage], after: Group[Usage]) -> dict[str, AttributeValue]:
+    """What the round brought each member."""
+    pairs = list(zip(before, after, strict=True))
+    return {
+        "paceline.request.drafted_count": [new.drafted_count - old.drafted_count for old, new in pairs],
+        "paceline.request.accepted_count": [new.accepted_count - old.accepted_count for old, new in pairs],
+        "paceline.request.committed_count": [new.output_count - old.output_count for old, new in pairs],
+    }
 
 
 def _shared_baggage(members: Group[Context]) -> Context:

@@ -53,6 +53,12 @@ class Sequence:
     """How long it was queued between then, or its last round, and becoming live; 0 after a round."""
     trace_context: Context | None = None
     """Of its request, where that is traced: the request's span, and its caller's baggage."""
+    deadline_s: float | None = None
+    """When its request is to be answered at the latest, by the clock of rounds; None: whenever."""
+    runs_alone: bool = False
+    """It was in a group that failed for a reason unknown: the next round shows whether it was the cause."""
+    loss_count: int = 0
+    """Targets that were lost while they verified it, since it last came through a round."""
     first_grouped_s: float | None = None
     """When its first round took it."""
     ended: bool = False

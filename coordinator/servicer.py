@@ -1,5 +1,6 @@
 """Answer GenerationService calls: translate, queue, stream."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,10 +8,12 @@ import grpc
 
 from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
+from coordinator.dispatcher import Dispatcher
+from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.request_tracer import begin_request, end_request
 from coordinator.requests import RequestMetrics, RequestRecord
-from coordinator.scheduler import Scheduler
-from coordinator.startup import Pair
+from coordinator.startup import Served
+from coordinator.statistics import Statistics
 from paceline.codec.generation import cluster_to_pb, piece_to_pb, request_from_pb
 from paceline.rpc import ended_code
 from paceline.types import ClusterDescription
@@ -25,15 +28,19 @@ class GenerationServicer(GenerationServiceServicer):
     def __init__(
         self,
         settings: CoordinatorSettings,
-        pair: Pair,
+        served: Served,
         admission: Admission,
-        scheduler: Scheduler,
+        dispatcher: Dispatcher,
+        drafter: ReplicatedDrafter,
+        statistics: Statistics,
         metrics: RequestMetrics,
     ) -> None:
         self._settings = settings
-        self._pair = pair
+        self._served = served
         self._admission = admission
-        self._scheduler = scheduler
+        self._dispatcher = dispatcher
+        self._drafter = drafter
+        self._statistics = statistics
         self._metrics = metrics
 
     async def GenerateText(
@@ -42,7 +49,7 @@ class GenerationServicer(GenerationServiceServicer):
         record, timeout_s = RequestRecord(self._metrics), context.time_remaining()
 
         def end(_: object) -> None:
-            self._scheduler.abandon(record.sequences)
+            self._dispatcher.abandon(record.sequences)
             end_request(record.sequences)
             record.end(ended_code(context, timeout_s))
 
@@ -51,8 +58,11 @@ class GenerationServicer(GenerationServiceServicer):
         try:
             asked = request_from_pb(request)
             sequences = self._admission.admit(asked)
-            begin_request(asked, sequences, self._pair.target.model_id)
-            self._scheduler.submit(sequences)
+            begin_request(asked, sequences, self._served.target.model_id)
+            if timeout_s is not None:
+                for sequence in sequences:
+                    sequence.deadline_s = time.perf_counter() + timeout_s
+            self._dispatcher.submit(sequences)
             record.queue(sequences)
             async for piece in sequences[0].stream.pieces():
                 record.deliver(piece)
@@ -62,17 +72,18 @@ class GenerationServicer(GenerationServiceServicer):
             raise
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
-        scheduler = self._scheduler
         return cluster_to_pb(
             ClusterDescription(
-                target=self._pair.target,
-                draft=self._pair.draft,
+                target=self._served.target,
+                draft=self._drafter.description,
                 batch_size=self._settings.batch_size,
                 draft_count=None if self._settings.draft_count == "auto" else self._settings.draft_count,
                 policy=self._settings.policy,
                 lane_count=self._settings.lane_count,
-                live_sequence_count=scheduler.pool.live_count,
-                waiting_sequence_count=scheduler.pool.waiting_count,
-                statistics=scheduler.statistics.snapshot(),
+                live_sequence_count=self._dispatcher.live_count,
+                waiting_sequence_count=self._dispatcher.waiting_count,
+                statistics=self._statistics.snapshot(),
+                targets=tuple(self._dispatcher.describe()),
+                drafts=tuple(self._drafter.describe()),
             )
         )

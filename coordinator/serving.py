@@ -1,32 +1,39 @@
-"""The coordinator's life: join the models, serve, drain. Everything is put together here."""
+"""The coordinator's life: find the models, serve, drain. Everything is put together here."""
 
-import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 
+import grpc
 import structlog
 
 from coordinator.admission import Admission
+from coordinator.background import Background, background
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
+from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
+from coordinator.discovery import HostPort, parse_addresses
+from coordinator.dispatcher import Dispatcher, MakeScheduler, RemoteTarget
 from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
 from coordinator.limits import RequestLimits
-from coordinator.metrics import ClusterCollector, RoundMetrics
+from coordinator.metrics import RoundMetrics
 from coordinator.policies import make_policy
 from coordinator.pool import SequencePool
+from coordinator.replica import Replica
+from coordinator.replicas import Replicas
+from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.requests import RequestMetrics
 from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Scheduler
 from coordinator.security import clients_options, models_security
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
-from coordinator.startup import Pair, join_pair
+from coordinator.startup import Fit, Served, wait_for_target
+from coordinator.statistics import Statistics
 from paceline.instruments import Instruments, instruments
 from paceline.rpc import RunningServer, open_channel, running_server, termination
+from paceline.security.channels import ChannelSecurity
 from paceline.service import announce
+from paceline.text import TextCodec
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 
 log = structlog.get_logger()
@@ -43,33 +50,27 @@ async def serve(settings: CoordinatorSettings) -> None:
 async def running_coordinator(settings: CoordinatorSettings, watched: Instruments) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; on leaving, running requests get `shutdown_grace_s` to end."""
     options, security = clients_options(settings), models_security(settings)
-    open_to = partial(
-        open_channel, security=security, tracer=watched.tracer, max_message_bytes=settings.max_message_bytes
-    )
-    async with (
-        open_to(settings.draft) as draft_channel,
-        open_to(settings.target, [TARGET_SERVICE]) as target_channel,
-    ):
-        drafter = RemoteDrafter(draft_channel, settings.call_timeout_s)
-        verifier = RemoteVerifier(target_channel, settings.call_timeout_s)
-        pair = await join_pair(
-            drafter,
-            verifier,
-            draft_address=settings.draft,
-            target_address=settings.target,
-            timeout_s=settings.startup_timeout_s,
+    # By name, before any is looked up: what a name resolves to later on may be another machine.
+    for address in (*parse_addresses(settings.target), *parse_addresses(settings.draft)):
+        security.check(str(address))
+    async with background() as tasks:
+        drafter, statistics = ReplicatedDrafter(), Statistics()
+        make_scheduler = _scheduler_maker(settings, drafter, statistics, watched)
+        dispatcher = Dispatcher(
+            make_scheduler, tasks, queue_limit=settings.queue_limit, target_wait_s=settings.target_wait_s
         )
-        scheduler = _scheduler(settings, pair, drafter, verifier, watched)
-        watched.registry.register(ClusterCollector(scheduler))
-        admission = Admission(
-            pair,
-            default_max_new_tokens=settings.max_new_tokens,
-            limits=RequestLimits(settings.max_prompt_tokens, settings.max_output_tokens, settings.max_completions),
-        )
-        servicer = GenerationServicer(settings, pair, admission, scheduler, RequestMetrics(watched.registry))
-        rounds = asyncio.create_task(scheduler.run())
-        rounds.add_done_callback(_stop_if_failed)
         try:
+            served = await _find_models(settings, security, drafter, dispatcher, tasks, watched)
+            watched.registry.register(ClusterCollector(dispatcher, drafter, statistics))
+            admission = Admission(
+                served,
+                default_max_new_tokens=settings.max_new_tokens,
+                limits=RequestLimits(settings.max_prompt_tokens, settings.max_output_tokens, settings.max_completions),
+            )
+            servicer = GenerationServicer(
+                settings, served, admission, dispatcher, drafter, statistics, RequestMetrics(watched.registry)
+            )
+            tasks.start(dispatcher.run())
             async with running_server(
                 settings.host,
                 settings.port,
@@ -82,42 +83,87 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
                 await server.set_serving(True)
                 yield server
         finally:
-            rounds.cancel()
-            with suppress(asyncio.CancelledError):
-                await rounds
-            await scheduler.drain()
+            await dispatcher.close()
 
 
-def _scheduler(
-    settings: CoordinatorSettings, pair: Pair, drafter: RemoteDrafter, verifier: RemoteVerifier, watched: Instruments
-) -> Scheduler:
-    policy = make_policy(settings.policy, settings.window)
-    return Scheduler(
-        SequencePool(policy.live_limit(settings.batch_size, settings.lane_count), settings.queue_limit),
-        policy,
-        _draft_length(settings),
-        drafter,
-        verifier,
-        batch_size=settings.batch_size,
-        lanes=settings.lane_count,
-        limits=RoundLimits(
-            draft_max_length=min(pair.draft.max_length, pair.draft.cache.max_length),
-            vocabulary_size=pair.target.vocabulary_size,
-            prefill_chunk_tokens=pair.target.cache.prefill_chunk_tokens,
-        ),
-        metrics=RoundMetrics(watched.registry),
-        tracer=RoundTracer(watched.tracer, settings.policy),
+async def _find_models(
+    settings: CoordinatorSettings,
+    security: ChannelSecurity,
+    drafter: ReplicatedDrafter,
+    dispatcher: Dispatcher,
+    tasks: Background,
+    watched: Instruments,
+) -> Served:
+    """Begin to watch the replicas; wait for one target, but not for drafts. Raises StartupError."""
+
+    def channel(place: str, address: HostPort, retried_services: Sequence[str] = ()) -> grpc.aio.Channel:
+        return open_channel(
+            place,
+            retried_services,
+            authority=str(address),
+            security=security,
+            tracer=watched.tracer,
+            max_message_bytes=settings.max_message_bytes,
+        )
+
+    def connect_target(place: str, address: HostPort) -> RemoteVerifier:
+        return RemoteVerifier(channel(place, address, [TARGET_SERVICE]), settings.call_timeout_s)
+
+    def connect_draft(place: str, address: HostPort) -> RemoteDrafter:
+        return RemoteDrafter(channel(place, address), settings.call_timeout_s)
+
+    fit = Fit()
+    targets: Replicas[RemoteVerifier] = Replicas(
+        parse_addresses(settings.target), connect_target, fit.check_target, dispatcher, tasks
     )
+    await targets.refresh()
+    tasks.start(targets.run())
+    target = await wait_for_target(targets, addresses=settings.target, timeout_s=settings.startup_timeout_s)
+    drafts: Replicas[RemoteDrafter] = Replicas(
+        parse_addresses(settings.draft), connect_draft, fit.check_draft, drafter, tasks
+    )
+    await drafts.refresh()
+    tasks.start(drafts.run())
+    # Those that are there are looked at before the first request, so that a pair that cannot work is told at once.
+    await drafts.looked()
+    if not drafts.up:
+        log.warning("no draft service is there; decoding plainly until one is", address=settings.draft)
+    files = await target.remote.download_tokenizer()
+    assert target.description
+    return Served(target.description, TextCodec(files) if files else None)
+
+
+def _scheduler_maker(
+    settings: CoordinatorSettings, drafter: ReplicatedDrafter, statistics: Statistics, watched: Instruments
+) -> MakeScheduler:
+    """Return what makes the scheduler of a target; all of them count together."""
+    metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
+
+    def make(target: Replica[RemoteTarget], arrivals: Iterator[int]) -> Scheduler:
+        assert target.description
+        policy = make_policy(settings.policy, settings.window)
+        capacity = policy.live_limit(settings.batch_size, settings.lane_count)
+        return Scheduler(
+            SequencePool(capacity, settings.queue_limit, arrivals=arrivals),
+            policy,
+            _draft_length(settings),
+            drafter,
+            target.remote,
+            batch_size=settings.batch_size,
+            lanes=settings.lane_count,
+            limits=RoundLimits(
+                vocabulary_size=target.description.vocabulary_size,
+                prefill_chunk_tokens=target.description.cache.prefill_chunk_tokens,
+            ),
+            statistics=statistics,
+            metrics=metrics,
+            tracer=tracer,
+        )
+
+    return make
 
 
 def _draft_length(settings: CoordinatorSettings) -> DraftLength:
     if settings.draft_count == "auto":
         return AutoDraftLength(settings.lane_count)
     return FixedDraftLength(settings.draft_count)
-
-
-def _stop_if_failed(rounds: asyncio.Task[None]) -> None:
-    """End the process when the loop is gone: requests would wait for ever, and whoever runs it can start a new one."""
-    if not rounds.cancelled() and (error := rounds.exception()):
-        log.critical("the scheduling loop failed; stopping", exc_info=error)
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,56 +1,70 @@
-"""Join the two model services: wait for them, see that they can work as a pair, fetch the tokenizer."""
+"""What model services have to be for this coordinator, and the wait for the first of them."""
 
-from collections.abc import Awaitable
+import asyncio
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
-from coordinator.clients import RemoteDrafter, RemoteVerifier
-from paceline.errors import IncompatiblePair, PacelineError, PeerUnavailable, StartupError
+from coordinator.replica import Replica
+from coordinator.replicas import RemoteT, Replicas
+from paceline.errors import IncompatiblePair, StartupError
 from paceline.text import TextCodec, check_same_tokenizer
 from paceline.types import ModelDescription
 
 log = structlog.get_logger()
 
-FIRST_ATTEMPT_S = 5.0
-
 
 @dataclass(frozen=True)
-class Pair:
-    draft: ModelDescription
+class Served:
+    """What clients are served with."""
+
     target: ModelDescription
+    """As the first target replica described it; the others must be like it."""
     text: TextCodec | None
     """None when the models have no tokenizer: then only token ids can pass."""
 
 
-class Describes(Protocol):
-    def describe(self, timeout_s: float, *, wait_for_ready: bool = False) -> Awaitable[ModelDescription]: ...
+class Fit:
+    """What replicas are measured by: the first target that answered."""
+
+    def __init__(self) -> None:
+        self._target: ModelDescription | None = None
+
+    def check_target(self, model: ModelDescription) -> None:
+        """Raise IncompatiblePair unless the model gives the same output as the first target."""
+        first = self._target = self._target or model
+        for field in ("model_id", "tokenizer_fingerprint", "vocabulary_size", "dtype", "numerics"):
+            own, wanted = getattr(model, field), getattr(first, field)
+            if own != wanted:
+                raise IncompatiblePair(
+                    f"a target replica has {field} {own!r}, and the first one {wanted!r}: outputs would depend on "
+                    "which one serves a request; start all with the same model and settings"
+                )
+        if model.longest_sequence < first.longest_sequence:
+            raise IncompatiblePair(
+                f"a target replica takes sequences of {model.longest_sequence} tokens, and the first one "
+                f"{first.longest_sequence}: what was accepted could not go on there; give it as much --kv-memory"
+            )
+
+    def check_draft(self, model: ModelDescription) -> None:
+        """Raise IncompatiblePair unless the model can draft for the first target."""
+        assert self._target
+        check_pair(model, self._target)
 
 
-async def join_pair(
-    drafter: RemoteDrafter, verifier: RemoteVerifier, *, draft_address: str, target_address: str, timeout_s: float
-) -> Pair:
-    """Wait for both services and check the pair. Raises StartupError or IncompatiblePair, saying why."""
-    target = await _describe(verifier, "target", target_address, timeout_s)
-    draft = await _describe(drafter, "draft", draft_address, timeout_s)
-    check_pair(draft, target)
-    files = await verifier.download_tokenizer()
-    log.info("joined", target=target.model_id, draft=draft.model_id)
-    return Pair(draft, target, TextCodec(files) if files else None)
-
-
-async def _describe(service: Describes, role: str, address: str, timeout_s: float) -> ModelDescription:
+async def wait_for_target(targets: Replicas[RemoteT], *, addresses: str, timeout_s: float) -> Replica[RemoteT]:
+    """Return the first replica that is up. Raises StartupError, saying why there is none or why one is refused."""
     try:
-        try:
-            return await service.describe(min(FIRST_ATTEMPT_S, timeout_s))
-        except PeerUnavailable:
-            log.info(f"waiting for the {role} service", address=address, timeout_s=timeout_s)
-            return await service.describe(timeout_s, wait_for_ready=True)
-    except PacelineError as error:
+        async with asyncio.timeout(timeout_s):
+            await targets.looked()
+            if not targets.up:
+                log.info("waiting for the target service", address=addresses, timeout_s=timeout_s)
+            return await targets.wait_until_up()
+    except TimeoutError as error:
+        reasons = "; ".join(f"{one.address}: {one.error.message}" for one in targets.all if one.error)
         raise StartupError(
-            f"the {role} service at {address} did not answer within {timeout_s:g} s; start it, or correct --{role} "
-            f"({error.message})"
+            f"the target service at {addresses} did not answer within {timeout_s:g} s; start it, or correct --target "
+            f"({reasons or 'its name cannot be resolved'})"
         ) from error
 
 

@@ -1,15 +1,22 @@
 """Start the draft service: `python -m draft_service --help`."""
 
 from draft_service.config import DraftSettings
-from draft_service.servicer import SERVICE_NAME, add_draft_service
-from paceline.engine.serving import serve_model
-from paceline.service import run_service
+from paceline.service import run_service, server_options
 from paceline.settings import parse_settings
 
 
 def main() -> None:
     settings = parse_settings(DraftSettings, "draft_service")
-    run_service("draft_service", settings, serve_model("draft_service", settings, SERVICE_NAME, add_draft_service))
+    run_service("draft_service", settings, serve(settings))
+
+
+async def serve(settings: DraftSettings) -> None:
+    options = server_options(settings)
+    # These import torch, which takes seconds: help and refusals of wrong settings come without it.
+    from draft_service.servicer import SERVICE_NAME, add_draft_service
+    from paceline.engine.serving import serve_model
+
+    await serve_model("draft_service", settings, options, SERVICE_NAME, add_draft_service)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from paceline.engine.blocks.passes import MAX_ROWS
 from paceline.engine.runner import PackedRow, Runner
 from paceline.engine.sampling import Choosing, choose
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.sampling_checks import check_sampling
+from paceline.sampling_checks import check_rule
 from paceline.scope import scoped
 from paceline.types import Prefilled, Proposal, ProposeRow
 
@@ -88,7 +88,7 @@ class Drafter:
     def _check(self, row: ProposeRow) -> None:
         if row.draft_count < 1:
             raise InvalidRequest(f"draft_count is {row.draft_count}; ask for at least 1", field="draft_count")
-        check_sampling(row.rule.sampling, self.runner.limits.vocabulary_size)
+        check_rule(row.rule, self.runner.limits.vocabulary_size)
         check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + row.draft_count - 1)
 
 

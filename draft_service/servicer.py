@@ -20,7 +20,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftServicer(DraftServiceServicer):
-    def __init__(self, drafter: Drafter, worker: ModelWorker, max_rows: int) -> None:
+    def __init__(self, drafter: Drafter, worker: ModelWorker, max_rows: int = MAX_ROWS) -> None:
         self._drafter = drafter
         self._worker = worker
         self._max_rows = max_rows

@@ -61,11 +61,7 @@ def check_row_count(row_count: int, max_rows: int) -> None:
 
 def check_row(row: Row, limits: RowLimits, final_length: int) -> None:
     """Raise InvalidRequest unless the row could ever be taken; it would grow to `final_length` cached tokens."""
-    if not 0 < len(row.sequence_id) <= MAX_SEQUENCE_ID_LENGTH:
-        raise InvalidRequest(
-            f"sequence_id has {len(row.sequence_id)} characters; give it 1 to {MAX_SEQUENCE_ID_LENGTH}",
-            field="sequence_id",
-        )
+    check_sequence_id(row.sequence_id)
     if row.base_length < 0:
         raise InvalidRequest(f"base_length is {row.base_length}; it cannot be negative", field="base_length")
     if not row.token_ids:
@@ -80,6 +76,14 @@ def check_row(row: Row, limits: RowLimits, final_length: int) -> None:
                 f"sequence {row.sequence_id!r} would grow to {final_length} tokens; the {what} {limit} at most",
                 field="token_ids",
             )
+
+
+def check_sequence_id(sequence_id: str) -> None:
+    if not 0 < len(sequence_id) <= MAX_SEQUENCE_ID_LENGTH:
+        raise InvalidRequest(
+            f"sequence_id has {len(sequence_id)} characters; give it 1 to {MAX_SEQUENCE_ID_LENGTH}",
+            field="sequence_id",
+        )
 
 
 def check_token_ids(token_ids: Sequence[int], vocabulary_size: int, field: str) -> None:

@@ -4,8 +4,8 @@ async with Client("127.0.0.1:7700") as client:
     async for piece in client.generate(GenerationRequest(Text("2 + 2 ="))):
         print("".join(token.text for token in piece.tokens), end="")
 
-A stream that breaks is taken up again, at this or another coordinator behind the address, from the tokens received: the
-continuation is the same, token for token. A coordinator that is full is asked again when it says.
+A stream that breaks is taken up again, at this or another coordinator, from the tokens received: the continuation is
+the same, token for token. A coordinator that is full is asked again when it says.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -76,7 +77,7 @@ class Completion:
 
 
 class Client:
-    """A connection to a coordinator. Every failure is raised as a `paceline.errors.PacelineError`."""
+    """Connections to coordinators. Every failure is raised as a `paceline.errors.PacelineError`."""
 
     def __init__(
         self,
@@ -85,14 +86,20 @@ class Client:
         tracer: Tracer | None = None,
         security: ChannelSecurity = LOCAL,
     ) -> None:
-        """`address` is HOST:PORT. A tracer makes spans of the calls, and the coordinator's their children.
+        """`address` is HOST:PORT, or several separated by commas: one serves until it fails or is full, then the next.
 
-        `security` is needed for other machines: make it with `channel_security`. Raises StartupError without.
+        A tracer makes spans of the calls, and the coordinator's their children. `security` is needed for other
+        machines: make it with `channel_security`. Raises StartupError without.
         """
-        self._channel = open_channel(address, security=security, tracer=tracer)
+        self._channels = [open_channel(one.strip(), security=security, tracer=tracer) for one in address.split(",")]
         self._security = security
-        self._stub = GenerationServiceStub(self._channel)
+        self._stubs = [GenerationServiceStub(channel) for channel in self._channels]
+        # Clients with one list of coordinators should not all begin with the same.
+        self._next = random.randrange(len(self._channels))
         self._retries = retries
+
+    def _turn(self) -> None:
+        self._next = (self._next + 1) % len(self._channels)
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,7 +107,8 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
@@ -117,6 +125,7 @@ class Client:
         failures = 0
         while True:
             remaining_s = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+            asked = self._next
             try:
                 async for piece in self._stream(replace(request, received_token_ids=tuple(received)), remaining_s):
                     received += [token.token_id for token in piece.tokens]
@@ -125,13 +134,15 @@ class Client:
                 return
             except (PeerUnavailable, Overloaded) as error:
                 failures += isinstance(error, PeerUnavailable)
+                if asked == self._next:
+                    self._turn()
                 await self._wait(
                     error, failures, resumable=request.completion_count == 1 or not received, ends_at=ends_at
                 )
 
     async def _stream(self, request: GenerationRequest, timeout_s: float | None) -> AsyncGenerator[OutputPiece, None]:
         with translated_errors():
-            call = self._stub.GenerateText(
+            call = self._stubs[self._next].GenerateText(
                 request_to_pb(request), timeout=timeout_s, metadata=self._security.metadata()
             )
             try:
@@ -168,9 +179,17 @@ class Client:
         return [Completion(tuple(tokens[index]), finishes[index]) for index in sorted(finishes)]
 
     async def describe(self) -> ClusterDescription:
+        """Ask the coordinators, one after the other, until one answers."""
+        for _ in self._channels[1:]:
+            with suppress(PeerUnavailable):
+                return await self._describe()
+            self._turn()
+        return await self._describe()
+
+    async def _describe(self) -> ClusterDescription:
         with translated_errors():
             request = generation_service_pb2.DescribeClusterRequest()
-            response = await self._stub.DescribeCluster(
+            response = await self._stubs[self._next].DescribeCluster(
                 request, timeout=DESCRIBE_TIMEOUT_S, metadata=self._security.metadata()
             )
         return cluster_from_pb(response)

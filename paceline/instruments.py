@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 
-from paceline.metrics import metrics_served, new_registry
+from paceline.metrics import count_tasks, metrics_served, new_registry
 from paceline.settings import ServiceSettings
 from paceline.tracing.setup import tracing
 
@@ -23,8 +23,12 @@ class Instruments:
 
 @contextmanager
 def instruments(role: str, settings: ServiceSettings) -> Iterator[Instruments]:
-    """Serve metrics and send spans as the settings say while the block runs. Raises AddressInUse or StartupError."""
+    """Serve metrics and send spans as the settings say while the block runs, in the service's event loop.
+
+    Raises AddressInUse or StartupError.
+    """
     registry = new_registry(role)
+    count_tasks(registry, role)
     with (
         tracing(role, settings.trace_file) as tracer,
         metrics_served(registry, settings.metrics_host, settings.metrics_port) as metrics_url,

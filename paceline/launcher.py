@@ -135,32 +135,74 @@ def _trace_flags(options: ClusterOptions, role: str) -> list[str]:
 
 @asynccontextmanager
 async def running_service(module: str, flags: Sequence[str]) -> AsyncIterator[Endpoint]:
-    """Run `python -m module`; yield where it listens, and stop it with SIGTERM."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", module, *flags, "--stop-with-stdin", "true"),
-        # Ends when this process does, however it does: no service outlives who started it.
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        # Ctrl-C reaches this process only, which then stops the services in order.
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+    """Run `python -m module`; yield where it listens, and stop it with SIGTERM. Raises StartupError."""
+    service = ServiceProcess(module, flags)
     try:
-        line = (await process.stdout.readline()).decode()
-        if " listening on " not in line:
-            raise StartupError(f"{module} ended with status {await process.wait()} before it listened; see above")
-        listening, _, metrics_url = line.strip().partition(", metrics on ")
-        yield Endpoint(listening.rpartition(" ")[2], metrics_url or None)
+        yield await service.start()
     finally:
-        await _stop(process)
+        await service.stop()
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+class ServiceProcess:
+    """`python -m module`, started as often as it is wanted: after the first time on the same ports."""
+
+    def __init__(self, module: str, flags: Sequence[str]) -> None:
+        self.module = module
+        self._flags = tuple(flags)
+        self._ports: tuple[str, ...] = ()
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> Endpoint:
+        """Start it and wait until it listens. Raises StartupError when it ends first; its message is on stderr then."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            # Of a flag that is given twice the last one holds.
+            *("-m", self.module, *self._flags, *self._ports, "--stop-with-stdin", "true"),
+            # Ends when this process does, however it does: no service outlives who started it.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # Ctrl-C reaches this process only, which then stops the services in order.
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        line = (await self._process.stdout.readline()).decode()
+        if " listening on " not in line:
+            status = await self._process.wait()
+            raise StartupError(f"{self.module} ended with status {status} before it listened; see above")
+        listening, _, metrics_url = line.strip().partition(", metrics on ")
+        endpoint = Endpoint(listening.rpartition(" ")[2], metrics_url or None)
+        self._ports = _port_flags(endpoint)
+        return endpoint
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, such as SIGSTOP; nothing happens when it has ended."""
+        if self._process and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def kill(self) -> None:
+        """End it without warning, and wait until it is gone."""
+        self.send_signal(signal.SIGKILL)
+        if self._process:
+            await self._process.wait()
+
+    async def stop(self) -> None:
+        """End it with SIGTERM, or without warning when that takes too long."""
+        self.send_signal(signal.SIGTERM)
+        if self._process:
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                await self.kill()
+
+
+def _port_flags(endpoint: Endpoint) -> tuple[str, ...]:
+    flags: tuple[str, ...] = ("--port", endpoint.address.rpartition(":")[2])
+    if endpoint.metrics_url:
+        flags += ("--metrics-port", endpoint.metrics_url.rpartition(":")[2].partition("/")[0])
+    return flags

@@ -4,6 +4,7 @@ Owns how metrics are kept and served; knows nothing of what they mean. No regist
 hands it down.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -67,6 +68,13 @@ def new_registry(service: str) -> CollectorRegistry:
     )
     started.labels(service).set(time.time())
     return registry
+
+
+def count_tasks(registry: CollectorRegistry, service: str) -> None:
+    """Tell how many tasks the running loop has: without calls as many as ever, or some are left behind."""
+    loop = asyncio.get_running_loop()
+    tasks = Gauge("paceline_tasks", "Tasks of the event loop.", ["service"], registry=registry)
+    tasks.labels(service).set_function(lambda: len(asyncio.all_tasks(loop)))
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """How a service process starts, says where it listens, and ends."""
 
+import os
+import signal
 import sys
 from collections.abc import Coroutine
 from typing import Any
@@ -18,6 +20,8 @@ from paceline.telemetry import configure_logs
 def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, Any, None]) -> None:
     """Run `serving` to its end. A failure that has an explanation is one line on stderr and exit status 1."""
     configure_logs(settings.log_format, settings.log_level, name)
+    # The first process of a container is spared signals that nobody handles; until it serves, there is nothing to end.
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         uvloop.run(serving)
     except PacelineError as error:

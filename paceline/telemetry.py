@@ -5,8 +5,9 @@ Logs go to stderr, so that stdout stays free for results. Text of prompts and ou
 
 import logging
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, TextIO, cast
 
 import structlog
 
@@ -54,9 +55,24 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[log_level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+class _Lossy:
+    """A stream that drops what it cannot write: a full disk under the log must not end what is logged."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def _add_active_span(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -1,15 +1,22 @@
 """Start the target service: `python -m target_service --help`."""
 
-from paceline.engine.serving import serve_model
-from paceline.service import run_service
+from paceline.service import run_service, server_options
 from paceline.settings import parse_settings
 from target_service.config import TargetSettings
-from target_service.servicer import SERVICE_NAME, add_target_service
 
 
 def main() -> None:
     settings = parse_settings(TargetSettings, "target_service")
-    run_service("target_service", settings, serve_model("target_service", settings, SERVICE_NAME, add_target_service))
+    run_service("target_service", settings, serve(settings))
+
+
+async def serve(settings: TargetSettings) -> None:
+    options = server_options(settings)
+    # These import torch, which takes seconds: help and refusals of wrong settings come without it.
+    from paceline.engine.serving import serve_model
+    from target_service.servicer import SERVICE_NAME, add_target_service
+
+    await serve_model("target_service", settings, options, SERVICE_NAME, add_target_service)
 
 
 if __name__ == "__main__":

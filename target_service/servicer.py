@@ -22,7 +22,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TargetServicer(TargetServiceServicer):
-    def __init__(self, verifier: Verifier, worker: ModelWorker, max_rows: int) -> None:
+    def __init__(self, verifier: Verifier, worker: ModelWorker, max_rows: int = MAX_ROWS) -> None:
         self._verifier = verifier
         self._worker = worker
         self._max_rows = max_rows

@@ -13,7 +13,7 @@ from paceline.checks import check_row, check_token_ids, row_errors
 from paceline.engine.runner import Outcome, PackedRow, Runner
 from paceline.engine.sampling import Choosing, choose, token_logprobs
 from paceline.errors import PacelineError
-from paceline.sampling_checks import check_sampling, check_top_logprob_count
+from paceline.sampling_checks import check_rule, check_top_logprob_count
 from paceline.scope import scoped
 from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
@@ -62,7 +62,7 @@ class Verifier:
         return Verdict(accepted, choices[accepted], cached_length, tuple(logprobs))
 
     def _check(self, row: VerifyRow) -> None:
-        check_sampling(row.rule.sampling, self.runner.limits.vocabulary_size)
+        check_rule(row.rule, self.runner.limits.vocabulary_size)
         check_top_logprob_count(row.top_logprob_count)
         check_token_ids(row.draft_token_ids, self.runner.limits.vocabulary_size, "draft_token_ids")
         check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + len(row.draft_token_ids))

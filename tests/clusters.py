@@ -30,8 +30,15 @@ OPTIONS = EngineOptions(kv_memory="256MiB")
 class Cluster:
     client: Client
     coordinator_address: str
+    draft_address: str
+    target_address: str
     draft: Runner
     target: Runner
+
+    @property
+    def addresses(self) -> tuple[str, str, str]:
+        """Of draft, target and coordinator."""
+        return self.draft_address, self.target_address, self.coordinator_address
 
     @property
     def held_sequence_count(self) -> int:
@@ -105,4 +112,6 @@ async def cluster(
         )
         watched = Instruments(new_registry("coordinator"), tracer)
         async with running_coordinator(settings, watched) as server, Client(server.address) as client:
-            yield Cluster(client, server.address, drafting.runner, verifying.runner)
+            yield Cluster(
+                client, server.address, drafting.address, verifying.address, drafting.runner, verifying.runner
+            )

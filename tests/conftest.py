@@ -1,5 +1,6 @@
 """Fixtures that cost seconds, made once a session."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from tests.checkpoints import FAMILIES, write_model, write_related_draft
+from tests.services import Models, model_flags, running_services
 
 
 @dataclass(frozen=True)
@@ -30,3 +32,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PairOfCheckpoin
         target = write_model(folder / "target", family)
         found[family] = PairOfCheckpoints(target, write_related_draft(folder / "draft", target, family, noise=0.05))
     return found
+
+
+@pytest.fixture(scope="session")
+def models(pairs: dict[str, PairOfCheckpoints]) -> Iterator[Models]:
+    """Processes of two targets and two drafts."""
+    target = model_flags("target_service", pairs["Llama"].target)
+    draft = model_flags("draft_service", pairs["Llama"].draft)
+    with running_services(target, target, draft, draft) as (one, other, first_draft, second_draft):
+        yield Models((one, other), (first_draft, second_draft))

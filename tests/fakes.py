@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
+from coordinator.round import Patience
 from paceline.errors import Overloaded, PacelineError, PrefixNotCached
 from paceline.types import (
     CacheDescription,
@@ -55,12 +56,40 @@ def continuation(prompt: Sequence[int], max_new_tokens: int) -> list[int]:
     return token_ids[len(prompt) :]
 
 
-class FakeCache:
-    """Tokens by sequence id, by the rules of the state protocol, within a capacity."""
+class FakeModel:
+    """Tokens by sequence id, by the rules of the state protocol, within a capacity; and what all services are asked."""
 
-    def __init__(self, capacity_tokens: int = 10**6) -> None:
+    def __init__(self, role: str, capacity_tokens: int = 10**6) -> None:
         self.token_ids: dict[str, list[int]] = {}
+        self.description = describe(role)
+        self.is_draining = False
+        self.away: PacelineError | None = None
+        """What every call fails with."""
+        self.is_closed = False
+        self._owed: set[str] = set()
         self._capacity_tokens = capacity_tokens
+
+    def answer(self) -> None:
+        if self.away:
+            raise self.away
+
+    async def is_serving(self, timeout_s: float) -> bool:
+        self.answer()
+        return not self.is_draining
+
+    async def describe(self, timeout_s: float) -> ModelDescription:
+        self.answer()
+        return self.description
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    def owe(self, sequence_ids: Sequence[str]) -> None:
+        self._owed.update(sequence_ids)
+
+    @property
+    def owed_count(self) -> int:
+        return len(self._owed)
 
     def append(self, sequence_id: str, base_length: int, token_ids: Sequence[int]) -> list[int]:
         cached = self.token_ids.get(sequence_id, [])
@@ -73,14 +102,16 @@ class FakeCache:
         return self.token_ids[sequence_id]
 
     async def release(self, sequence_ids: Sequence[str]) -> None:
-        for sequence_id in sequence_ids:
-            self.token_ids.pop(sequence_id, None)
+        self.owe(sequence_ids)
+        self.answer()
+        while self._owed:
+            self.token_ids.pop(self._owed.pop(), None)
 
     def evict(self) -> None:
         self.token_ids.clear()
 
 
-class FakeVerifier(FakeCache):
+class FakeVerifier(FakeModel):
     """A target that takes `CHUNK_TOKENS` of a prompt a call.
 
     `before` is called ahead of every verify call: it may raise, or evict. `timing` is what every answer tells.
@@ -93,14 +124,17 @@ class FakeVerifier(FakeCache):
         capacity_tokens: int = 10**6,
         timing: CallTiming = UNTIMED,
     ) -> None:
-        super().__init__(capacity_tokens)
+        super().__init__("target", capacity_tokens)
         self.calls: list[list[VerifyRow]] = []
+        self.timeouts_s: list[float | None] = []
         self.before = before
         self.timing = timing
 
-    async def verify(self, rows: Sequence[VerifyRow]) -> Verdicts:
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         self.calls.append(list(rows))
+        self.timeouts_s.append(timeout_s)
         self.before(len(self.calls))
+        self.answer()
         return Verdicts([self._verify(row) for row in rows], self.timing)
 
     def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
@@ -120,19 +154,24 @@ class FakeVerifier(FakeCache):
         return Verdict(accepted, next_token(prefix), len(prefix))
 
 
-class FakeDrafter(FakeCache):
+class FakeDrafter(FakeModel):
     """A draft that is right with probability `skill`; `before` as in FakeVerifier."""
 
     def __init__(self, skill: float, seed: int = 0, before: Callable[[int], None] = lambda number: None) -> None:
-        super().__init__()
+        super().__init__("draft")
+        self.max_length = 1000
         self.calls: list[list[ProposeRow]] = []
+        self.limits: list[Patience | float | None] = []
         self._skill = skill
         self._random = random.Random(seed)
         self._before = before
 
-    async def propose(self, rows: Sequence[ProposeRow]) -> Proposals:
+    async def propose(self, rows: Sequence[ProposeRow], limit: Patience | float | None = None) -> Proposals:
+        """As a drafter, which is told a patience, and as a remote one, which is told a timeout."""
         self.calls.append(list(rows))
+        self.limits.append(limit)
         self._before(len(self.calls))
+        self.answer()
         return Proposals([self._propose(row) for row in rows])
 
     def _propose(self, row: ProposeRow) -> Proposal | PacelineError:

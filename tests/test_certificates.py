@@ -25,6 +25,7 @@ from paceline.v1.draft_service_pb2_grpc import (
     add_DraftServiceServicer_to_server,
 )
 from tests.certificates import Authority, CertificateFiles
+from tests.spans import Spans
 
 TIMEOUT_S = 30.0
 
@@ -123,7 +124,7 @@ async def test_a_certificate_of_another_name_than_the_address_is_refused_unless_
         async with open_channel(address, security=security) as channel:
             with pytest.raises(PeerUnavailable):
                 await propose(channel)
-        async with open_channel(address, security=security, server_name="target.test") as channel:
+        async with open_channel(address, security=security, authority="target.test:7702") as channel:
             await propose(channel)
 
 
@@ -209,13 +210,15 @@ async def test_while_a_key_is_not_its_certificates_the_old_pair_is_served(author
         assert await served_leaf(address) == leaf_in(files) != before
 
 
+@pytest.mark.parametrize("traced", [False, True])
 async def test_a_channel_opens_anew_when_its_certificate_is_replaced_and_calls_in_flight_end(
-    authority: Authority,
+    authority: Authority, traced: bool
 ) -> None:
+    tracer = Spans().tracer if traced else None
     own = authority.issue("coordinator.test")
     async with (
         serving(mutual(authority)) as (servicer, address),
-        open_channel(address, security=showing(authority, own)) as channel,
+        open_channel(address, security=showing(authority, own), tracer=tracer) as channel,
     ):
         await propose(channel)
         before = servicer.certificate
@@ -261,6 +264,15 @@ def test_a_file_that_is_no_pem_is_named_with_its_flag(authority: Authority, wron
     with pytest.raises(StartupError, match=f"--flags: .*{paths[wrong].name}.* cannot be used") as refused:
         watch_certificates("--flags", **paths)
     assert "SECRET" not in refused.value.message
+
+
+def test_files_that_are_replaced_by_the_same_are_the_same(authority: Authority) -> None:
+    certificates = watch_certificates("--models-ca", None, None, authority.ca)
+    before = certificates.value()
+    authority.trust(authority)
+    assert certificates.value() is before
+    authority.trust(authority, authority)
+    assert certificates.value() is not before
 
 
 def test_a_file_that_is_missing_is_named_with_its_flag(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Round trips through protobuf and through statuses."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from google.rpc import status_pb2
@@ -33,6 +34,14 @@ def test_every_error_survives_the_wire(kind: type[errors.PacelineError]) -> None
     back = status.error_from_pb(status.error_to_pb(error))
     assert type(back) is kind
     assert vars(back) == vars(error)
+
+
+def test_an_error_that_quotes_a_long_request_stays_short() -> None:
+    long = "x" * 10**6
+    pb = status.error_to_pb(errors.InvalidRequest(long, {"sequence_id": long}, field="prompt"))
+    assert pb.ByteSize() < 5 * status.MAX_TEXT_LENGTH
+    back = status.error_from_pb(pb)
+    assert len(back.message) == len(back.metadata["sequence_id"]) == status.MAX_TEXT_LENGTH
 
 
 def test_reasons_tell_all_errors_apart() -> None:
@@ -115,6 +124,10 @@ def test_descriptions_survive_the_wire() -> None:
             describe("t", "print"), describe("d"), 1, draft_count, "exspec", 2, 3, 4, statistics
         )
         assert generation.cluster_from_pb(generation.cluster_to_pb(cluster)) == cluster
+    replicas = tuple(types.ReplicaDescription("10.0.0.7:1", state, 5) for state in types.ReplicaState)
+    circuits = tuple(types.ReplicaDescription("x:1", types.ReplicaState.UP, 0, one) for one in types.CircuitState)
+    without_draft = replace(cluster, draft=None, targets=replicas, drafts=circuits)
+    assert generation.cluster_from_pb(generation.cluster_to_pb(without_draft)) == without_draft
 
 
 SAMPLING = types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4)

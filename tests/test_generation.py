@@ -128,6 +128,7 @@ async def test_bad_requests_are_refused_by_field_and_harm_nobody(running: Cluste
 async def test_the_cluster_describes_its_models_and_counts(running: Cluster) -> None:
     usage = (await running.client.complete(GenerationRequest(Text("2 + 2"), max_new_tokens=20))).finish.usage
     described = await running.client.describe()
+    assert described.draft is not None
     assert (described.target.model_id, described.draft.model_id) == ("builtin:target", "builtin:draft")
     assert described.target.tokenizer_fingerprint == described.draft.tokenizer_fingerprint != ""
     assert described.statistics.round_count == usage.round_count

@@ -18,8 +18,8 @@ from coordinator.metrics import RoundMetrics
 from coordinator.round import RoundReport, RowReport
 from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.runner import PassSize
-from paceline.errors import AddressInUse, InvalidRequest, PeerUnavailable
-from paceline.metrics import CallCounter, metrics_served, new_registry
+from paceline.errors import AddressInUse, InvalidRequest, PeerFailed, PeerUnavailable
+from paceline.metrics import CallCounter, count_tasks, metrics_served, new_registry
 from paceline.rpc import open_channel, running_server
 from paceline.types import CacheDescription, CallTiming, GenerationRequest, HopTime, TokenIds
 from paceline.v1 import generation_service_pb2 as generation_pb
@@ -77,29 +77,31 @@ async def test_counts_of_a_known_request_are_exact() -> None:
         assert value(registry, "sequences_waiting_limit") == 100
 
 
-async def test_a_draft_that_is_away_shows_until_it_answers() -> None:
+async def test_a_draft_that_is_away_shows() -> None:
     registry = new_registry("coordinator")
 
-    def fail_first(number: int) -> None:
-        if number == 1:
-            assert value(registry, "draft_available") == 1
-            raise PeerUnavailable("the draft is away")
-        assert value(registry, "draft_available") == (number > 2)
+    def fail(_: int) -> None:
+        assert value(registry, "draft_available") == 1
+        assert value(registry, "replicas", service="draft", state="up") == 1
+        raise PeerUnavailable("the draft is away")
 
-    async with fake_cluster(FakeDrafter(skill=1.0, before=fail_first), FakeVerifier(), registry) as client:
+    async with fake_cluster(FakeDrafter(skill=1.0, before=fail), FakeVerifier(), registry) as client:
         await client.complete(TEN_TOKENS)
         assert value(registry, "draft_failures_total") == 1
-        assert value(registry, "rounds_total") == value(registry, "drafts_total") + 1
+        assert value(registry, "drafts_total") == 0
+        assert value(registry, "draft_available") == 0
+        assert value(registry, "replicas", service="draft", state="down") == 1
+        assert value(registry, "replicas", service="target", state="up") == 1
 
 
 async def test_a_round_that_fails_as_a_whole_is_counted_apart() -> None:
     registry = new_registry("coordinator")
 
     def fail(_: int) -> None:
-        raise PeerUnavailable("the target is away")
+        raise PeerFailed("the target is broken")
 
     async with fake_cluster(FakeDrafter(skill=1.0), FakeVerifier(fail), registry) as client:
-        with pytest.raises(PeerUnavailable):
+        with pytest.raises(PeerFailed):
             await client.complete(TEN_TOKENS)
         assert value(registry, "rounds_failed_total") == 1
         assert value(registry, "round_duration_seconds_count") == 0
@@ -222,7 +224,7 @@ async def test_calls_are_counted_by_method_and_status(send: Callable[..., Awaita
             with pytest.raises(grpc.aio.AioRpcError):
                 await send(channel, order)
         with pytest.raises(grpc.aio.AioRpcError):
-            await send(channel, "hang", 0.2)
+            await send(channel, "hang", 2)
         servicer.hung.clear()
         hanging = asyncio.ensure_future(send(channel, "hang"))
         await servicer.hung.wait()
@@ -232,6 +234,15 @@ async def test_calls_are_counted_by_method_and_status(send: Callable[..., Awaita
         while by_label(registry, "rpc_calls_total", "code") != expected:
             await asyncio.sleep(0.01)
     assert set(by_label(registry, "rpc_calls_total", "method")) == {method}
+
+
+async def test_tasks_are_counted_from_any_thread() -> None:
+    registry = CollectorRegistry()
+    count_tasks(registry, "target")
+    before = await asyncio.to_thread(value, registry, "tasks", service="target")
+    waiting = asyncio.create_task(asyncio.Event().wait())
+    assert await asyncio.to_thread(value, registry, "tasks", service="target") == before + 1
+    waiting.cancel()
 
 
 def model_registry() -> tuple[CollectorRegistry, ModelMetrics]:
@@ -277,6 +288,8 @@ def test_a_model_service_tells_of_its_calls_passes_and_cache() -> None:
 async def all_registries() -> list[CollectorRegistry]:
     """A coordinator's and a model service's, after something of every kind was counted."""
     coordinator, (model, _) = new_registry("coordinator"), model_registry()
+    for registry, service in ((coordinator, "coordinator"), (model, "target")):
+        count_tasks(registry, service)
     async with fake_cluster(FakeDrafter(skill=1.0), FakeVerifier(), coordinator) as client:
         await client.complete(TEN_TOKENS)
     async with counted_calls(model) as (_, channel):

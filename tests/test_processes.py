@@ -12,9 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.client import Client
-from paceline.launcher import Addresses, ClusterOptions, running_cluster, running_service
+from paceline.client import Client, describe_draft
+from paceline.errors import PeerUnavailable
+from paceline.launcher import Addresses, ClusterOptions, ServiceProcess, running_cluster, running_service
 from paceline.types import GenerationRequest, Text
+from tests.certificates import Authority
 from tests.commands import ended, paceline, start
 from tests.conftest import PairOfCheckpoints
 
@@ -59,6 +61,39 @@ async def test_a_service_that_cannot_start_says_why_in_one_line(arguments: Seque
     assert words in err.splitlines()[-1]
     assert "Traceback" not in err
     assert out == ""
+
+
+async def test_services_that_guard_themselves_answer_a_command_that_shows_its_token(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    for name in ("draft.test", "target.test", "coordinator.test"):
+        authority.issue(name, "127.0.0.1")
+    token = tmp_path / "token"
+    token.write_text("a-token")
+
+    def tls(name: str, *more: str) -> list[str]:
+        return ["--tls-certificate", f"{tmp_path}/{name}.pem", "--tls-key", f"{tmp_path}/{name}.key", *more]
+
+    guard = ("--tls-client-ca", str(authority.ca), "--tls-allowed-names", "coordinator.test", "--describe", "false")
+    async with (
+        running_service("draft_service", tls("draft.test", *guard)) as draft,
+        running_service("target_service", tls("target.test", *guard)) as target,
+        running_service(
+            "coordinator",
+            tls(
+                "coordinator.test",
+                *("--draft", draft.address, "--target", target.address, "--models-ca", str(authority.ca)),
+                *("--token-file", str(token)),
+            ),
+        ) as coordinator,
+    ):
+        flags = ["generate", "2 + 2 =", "--max-new-tokens", "8", "--address", coordinator.address]
+        status, out, err = await paceline(*flags, "--ca", str(authority.ca), "--token-file", str(token))
+        assert status == 0
+        assert out.strip()
+        assert "draft tokens accepted" in err
+        status, out, err = await paceline(*flags, "--ca", str(authority.ca))
+        assert (status, out) == (1, "")
+        assert "no valid token" in err
 
 
 async def test_a_taken_port_is_refused() -> None:
@@ -106,6 +141,20 @@ async def test_sigterm_lets_a_running_stream_end_and_the_process_exits_cleanly()
                 tokens += piece.tokens
             assert len(tokens) == 60
         assert (await ended(coordinator))[0] == 0
+
+
+async def test_a_killed_service_can_be_started_again_on_its_ports() -> None:
+    service = ServiceProcess("draft_service", ["--metrics-port", "0"])
+    try:
+        first = await service.start()
+        described = await describe_draft(first.address)
+        await service.kill()
+        with pytest.raises(PeerUnavailable):
+            await describe_draft(first.address)
+        assert await service.start() == first
+        assert await describe_draft(first.address) == described
+    finally:
+        await service.stop()
 
 
 async def test_run_answers_every_good_line_in_order_and_names_the_bad_ones(tmp_path: Path) -> None:

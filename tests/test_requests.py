@@ -20,7 +20,7 @@ from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.sequence import Sequence
 from coordinator.stream import Stream
 from paceline.client import Client
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed
 from paceline.metrics import new_registry
 from paceline.telemetry import active_span
 from paceline.types import (
@@ -62,7 +62,7 @@ class HeldVerifier(FakeVerifier):
         super().__init__()
         self._answered_count = answered_count
 
-    async def verify(self, rows: Rows[VerifyRow]) -> Verdicts:
+    async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         if len(self.calls) == self._answered_count:
             await asyncio.Event().wait()
         return await super().verify(rows)
@@ -155,13 +155,13 @@ async def test_a_request_that_finds_the_queue_full_is_rejected_for_it() -> None:
 
 async def test_a_failed_request_warns_and_tells_no_message() -> None:
     def fail(_: int) -> None:
-        raise PeerUnavailable("target at 10.0.0.7 with token s3cret is away")
+        raise PeerFailed("target at 10.0.0.7 with token s3cret is broken")
 
     async with serving(FakeVerifier(fail)) as (client, registry, logs):
-        with pytest.raises(PeerUnavailable):
+        with pytest.raises(PeerFailed):
             await client.complete(TEN_TOKENS)
         line = await line_of(logs)
-        assert (line["code"], line["reason"], line["log_level"]) == ("UNAVAILABLE", "PEER_UNAVAILABLE", "warning")
+        assert (line["code"], line["reason"], line["log_level"]) == ("INTERNAL", "PEER_FAILED", "warning")
         assert "s3cret" not in str(line)
         assert by_label(registry, "requests_rejected_total", "reason") == {}
 

@@ -9,13 +9,13 @@ from paceline.errors import PeerUnavailable
 from paceline.types import CallTiming, HopTime, Usage
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier
 
-LIMITS = RoundLimits(draft_max_length=100, vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
+LIMITS = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
 
 
 async def timed_round(drafter: FakeDrafter, verifier: FakeVerifier, clock: Clock) -> RoundReport:
     output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
     sequence = Sequence("one", [1, 2, 3], output, 64, Usage(3), Stream())
-    return await run_round([sequence], drafter, verifier, LIMITS, [3], clock)
+    return await run_round([sequence], drafter, verifier, LIMITS, [3], clock=clock)
 
 
 async def test_what_a_service_does_not_report_of_a_call_is_the_wires() -> None:

@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import AutoModelForCausalLM, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from coordinator.admission import completion_seed
-from paceline.engine.loader import load_model
 from paceline.engine.noise import GOLDEN, gumbel
 from paceline.engine.sampling import Choosing, choose, filtered
 from paceline.errors import InvalidRequest
@@ -177,8 +176,7 @@ async def test_first_tokens_follow_the_targets_exact_distribution(pairs: dict[st
                 GenerationRequest(TokenIds(PROMPT), 2, sampling=sampling, seed=start, completion_count=60)
             )
         ]
-    module = load_model(str(pair.target)).module
-    module.set_attn_implementation("sdpa")
+    module = AutoModelForCausalLM.from_pretrained(pair.target)
     counts: Counter[tuple[int, ...]] = Counter(tuple(one.token_ids) for one in completions)
 
     def probabilities(prefix: tuple[int, ...]) -> torch.Tensor:
@@ -233,8 +231,7 @@ async def test_logprobs_are_the_targets_own_at_every_place(pairs: dict[str, Pair
     )
     async with cluster(pair.target, pair.draft) as running:
         completion = await running.client.complete(request)
-    module = load_model(str(pair.target)).module
-    module.set_attn_implementation("sdpa")
+    module = AutoModelForCausalLM.from_pretrained(pair.target)
     with torch.inference_mode():
         whole = torch.tensor([[*PROMPT, *completion.token_ids]])
         expected = module(input_ids=whole).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
@@ -250,11 +247,13 @@ async def test_logprobs_are_the_targets_own_at_every_place(pairs: dict[str, Pair
     [
         ({"temperature": -1}, "temperature"),
         ({"temperature": math.nan}, "temperature"),
+        ({"temperature": 1e-4}, "temperature"),
         ({"top_k": -1}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
         ({"min_p": 2.0}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-3}, "repetition_penalty"),
         ({"presence_penalty": 1e9}, "presence_penalty"),
         ({"frequency_penalty": -1e9}, "frequency_penalty"),
         ({"min_new_tokens": 99}, "min_new_tokens"),

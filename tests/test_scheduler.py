@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,12 +11,25 @@ from hypothesis import strategies as st
 
 from coordinator.admission import Admission
 from coordinator.policies import POLICIES
+from coordinator.round import Patience
 from coordinator.scheduler import Scheduler
 from coordinator.sequence import Sequence as Generation
-from paceline.errors import Overloaded, PacelineError, PeerUnavailable
-from paceline.types import FinishReason, GenerationRequest, OutputPiece, TokenIds, Usage
-from tests.coordinators import PAIR, scheduling
-from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation
+from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerFailed, PeerUnavailable
+from paceline.types import (
+    FinishReason,
+    GenerationRequest,
+    OutputPiece,
+    Prefilled,
+    SamplingParameters,
+    TokenIds,
+    Usage,
+    Verdict,
+    Verdicts,
+    VerifyOutcome,
+    VerifyRow,
+)
+from tests.coordinators import SERVED, make_scheduler, scheduling
+from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier, continuation
 
 
 def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:
@@ -42,9 +55,11 @@ async def run_and_compare(
     skill: float, batch_size: int, draft_count: int, draft_max_length: int, max_new_tokens: int, seed: int
 ) -> None:
     drafter, verifier = FakeDrafter(skill, seed), FakeVerifier()
-    async with scheduling(
-        drafter, verifier, batch_size=batch_size, draft_count=draft_count, draft_max_length=draft_max_length
-    ) as (admission, scheduler):
+    drafter.max_length = draft_max_length
+    async with scheduling(drafter, verifier, batch_size=batch_size, draft_count=draft_count) as (
+        admission,
+        scheduler,
+    ):
         outputs = await generate_all(admission, scheduler, prompts(12, seed), max_new_tokens)
     assert outputs == [continuation(prompt, max_new_tokens) for prompt in prompts(12, seed)]
     assert not drafter.token_ids
@@ -185,17 +200,95 @@ async def test_evicted_caches_are_rebuilt_from_the_coordinators_tokens() -> None
     assert outputs == [continuation(prompt, 30) for prompt in prompts(8)]
 
 
-async def test_a_failed_verify_call_fails_its_group_with_the_reason_and_the_next_request_works() -> None:
-    def fail_first(number: int) -> None:
-        if number == 1:
-            raise PeerUnavailable("the target is away")
+async def test_a_row_that_breaks_its_group_fails_alone_and_the_others_go_on() -> None:
+    """The model fails on any group with the poisoned sequence: which one it was only running alone can tell."""
+    poison, clean = (13, 13), prompts(5)
 
-    async with scheduling(FakeDrafter(0.5), FakeVerifier(before=fail_first)) as (admission, scheduler):
+    def break_on_poison(_: int) -> None:
+        if any(row.token_ids[:2] == poison for row in verifier.calls[-1]):
+            raise PeerFailed("the model raised an error")
+
+    verifier = FakeVerifier(break_on_poison)
+    async with scheduling(FakeDrafter(0.5), verifier, batch_size=6) as (admission, scheduler):
+        poisoned = admission.admit(GenerationRequest(TokenIds(poison), 20))
+        scheduler.submit(poisoned)
+        outputs = await generate_all(admission, scheduler, clean, 20)
+        with pytest.raises(PeerFailed, match="the model raised an error"):
+            await collect(poisoned)
+    assert outputs == [continuation(prompt, 20) for prompt in clean]
+    assert not verifier.token_ids
+    assert [len(call) for call in verifier.calls[:7]] == [6, 1, 1, 1, 1, 1, 1]
+
+
+async def test_an_answer_that_cannot_be_true_is_not_taken_and_asked_for_again() -> None:
+    """A group's lie makes it run alone, as any failure does; one that alone gets only lies fails."""
+    lies: Iterator[VerifyOutcome] = iter(
+        [Verdict(9, 1, 9), Verdict(0, VOCABULARY_SIZE, 2), Verdict(0, 1, 7), Prefilled(99)]
+    )
+
+    class Liar(FakeVerifier):
+        async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+            verdicts = await super().verify(rows, timeout_s)
+            if len(rows) > 1 and (lie := next(lies, None)):
+                return replace(verdicts, results=[lie, *verdicts.results[1:]])
+            return verdicts
+
+    async with scheduling(FakeDrafter(0.5), Liar(), batch_size=4) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(8), 20)
+    assert outputs == [continuation(prompt, 20) for prompt in prompts(8)]
+    assert next(lies, None) is None
+
+
+async def test_a_call_has_the_time_that_the_last_of_its_requests_has_left() -> None:
+    clock = Clock()
+    verifier = FakeVerifier(lambda _: clock.advance(1))
+    drafter = FakeDrafter(1.0, before=lambda _: clock.advance(2))
+    async with scheduling(drafter, verifier, clock=clock) as (admission, scheduler):
+        soon, late = (admission.admit(GenerationRequest(TokenIds((n,)), 8, ignore_end_tokens=True)) for n in (5, 6))
+        soon[0].deadline_s, late[0].deadline_s = clock() + 10, clock() + 30
+        for sequence in (soon, late):
+            scheduler.submit(sequence)
+        await asyncio.gather(collect(soon), collect(late))
+        assert [limit.timeout_s for limit in drafter.limits if isinstance(limit, Patience)] == [30, 27]
+        assert verifier.timeouts_s == [28, 25]
+        await generate_all(admission, scheduler, [(5,)], 3)
+        assert verifier.timeouts_s[-1] is None
+
+
+async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_nothing_of_the_target() -> None:
+    clock = Clock()
+
+    def time_out(number: int) -> None:
+        if number == 1:
+            clock.advance(10)
+            raise CallTimedOut("deadline exceeded")
+
+    async with scheduling(FakeDrafter(1.0), FakeVerifier(time_out), clock=clock) as (admission, scheduler):
         sequence = admission.admit(GenerationRequest(TokenIds((5,))))
+        sequence[0].deadline_s = clock() + 10
         scheduler.submit(sequence)
-        with pytest.raises(PeerUnavailable, match="the target is away"):
+        with pytest.raises(CallTimedOut, match="the request's deadline passed"):
             await collect(sequence)
         assert await generate_all(admission, scheduler, [(5,)], 10) == [continuation((5,), 10)]
+
+
+async def test_a_target_that_is_away_ends_the_rounds_and_the_sequences_are_handed_over_in_order() -> None:
+    def vanish(number: int) -> None:
+        if number == 7:
+            verifier.away = PeerUnavailable("killed")
+
+    verifier = FakeVerifier(vanish)
+    scheduler = make_scheduler(FakeDrafter(0.5), verifier, batch_size=2, lanes=2)
+    admission = Admission(SERVED, default_max_new_tokens=40)
+    sequences = [admission.admit(GenerationRequest(TokenIds((n,)), 900, ignore_end_tokens=True))[0] for n in range(7)]
+    scheduler.submit(sequences)
+    assert await scheduler.run() is verifier.away
+    assert scheduler.give_up() == sequences
+    assert {one.target_cached_length for one in sequences} == {0}
+    assert sum(one.usage.round_count for one in sequences) == 6 * 2
+    assert scheduler.pool.live_count == scheduler.pool.waiting_count == 0
+    verifier.away = None
+    await scheduler.close()
 
 
 async def test_an_abandoned_sequence_leaves_both_caches_and_its_place() -> None:
@@ -207,7 +300,8 @@ async def test_an_abandoned_sequence_leaves_both_caches_and_its_place() -> None:
         scheduler.submit(waiting)
         async for _ in gone[0].stream.pieces():
             break
-        scheduler.abandon(gone)
+        gone[0].ended = True
+        scheduler.retire(gone)
         assert (await collect(waiting))[0] == continuation((8,), 10)
     assert not drafter.token_ids
     assert not verifier.token_ids
@@ -259,6 +353,15 @@ async def test_output_ends_with_the_end_token_and_says_so() -> None:
         (GenerationRequest(TokenIds((5,)), max_new_tokens=-3), "max_new_tokens"),
         (GenerationRequest(TokenIds((5,)), max_new_tokens=2**31 - 1), "max_new_tokens"),
         (GenerationRequest(TokenIds((5,)), stop_token_ids=(-1,)), "stop_token_ids"),
+        (GenerationRequest(TokenIds((5,)), stop_token_ids=(5,) * 1025), "stop_token_ids"),
+        (
+            GenerationRequest(
+                TokenIds((5,)),
+                sampling=SamplingParameters(min_new_tokens=2),
+                stop_token_ids=tuple(range(VOCABULARY_SIZE)),
+            ),
+            "sampling.min_new_tokens",
+        ),
         (GenerationRequest(TokenIds((5,)), max_draft_count=-1), "max_draft_count"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("",)), "stop_strings"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("x",) * 17), "stop_strings"),
@@ -266,5 +369,5 @@ async def test_output_ends_with_the_end_token_and_says_so() -> None:
 )
 def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: str) -> None:
     with pytest.raises(PacelineError) as refusal:
-        Admission(PAIR, default_max_new_tokens=40).admit(request_)
+        Admission(SERVED, default_max_new_tokens=40).admit(request_)
     assert getattr(refusal.value, "field", None) == field

@@ -22,7 +22,8 @@ from paceline.rpc import ServerOptions, open_channel
 from paceline.security.channels import ChannelSecurity, channel_security
 from paceline.service import server_options
 from paceline.types import GenerationRequest, ProposeRow, TokenIds, Verdict, VerifyRow
-from paceline.v1 import common_pb2, target_service_pb2
+from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
+from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from tests.certificates import Authority
 from tests.clusters import ModelServer, cluster, model_server
@@ -161,7 +162,7 @@ async def test_a_coordinator_that_the_models_do_not_know_does_not_start_and_says
             models_ca=authority.ca,
             tls_certificate=own.certificate,
             tls_key=own.key,
-            startup_timeout_s=TIMEOUT_S,
+            startup_timeout_s=5,
         )
         with pytest.raises(StartupError, match="bears none of the names in --tls-allowed-names"):
             async with running_coordinator(settings, Instruments(new_registry("coordinator"))):
@@ -182,7 +183,7 @@ async def test_the_same_id_of_two_callers_of_the_target_is_two_sequences(
         assert isinstance(verdict, Verdict)
         assert isinstance((await other.verify([rest])).results[0], PrefixNotCached)
         rollback = target_service_pb2.RollbackTargetSequencesRequest(
-            sequences=[common_pb2.SequenceLength(sequence_id="id", length=0)]
+            sequences=[common_pb2.SequenceLength(sequence_id="id", length=2)]
         )
         (failed,) = (await TargetServiceStub(channel).RollbackTargetSequences(rollback)).results
         assert failed.sequence_id == "id"
@@ -192,6 +193,8 @@ async def test_the_same_id_of_two_callers_of_the_target_is_two_sequences(
         assert (await owner.verify([rest])).results == [verdict]
         assert (await other.verify([whole])).results == [verdict]
         assert server.runner.cache.sequence_count == 2
+        (cut,) = (await TargetServiceStub(server.channel).RollbackTargetSequences(rollback)).results
+        assert (cut.sequence_id, cut.cached_length) == ("id", 2)
         await owner.release(["id"])
         assert (await other.verify([rest])).results == [verdict]
 
@@ -210,6 +213,13 @@ async def test_the_same_id_of_two_callers_of_the_draft_is_two_sequences(
         assert isinstance((await other.propose([rest])).results[0], PrefixNotCached)
         await other.release(["id"])
         assert (await owner.propose([rest])).results == [proposal]
+        rollback = draft_service_pb2.RollbackDraftSequencesRequest(
+            sequences=[common_pb2.SequenceLength(sequence_id="id", length=2)]
+        )
+        (failed,) = (await DraftServiceStub(channel).RollbackDraftSequences(rollback)).results
+        assert isinstance(error_from_pb(failed.status), SequenceNotFound)
+        (cut,) = (await DraftServiceStub(server.channel).RollbackDraftSequences(rollback)).results
+        assert (cut.sequence_id, cut.cached_length) == ("id", 2)
         await owner.release(["id"])
         assert server.runner.cache.sequence_count == 0
 

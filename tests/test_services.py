@@ -151,7 +151,7 @@ async def test_a_bad_draft_row_fails_alone(draft: ModelServer) -> None:
 
 async def test_rollback_truncates_and_tells_apart_unknown_and_too_long(target: ModelServer) -> None:
     await verify(target, VerifyRow("a", 0, PROMPT, ()))
-    lengths = [("a", 2), ("unknown", 0), ("a", 3), ("a", -1)]
+    lengths = [("a", 2), ("unknown", 0), ("a", 3), ("a", -1), ("x" * 129, 0)]
     request = target_service_pb2.RollbackTargetSequencesRequest(
         sequences=[common_pb2.SequenceLength(sequence_id=one, length=length) for one, length in lengths]
     )
@@ -159,7 +159,7 @@ async def test_rollback_truncates_and_tells_apart_unknown_and_too_long(target: M
     first, *failed = response.results
     assert (first.cached_length, first.HasField("status")) == (2, False)
     kinds = [type(error_from_pb(result.status)) for result in failed]
-    assert kinds == [SequenceNotFound, PrefixNotCached, InvalidRequest]
+    assert kinds == [SequenceNotFound, PrefixNotCached, InvalidRequest, InvalidRequest]
     assert target.runner.cache.length("a") == 2
 
 

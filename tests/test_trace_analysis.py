@@ -107,10 +107,8 @@ def test_shares_of_all_hops_are_the_whole_latency() -> None:
 
 
 def of_output(span: SpanRecord, index: int) -> SpanRecord:
-    """The same round, linked to that output of its request."""
-    (link,) = span.links
-    own = replace(link, attributes=dict(link.attributes) | {"paceline.completion_index": index})
-    return replace(span, links=(own,))
+    """The same round, for that output of its request."""
+    return replace(span, attributes=dict(span.attributes) | {"paceline.request.completion_index": [index]})
 
 
 def test_of_a_request_with_several_outputs_the_one_that_ended_last_counts() -> None:

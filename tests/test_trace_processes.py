@@ -6,14 +6,13 @@ import socket
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import psutil
 import pytest
 
 from paceline.client import NO_RETRIES, Client
-from paceline.errors import CallTimedOut, PeerUnavailable
+from paceline.errors import CallTimedOut
 from paceline.launcher import ClusterOptions, running_cluster, running_service
 from paceline.tracing.analysis import requests_of
 from paceline.tracing.receiver import Receiver, running_receiver
@@ -43,7 +42,10 @@ def asked(max_new_tokens: int) -> GenerationRequest:
 
 
 def kill(module: str) -> None:
-    (process,) = [one for one in psutil.Process().children() if module in one.cmdline()]
+    """Kill the service that was started last: other tests keep some of their own."""
+    process = max(
+        (one for one in psutil.Process().children() if module in one.cmdline()), key=psutil.Process.create_time
+    )
     process.kill()
     psutil.wait_procs([process])
 
@@ -150,6 +152,7 @@ async def test_the_command_receives_spans_until_it_is_stopped_and_shows_them(mon
 
 
 async def test_services_answer_and_end_though_their_collector_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = set(psutil.Process().children())
     with socket.socket() as collector:
         collector.bind(("127.0.0.1", 0))
         collector.listen()  # takes connections, and never reads from them
@@ -158,7 +161,7 @@ async def test_services_answer_and_end_though_their_collector_hangs(monkeypatch:
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES) as client:
             assert len((await client.complete(asked(20))).tokens) == 20
-            processes = psutil.Process().children()
+            processes = [one for one in psutil.Process().children() if one not in others]
             for process in processes:
                 process.terminate()
             gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, 60)
@@ -178,26 +181,20 @@ async def test_a_dead_draft_is_an_error_of_its_calls_and_of_nothing_else(receive
     assert tree.request.attributes["paceline.drafted_count"] == 0
 
 
-async def test_a_dead_target_fails_the_round_and_its_request_and_a_new_one_serves_the_next(receiver: Receiver) -> None:
+async def test_a_dead_target_fails_its_rounds_and_a_new_one_serves_the_request(receiver: Receiver) -> None:
     spans, ids = Spans(), list[str]()
     async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
         traced = Traced(client, spans, receiver)
         await traced(client.complete(asked(5)), ids)
         before = await traced.tree(ids[0], ended_as("OK"))
         kill("target_service")
-        with pytest.raises(PeerUnavailable):
-            await traced(client.complete(asked(5)), ids)
-        failed = await traced.tree(ids[1], ended_as("UNAVAILABLE"))
-        assert failed.request.is_error
-        (round_,) = failed.rounds
-        assert (round_.is_error, round_.attributes["error.type"]) == (True, "PEER_UNAVAILABLE")
+        waiting = asyncio.ensure_future(traced(client.complete(asked(5)), ids))
         async with running_service("target_service", ["--threads", "1", "--port", services.target.rpartition(":")[2]]):
-            answered = False
-            while not answered:
-                with suppress(PeerUnavailable):  # the coordinator has yet to find the new one
-                    await traced(client.complete(asked(5)), ids)
-                    answered = True
-            after = await traced.tree(ids[-1], ended_as("OK"))
+            assert len((await waiting).tokens) == 5
+            after = await traced.tree(ids[1], ended_as("OK"))
+        failed = [one for one in after.rounds if one.is_error]
+        assert all(one.attributes["error.type"] in ("PEER_UNAVAILABLE", "CancelledError") for one in failed)
+        assert len(after.rounds) > len(failed)
     assert _instances(before, "draft.propose") == _instances(after, "draft.propose")
     assert _instances(before, "target.verify").isdisjoint(_instances(after, "target.verify"))
 

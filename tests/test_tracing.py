@@ -123,10 +123,12 @@ async def test_a_request_for_two_outputs_has_one_span_and_links_for_each(pairs: 
     assert server.attributes["gen_ai.usage.output_tokens"] == 40
     assert server.attributes["gen_ai.request.choice.count"] == 2
     assert server.attributes["gen_ai.response.finish_reasons"] == ("length", "length")
-    committed = [link.attributes["paceline.committed_count"] for link in server.links]
-    assert sum(committed) == 40
+    rounds = spans("round")
+    assert {link.span_id for link in server.links} == {one.span_id for one in rounds}
+    assert sum(sum(one.attributes["paceline.request.committed_count"]) for one in rounds) == 40
     # One round may serve both outputs, and links its request for each.
-    assert {link.attributes.get("paceline.completion_index", 0) for link in server.links} == {0, 1}
+    outputs = [one.attributes.get("paceline.request.completion_index", [0] * len(one.links)) for one in rounds]
+    assert {index for indexes in outputs for index in indexes} == {0, 1}
 
 
 async def generate_twice(pair: PairOfCheckpoints, flags: str) -> Spans:
@@ -185,6 +187,7 @@ async def test_a_round_carries_the_baggage_that_its_members_share() -> None:
         "paceline.draft_count": 4,
         "paceline.lane": 1,
         "paceline.policy": "continuous",
+        "paceline.request.waited_s": (0.0, 0.0),
     }
 
 

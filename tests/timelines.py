@@ -33,13 +33,8 @@ def timeline(
     links: list[LinkRecord] = []
     for hops in rounds:
         waited_ms = hops["queued"] + hops["waiting"]
-        link = LinkRecord(
-            trace_id,
-            span_id,
-            {"paceline.queued_s": hops["queued"] / 1e3, "paceline.waited_s": hops["waiting"] / 1e3},
-        )
-        made = list(_round(hops, now_ms + waited_ms, link, ids, skew_ms))
-        links.append(LinkRecord(made[0].trace_id, made[0].span_id, {"paceline.committed_count": 2}))
+        made = list(_round(hops, now_ms + waited_ms, LinkRecord(trace_id, span_id), ids, skew_ms))
+        links.append(LinkRecord(made[0].trace_id, made[0].span_id))
         spans += made
         now_ms += sum(hops.values())
     now_ms += after_ms
@@ -55,7 +50,12 @@ def timeline(
 def _round(hops: Hops, start_ms: int, link: LinkRecord, ids: Iterator[int], skew_ms: int) -> Iterator[SpanRecord]:
     round_id = f"{next(ids):016x}"
     trace_id = f"{next(ids):032x}"
-    attributes: dict[str, float] = {"paceline.group_size": 1}
+    attributes: dict[str, float | list[float]] = {
+        "paceline.group_size": 1,
+        "paceline.request.queued_s": [hops["queued"] / 1e3],
+        "paceline.request.waited_s": [hops["waiting"] / 1e3],
+        "paceline.request.committed_count": [2],
+    }
     end_ms = start_ms + sum(hops[hop] for hop in ROUND_HOPS if hop not in ("queued", "waiting"))
     children = []
     for service, name in CALL_HOPS.items():

@@ -36,7 +36,8 @@ def tree_of(spans: Iterable[SpanRecord], trace_id: str) -> Tree:
     for one in rounds:
         assert one.parent_id is None
         names = [call.name for call in children[one.trace_id, one.span_id]]
-        assert names in (["draft.propose", "target.verify"], ["target.verify"])
+        # A round that failed may have been cut off anywhere.
+        assert one.is_error or names in (["draft.propose", "target.verify"], ["target.verify"])
     for call in calls:
         assert call.kind == "client"
         served += _check_served(call, children)

@@ -21,7 +21,10 @@ class Connection:
     """Flags of every command that calls a coordinator."""
 
     address: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a running coordinator. Unset: start services of its own.")
+        str | None,
+        typer.Option(
+            help="HOST:PORT of a running coordinator, or several separated by commas. Unset: services of its own."
+        ),
     ] = None
     ca: Annotated[
         Path | None, typer.Option(help="PEM CA of the coordinator's certificate; calls then go over TLS.")

@@ -91,6 +91,9 @@ async def _demo(options: ClusterOptions, max_new_tokens: int, runs: int) -> None
 
 def _introduce(console: Console, cluster: ClusterDescription) -> None:
     for role, model in (("target", cluster.target), ("draft", cluster.draft)):
+        if model is None:
+            console.print(f"{role:7} none answers yet: plain decoding until one does")
+            continue
         size = f"{model.parameter_count / 1e6:.1f} M parameters"
         console.print(f"{role:7} {model.model_id}, {model.architecture}, {size}, {model.dtype} on {model.device}")
     legend = Text.assemble(("accepted draft tokens", ACCEPTED_STYLE), ", ", ("the target's own", OWN_STYLE), "\n")

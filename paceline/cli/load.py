@@ -170,7 +170,7 @@ class Report:
         settings = plan.settings() | {
             "objectives": asdict(objectives),
             "target": cluster.target.model_id,
-            "draft": cluster.draft.model_id,
+            "draft": cluster.draft.model_id if cluster.draft else None,
             "dtype": cluster.target.dtype,
             "batch_size": cluster.batch_size,
             "draft_count": cluster.draft_count,

@@ -13,6 +13,20 @@ _REASON_TO_PB = {
     types.FinishReason.STOP_TOKEN: generation_service_pb2.FINISH_REASON_STOP_TOKEN,
 }
 _HOPS = ("propose", "verify")
+_STATE_TO_PB = {
+    types.ReplicaState.UP: generation_service_pb2.REPLICA_STATE_UP,
+    types.ReplicaState.DRAINING: generation_service_pb2.REPLICA_STATE_DRAINING,
+    types.ReplicaState.DOWN: generation_service_pb2.REPLICA_STATE_DOWN,
+    types.ReplicaState.REFUSED: generation_service_pb2.REPLICA_STATE_REFUSED,
+}
+_STATE_FROM_PB = {pb: state for state, pb in _STATE_TO_PB.items()}
+_CIRCUIT_TO_PB = {
+    None: generation_service_pb2.CIRCUIT_STATE_UNSPECIFIED,
+    types.CircuitState.CLOSED: generation_service_pb2.CIRCUIT_STATE_CLOSED,
+    types.CircuitState.OPEN: generation_service_pb2.CIRCUIT_STATE_OPEN,
+    types.CircuitState.HALF_OPEN: generation_service_pb2.CIRCUIT_STATE_HALF_OPEN,
+}
+_CIRCUIT_FROM_PB = {pb: state for state, pb in _CIRCUIT_TO_PB.items()}
 _REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 
 
@@ -113,7 +127,7 @@ def _finish_from_pb(message: generation_service_pb2.GenerationFinish) -> types.G
 def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.DescribeClusterResponse:
     return generation_service_pb2.DescribeClusterResponse(
         target=model_to_pb(cluster.target),
-        draft=model_to_pb(cluster.draft),
+        draft=model_to_pb(cluster.draft) if cluster.draft else None,
         batch_size=cluster.batch_size,
         draft_count=cluster.draft_count,
         policy=cluster.policy,
@@ -121,13 +135,15 @@ def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.D
         live_sequence_count=cluster.live_sequence_count,
         waiting_sequence_count=cluster.waiting_sequence_count,
         statistics=_statistics_to_pb(cluster.statistics),
+        targets=map(_replica_to_pb, cluster.targets),
+        drafts=map(_replica_to_pb, cluster.drafts),
     )
 
 
 def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> types.ClusterDescription:
     return types.ClusterDescription(
         target=model_from_pb(message.target),
-        draft=model_from_pb(message.draft),
+        draft=model_from_pb(message.draft) if message.HasField("draft") else None,
         batch_size=message.batch_size,
         draft_count=message.draft_count if message.HasField("draft_count") else None,
         policy=message.policy,
@@ -135,6 +151,28 @@ def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> 
         live_sequence_count=message.live_sequence_count,
         waiting_sequence_count=message.waiting_sequence_count,
         statistics=_statistics_from_pb(message.statistics),
+        targets=tuple(map(_replica_from_pb, message.targets)),
+        drafts=tuple(map(_replica_from_pb, message.drafts)),
+    )
+
+
+def _replica_to_pb(replica: types.ReplicaDescription) -> generation_service_pb2.ReplicaDescription:
+    return generation_service_pb2.ReplicaDescription(
+        address=replica.address,
+        state=_STATE_TO_PB[replica.state],
+        sequence_count=replica.sequence_count,
+        circuit=_CIRCUIT_TO_PB[replica.circuit],
+    )
+
+
+def _replica_from_pb(message: generation_service_pb2.ReplicaDescription) -> types.ReplicaDescription:
+    if message.state not in _STATE_FROM_PB or message.circuit not in _CIRCUIT_FROM_PB:
+        raise PeerFailed(
+            f"replica state {message.state} or circuit state {message.circuit} is unknown here; use a client as new as "
+            "the coordinator"
+        )
+    return types.ReplicaDescription(
+        message.address, _STATE_FROM_PB[message.state], message.sequence_count, _CIRCUIT_FROM_PB[message.circuit]
     )
 
 

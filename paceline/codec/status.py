@@ -13,6 +13,8 @@ from grpc import StatusCode
 from paceline import errors
 
 DOMAIN = "paceline"
+MAX_TEXT_LENGTH = 1000
+"""Characters of a message or a metadata value: both may quote a request, and trailers of gRPC have little room."""
 
 _CODES = {code.value[0]: code for code in StatusCode}
 
@@ -37,21 +39,26 @@ _ERROR_BY_CODE: dict[StatusCode, type[errors.PacelineError]] = {
 
 
 def error_to_pb(error: errors.PacelineError) -> status_pb2.Status:
-    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    status = status_pb2.Status(code=error.code.value[0], message=_short(error.message))
     for detail in _details(error):
         status.details.add().Pack(detail)
     return status
 
 
 def _details(error: errors.PacelineError) -> Iterable[Message]:
-    yield error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    metadata = {key: _short(value) for key, value in error.metadata.items()}
+    yield error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     if isinstance(error, errors.InvalidRequest) and error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=_short(error.message))
         yield error_details_pb2.BadRequest(field_violations=[violation])
     if isinstance(error, errors.Overloaded):
         delay = Duration()
         delay.FromMilliseconds(round(error.retry_after_s * 1000))
         yield error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…"
 
 
 def error_from_pb(status: status_pb2.Status) -> errors.PacelineError:

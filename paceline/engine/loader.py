@@ -14,9 +14,10 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.engine.attention import ATTENTION_NAME
 from paceline.engine.checkpoint import Checkpoint, find_checkpoint, read_tokenizer
+from paceline.engine.decoder import make_decoder
 from paceline.engine.kv_cache import KvShape
 from paceline.engine.model import LoadedModel
-from paceline.engine.self_check import check_model
+from paceline.engine.self_check import check_model, own_logits
 from paceline.errors import ModelNotUsable, StartupError
 from paceline.text import fingerprint
 from paceline.types import ModelDescription, TokenizerFiles
@@ -31,13 +32,14 @@ def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto
     """Load a directory, a hub id or `builtin:NAME`. Raises ModelNotUsable, saying what is wrong with the checkpoint."""
     checkpoint = find_checkpoint(model)
     module = _read_weights(checkpoint, _resolve_dtype(model, dtype, checkpoint.config), resolve_device(device))
-    loaded = as_loaded(module, model, read_tokenizer(checkpoint))
-    check_model(loaded)
-    return loaded
+    return as_loaded(module, model, read_tokenizer(checkpoint))
 
 
 def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles | None) -> LoadedModel:
-    """Describe a module made with `ATTENTION_NAME` as its attention."""
+    """Describe a module made with `ATTENTION_NAME` as its attention, and make passes of it, which uses it up.
+
+    Raises ModelNotUsable when the passes do not give what the module gave.
+    """
     config: Any = module.config
     head_count: int = config.num_attention_heads
     shape = KvShape(
@@ -60,7 +62,10 @@ def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles 
         parameter_count=module.num_parameters(),
         has_chat_template=bool(tokenizer and tokenizer.chat_template),
     )
-    return LoadedModel(module, description, shape, tokenizer)
+    own = own_logits(module)
+    loaded = LoadedModel(make_decoder(module), description, shape, tokenizer)
+    check_model(loaded, own)
+    return loaded
 
 
 def resolve_device(device: str) -> str:

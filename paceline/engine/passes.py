@@ -60,7 +60,7 @@ class FastPasses:
             spans.append(Span(piece.sequence_id, start, len(token_ids), piece.length))
         device = self._model.kv_shape.device
         padding = [0] * (token_count - len(token_ids))
-        logits = self._model.logits(
+        logits = self._model.decoder.logits(
             torch.tensor([token_ids + padding], device=device),
             torch.tensor([positions + padding], device=device),
             torch.tensor(wanted + [0] * (logit_count - len(wanted)), dtype=torch.long, device=device),

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from paceline.checks import RowLimits
+from paceline.checks import RowLimits, check_sequence_id
 from paceline.engine.blocks import BlockPasses
 from paceline.engine.blocks.choice import is_plain
 from paceline.engine.blocks.passes import MAX_NEW_TOKENS
@@ -187,6 +187,7 @@ class Runner:
         if one.length < 0:
             return InvalidRequest(f"length is {one.length}; it cannot be negative", field="length")
         try:
+            check_sequence_id(one.sequence_id)
             self.cache.truncate(scope + one.sequence_id, one.length)
         except PacelineError as error:
             return error

@@ -45,7 +45,7 @@ def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) 
     """Log-probabilities of the model itself, before any parameter: of the chosen tokens [T] and the likeliest ones."""
     logprobs = logits[: len(chosen)].float().log_softmax(-1)
     own = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
-    top = logprobs.topk(top_count)
+    top = logprobs.topk(min(top_count, logits.shape[1]))
     return [
         TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
         for logprob, ids, values in zip(own, top.indices.tolist(), top.values.tolist(), strict=True)

@@ -4,10 +4,12 @@ A model that asks for anything the engine does not do, now or in a future transf
 out by a client.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from paceline.engine.attention import ATTENTION_NAME
 from paceline.engine.blocks import BlockPasses
@@ -26,20 +28,27 @@ TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 @torch.inference_mode()
-def check_model(model: LoadedModel) -> None:
-    """Raise ModelNotUsable unless ragged, cached passes agree with the model's own attention."""
-    generator = torch.Generator().manual_seed(0)
-    sequences = [
-        torch.randint(model.description.vocabulary_size, (length,), generator=generator).tolist() for length in LENGTHS
-    ]
-    try:
-        own = _own_logits(model, sequences)
+def own_logits(module: PreTrainedModel) -> list[torch.Tensor]:
+    """What the model's own attention gives for the sequences of the check: [length, V] each."""
+    model: Any = module
+    with _refusing(type(module).__name__):
+        model.set_attn_implementation("eager")
+        try:
+            return [
+                model(input_ids=torch.tensor([one], device=module.device), use_cache=False).logits[0].float()
+                for one in _sequences(model.config.vocab_size)
+            ]
+        finally:
+            model.set_attn_implementation(ATTENTION_NAME)
+
+
+@torch.inference_mode()
+def check_model(model: LoadedModel, own: Sequence[torch.Tensor]) -> None:
+    """Raise ModelNotUsable unless ragged, cached passes agree with the `own_logits`."""
+    sequences = _sequences(model.description.vocabulary_size)
+    with _refusing(model.description.architecture):
         ways = [FastPasses, BlockPasses] if model.kv_shape.device.type == "cuda" else [FastPasses]
         found = [_ragged_logits(model, sequences, way) for way in ways]
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ModelNotUsable(
-            f"{model.description.architecture} cannot run through the engine: {type(error).__name__}: {error}"
-        ) from error
     difference = max(
         float((one - other).abs().max() / one.abs().max())
         for ragged in found
@@ -50,6 +59,21 @@ def check_model(model: LoadedModel) -> None:
             f"{model.description.architecture} gives other logits through the engine than by itself "
             f"(off by {difference:.2g} of the largest); its attention is of a kind that the engine does not run"
         )
+
+
+@contextmanager
+def _refusing(architecture: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ModelNotUsable(
+            f"{architecture} cannot run through the engine: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _sequences(vocabulary_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(vocabulary_size, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
 def _ragged_logits(
@@ -71,15 +95,3 @@ def _ragged_logits(
         for (index, _, _), part in zip(batch, passes.run(group), strict=True):
             logits[index].append(part.float())
     return [torch.cat(parts) for parts in logits]
-
-
-def _own_logits(model: LoadedModel, sequences: Sequence[list[int]]) -> list[torch.Tensor]:
-    module: Any = model.module
-    module.set_attn_implementation("eager")
-    try:
-        return [
-            module(input_ids=torch.tensor([one], device=module.device), use_cache=False).logits[0].float()
-            for one in sequences
-        ]
-    finally:
-        module.set_attn_implementation(ATTENTION_NAME)

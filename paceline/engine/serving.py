@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 
 import grpc
@@ -14,21 +15,24 @@ from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.instruments import instruments
 from paceline.metrics import CallCounter
-from paceline.rpc import running_server, termination
-from paceline.service import announce, server_options
+from paceline.rpc import ServerOptions, running_server, termination
+from paceline.service import announce
 from paceline.settings import ModelServiceSettings
 
 log = structlog.get_logger()
+
+EMPTY_CHECK_S = 0.05
 
 
 async def serve_model(
     name: str,
     settings: ModelServiceSettings,
+    options: ServerOptions,
     service_name: str,
     add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server, int], None],
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
-    role, options = name.removesuffix("_service"), server_options(settings)
+    role = name.removesuffix("_service")
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         worker = ModelWorker(settings.threads, metrics.call_ended, watched.tracer)
@@ -44,7 +48,7 @@ async def serve_model(
                 settings.port,
                 [service_name],
                 lambda server: add_servicer(runner, worker, server, settings.max_rows),
-                grace_s=settings.shutdown_grace_s,
+                grace_s=settings.shutdown_grace_s / 2,
                 options=options,
                 tracer=watched.tracer,
                 interceptors=[CallCounter(watched.registry, role)],
@@ -55,6 +59,9 @@ async def serve_model(
                 await termination(stop_with_stdin=settings.stop_with_stdin)
                 dropping.cancel()
                 log.info("stopping", grace_s=settings.shutdown_grace_s)
+                # Coordinators that see this move what they have here to other replicas, if there are any.
+                await server.set_serving(False)
+                await until_empty(runner, settings.shutdown_grace_s / 2)
         finally:
             worker.close()
 
@@ -63,6 +70,14 @@ def engine_options(settings: ModelServiceSettings) -> EngineOptions:
     """Take what the engine knows from the settings of a service, which has more, and perhaps not all."""
     known = {field.name for field in fields(EngineOptions)}
     return EngineOptions(**settings.model_dump(include=known))
+
+
+async def until_empty(runner: Runner, timeout_s: float) -> None:
+    """Wait until no sequence is held any more, but no longer than `timeout_s`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while runner.cache.sequence_count:  # noqa: ASYNC110  (the model's thread has no event to wait for)
+                await asyncio.sleep(EMPTY_CHECK_S)
 
 
 async def drop_idle_sequences(runner: Runner, worker: ModelWorker, interval_s: float) -> None:

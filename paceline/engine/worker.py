@@ -1,6 +1,9 @@
 """One thread for all model work, so that the event loop, and health checks with it, never waits for a pass."""
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +15,9 @@ from opentelemetry.trace import Tracer
 
 from paceline.tracing.work import record_work
 from paceline.types import CallTiming
+
+NICENESS = 5
+"""How far the model's thread steps back."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -32,7 +38,7 @@ class ModelWorker:
         """
         self._on_call = on_call
         self._tracer = tracer
-        self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_set_threads, threads))
+        self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads))
 
     async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
         """Run `work` in the thread. A caller that is cancelled while waiting takes its call out of the queue."""
@@ -61,7 +67,12 @@ class ModelWorker:
         self._executor.shutdown(cancel_futures=True)
 
 
-def _set_threads(threads: int | None) -> None:
+def _begin(threads: int | None) -> None:
+    if sys.platform == "linux":
+        # There a thread has a priority of its own. On cores that are all busy, short work comes first: calls that come
+        # and go, of this service and of others. Nice values are raised without any privilege.
+        thread_id = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS)
     if threads is not None:
         # OpenMP's count belongs to the calling thread, so it is set where the work is done.
         torch.set_num_threads(threads)

@@ -12,45 +12,53 @@ from paceline.rpc.reopening import ReopeningChannel
 from paceline.security.certificates import Pem, channel_credentials
 from paceline.security.channels import LOCAL, ChannelSecurity
 
-_KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
+_OPTIONS = [
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A peer that restarts is found again soon: by default the pauses between attempts grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
 
 
 def open_channel(
     address: str,
     retried_services: Sequence[str] = (),
     *,
-    security: ChannelSecurity = LOCAL,
-    server_name: str | None = None,
     tracer: Tracer | None = None,
+    authority: str | None = None,
+    security: ChannelSecurity = LOCAL,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Channel:
     """Open a channel. Raises StartupError where it would be plaintext to another machine and that was not asked for.
 
     Calls to `retried_services` are repeated while the peer is UNAVAILABLE, 4 times in all: only for services whose
-    every method is safe to repeat. `server_name` is what the server's certificate must bear where that is not the
-    address's host. With a tracer, calls have spans.
+    every method is safe to repeat. With a tracer, calls have spans. `authority` is the name that the peer is known by,
+    in its certificate too, where that is not its address.
     """
     security.check(address)
     options: list[tuple[str, Any]] = [
         *message_limits(max_message_bytes),
-        *_KEEPALIVE,
+        *_OPTIONS,
         ("grpc.service_config", _service_config(retried_services)),
     ]
-    interceptors: Sequence[grpc.aio.ClientInterceptor] = []
-    if tracer:
-        # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
-        from paceline.tracing.client import client_interceptors
+    if authority:
+        options.append(("grpc.default_authority", authority))
+    channel = _open(address, security, options)
+    if tracer is None:
+        return channel
+    # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
+    from paceline.tracing.client import TracedChannel
 
-        interceptors = client_interceptors(tracer, address)
+    return TracedChannel(channel, tracer, address)
+
+
+def _open(address: str, security: ChannelSecurity, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
     if security.certificates is None:
-        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
-    # Otherwise a channel would take over the connection of the one before, and with it the old certificates.
-    options.append(("grpc.use_local_subchannel_pool", 1))
-    if server_name:
-        options.append(("grpc.ssl_target_name_override", server_name))
+        return grpc.aio.insecure_channel(address, options=options)
 
     def open_secure(pem: Pem) -> grpc.aio.Channel:
-        return grpc.aio.secure_channel(address, channel_credentials(pem), options=options, interceptors=interceptors)
+        return grpc.aio.secure_channel(address, channel_credentials(pem), options=options)
 
     return ReopeningChannel(security.certificates.value, open_secure)
 

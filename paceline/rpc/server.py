@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from opentelemetry.trace import Tracer
 
 from paceline.errors import AddressInUse
 from paceline.rpc.access import AccessInterceptor
+from paceline.rpc.lasting import LastingServer, without_registration
 from paceline.rpc.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
 from paceline.rpc.status import ErrorInterceptor
 from paceline.security.access import Check
 from paceline.security.certificates import Certificates, server_credentials
+
+log = structlog.get_logger()
 
 _OPTIONS = [
     # Without this a second server shares the port silently instead of failing.
@@ -71,14 +75,19 @@ async def running_server(
 
     With a tracer, calls have spans. `interceptors` see all calls, those that are refused too. Raises AddressInUse.
     """
-    server = _make_server(options, tracer, interceptors)
-    add_servicers(server)
     health_servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    if options.reflection:
-        reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     credentials = server_credentials(options.certificates) if options.certificates else None
-    address = f"{host}:{_bind(server, host, port, credentials, '--port')}"
+
+    def make(port: int) -> tuple[grpc.aio.Server, int]:
+        server = without_registration(_make_server(options, tracer, interceptors))
+        add_servicers(server)
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        if options.reflection:
+            reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        return server, _bind(server, host, port, credentials, "--port")
+
+    server = LastingServer(make, port)
+    address = f"{host}:{server.port}"
     async with _health_server(host, options.health_port, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
         await running.set_serving(False)
@@ -121,6 +130,7 @@ async def _health_server(host: str, port: int | None, servicer: health.aio.Healt
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     address = f"{host}:{_bind(server, host, port, None, '--health-port')}"
     await server.start()
+    log.info("health checks are answered in plaintext", address=address)
     try:
         yield address
     finally:

@@ -84,14 +84,16 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -
 
 
 def ended_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
-    """What a call ended with, asked in a done callback of its context; it had `timeout_s` when it began.
+    """What a call ended with, asked in a done callback of its context; it had `timeout_s` when it began."""
+    return context.code() or grpc.StatusCode.OK if context.done() else cut_off_code(context, timeout_s)
 
-    A call that is cut off under its servicer was cancelled, or its deadline passed: the client says the same of both,
-    and perhaps before the deadline that is known here, for the message takes its time, and the wire rounds timeouts up
-    by as much as 1 %. Whoever cancels as late as that is taken for timed out.
+
+def cut_off_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
+    """Why a call ended under its servicer: it was cancelled, or its deadline passed.
+
+    The client says the same of both, and perhaps before the deadline that is known here, for the message takes its
+    time, and the wire rounds timeouts up by as much as 1 %. Whoever cancels as late as that is taken for timed out.
     """
-    if context.done():
-        return context.code() or grpc.StatusCode.OK
     remaining_s = context.time_remaining()
     if timeout_s is not None and remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + timeout_s / 100:
         return grpc.StatusCode.DEADLINE_EXCEEDED

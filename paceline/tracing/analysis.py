@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from paceline.tracing.spans import LinkRecord, SpanRecord
+from paceline.tracing.spans import SpanRecord
 
 CALL_HOPS = {"draft": "draft", "target": "verify"}
 """The services' names in attributes, and their hops' names."""
@@ -94,49 +94,56 @@ def requests_of(spans: Iterable[SpanRecord]) -> list[RequestTrace]:
     """Find the requests and their rounds, the first to start first. Spans may come in any order, from any service."""
     spans = list(spans)
     children: defaultdict[tuple[str, str], list[SpanRecord]] = defaultdict(list)
-    rounds: defaultdict[tuple[str, str], list[tuple[LinkRecord, SpanRecord]]] = defaultdict(list)
+    rounds: defaultdict[tuple[str, str], list[_Membership]] = defaultdict(list)
     for span in spans:
         if span.parent_id and span.kind == "client":
             children[span.trace_id, span.parent_id].append(span)
         if span.name == "round":
-            for link in span.links:
-                rounds[link.trace_id, link.span_id].append((link, span))
+            for place, link in enumerate(span.links):
+                rounds[link.trace_id, link.span_id].append(_Membership(span, place))
     found = [
-        RequestTrace(span, _rounds(span, rounds[span.trace_id, span.span_id], children))
+        RequestTrace(span, _rounds(rounds[span.trace_id, span.span_id], children))
         for span in spans
         if span.name == "generate" and span.kind == "server"
     ]
     return sorted(found, key=lambda one: one.span.start_ns)
 
 
+@dataclass(frozen=True)
+class _Membership:
+    """A round, and which of its links is a request's."""
+
+    span: SpanRecord
+    place: int
+
+    def own(self, name: str) -> float:
+        """What the round's `paceline.request.NAME` tells of the request; 0 where it tells nothing."""
+        values = self.span.attributes.get(f"paceline.request.{name}", ())
+        return float(values[self.place]) if self.place < len(values) else 0.0
+
+
 def _rounds(
-    request: SpanRecord,
-    linked: Sequence[tuple[LinkRecord, SpanRecord]],
-    children: Mapping[tuple[str, str], list[SpanRecord]],
+    memberships: Iterable[_Membership], children: Mapping[tuple[str, str], list[SpanRecord]]
 ) -> tuple[RequestRound, ...]:
-    by_output: defaultdict[int, list[tuple[LinkRecord, SpanRecord]]] = defaultdict(list)
-    for link, span in linked:
-        by_output[link.attributes.get("paceline.completion_index", 0)].append((link, span))
+    by_output: defaultdict[float, list[_Membership]] = defaultdict(list)
+    for one in memberships:
+        by_output[one.own("completion_index")].append(one)
     if not by_output:
         return ()
-    output, last = max(by_output.items(), key=lambda one: max(span.end_ns for _, span in one[1]))
-    gains = {
-        link.span_id: link.attributes
-        for link in request.links
-        if link.attributes.get("paceline.completion_index", 0) == output
-    }
+    last = max(by_output.values(), key=lambda rounds: max(one.span.end_ns for one in rounds))
     return tuple(
         RequestRound(
-            span,
-            _hops(link, span, children.get((span.trace_id, span.span_id), ())),
-            *(int(gains.get(span.span_id, {}).get(f"paceline.{name}_count", 0)) for name in GAINS),
+            one.span,
+            _hops(one, children.get((one.span.trace_id, one.span.span_id), ())),
+            *(int(one.own(f"{name}_count")) for name in GAINS),
         )
-        for link, span in sorted(last, key=lambda one: one[1].start_ns)
+        for one in sorted(last, key=lambda one: one.span.start_ns)
     )
 
 
-def _hops(link: LinkRecord, span: SpanRecord, calls: Iterable[SpanRecord]) -> dict[str, float]:
-    hops = {"queued": link.attributes.get("paceline.queued_s", 0.0), "waiting": link.attributes["paceline.waited_s"]}
+def _hops(member: _Membership, calls: Iterable[SpanRecord]) -> dict[str, float]:
+    span = member.span
+    hops = {"queued": member.own("queued_s"), "waiting": member.own("waited_s")}
     called_s = {call.name.partition(".")[0]: call.duration_s for call in calls}
     for service, name in CALL_HOPS.items():
         # A round that failed tells nothing of its calls: their whole time is the wire's, as that of any failed call.

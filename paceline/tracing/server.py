@@ -6,6 +6,7 @@ handler runs. A unary call's ends with its handler, a stream's with the call, ho
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
+from paceline.rpc.status import cut_off_code, ended_code
 from paceline.tracing.conventions import call_attributes, end_call, span_name, starts_trace
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
@@ -47,7 +49,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):
             try:
                 return await behavior(request, context)
             except asyncio.CancelledError:
-                code = _cut_off(context, timeout_s)
+                code = cut_off_code(context, timeout_s)
                 raise
             except Exception:
                 code = _answered(context) or grpc.StatusCode.UNKNOWN
@@ -62,10 +64,9 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):
             span, timeout_s = self._start(method, parent), context.time_remaining()
 
             def ended(_: object) -> None:
-                returned = _answered(context) or grpc.StatusCode.OK
-                code = returned if context.done() else _cut_off(context, timeout_s)
                 # Soon, not now: handlers' own callbacks run after this one and may yet add to the span.
-                asyncio.get_running_loop().call_soon(end_call, span, SpanKind.SERVER, code)
+                end = partial(end_call, span, SpanKind.SERVER, ended_code(context, timeout_s))
+                asyncio.get_running_loop().call_soon(end)
 
             # A stream's handler is not always there to see the call's end: it may be held up between two messages.
             context.add_done_callback(ended)  # type: ignore[arg-type]
@@ -95,16 +96,3 @@ def _answered(context: ServicerContext) -> grpc.StatusCode | None:
     """The code that was set, None where none was."""
     code: Any = context.code()
     return code if isinstance(code, grpc.StatusCode) else None
-
-
-def _cut_off(context: ServicerContext, timeout_s: float | None) -> grpc.StatusCode:
-    """Why a call was cut off that had `timeout_s` at its start.
-
-    A client that gives up says CANCELLED whether its time was up or not, and a server hears of it about when its own
-    timer fires; so what is cut off right before its deadline counts as timed out. gRPC rounds a timeout on the wire up
-    by as much as 1 %.
-    """
-    remaining_s = context.time_remaining()
-    if timeout_s is not None and remaining_s is not None and remaining_s < 0.05 + 0.01 * timeout_s:
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-    return grpc.StatusCode.CANCELLED

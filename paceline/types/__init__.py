@@ -3,7 +3,13 @@
 Lengths and positions count tokens from the start of the prompt.
 """
 
-from paceline.types.cluster import ClusterDescription, ClusterStatistics
+from paceline.types.cluster import (
+    CircuitState,
+    ClusterDescription,
+    ClusterStatistics,
+    ReplicaDescription,
+    ReplicaState,
+)
 from paceline.types.generation import (
     FinishReason,
     GenerationFinish,
@@ -36,6 +42,7 @@ __all__ = [
     "CacheDescription",
     "CallTiming",
     "ChoiceRule",
+    "CircuitState",
     "ClusterDescription",
     "ClusterStatistics",
     "FinishReason",
@@ -52,6 +59,8 @@ __all__ = [
     "Proposal",
     "Proposals",
     "ProposeRow",
+    "ReplicaDescription",
+    "ReplicaState",
     "SamplingParameters",
     "SequenceLength",
     "Text",

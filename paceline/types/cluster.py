@@ -1,6 +1,7 @@
 """What a coordinator says of itself and its rounds."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from paceline.types.models import ModelDescription
 from paceline.types.rounds import HopTime
@@ -28,10 +29,42 @@ class ClusterStatistics:
     verify: HopTime = HopTime()
 
 
+class ReplicaState(Enum):
+    UP = "up"
+    DRAINING = "draining"
+    """It answers, but wants nothing new, or no name leads to it any more: what it has moves away."""
+    DOWN = "down"
+    REFUSED = "refused"
+    """Its model is not one that this coordinator can work with."""
+
+
+class CircuitState(Enum):
+    CLOSED = "closed"
+    """Calls go through."""
+    OPEN = "open"
+    """No calls: they would only be waited for."""
+    HALF_OPEN = "half_open"
+    """One call is under way to see whether the service works again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDescription:
+    """A replica of a model service as its coordinator sees it."""
+
+    address: str
+    state: ReplicaState
+    sequence_count: int
+    """Sequences of this coordinator that were placed on it."""
+    circuit: CircuitState | None = None
+    """Of a draft; a target has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
     target: ModelDescription
-    draft: ModelDescription
+    """As the first target replica described it."""
+    draft: ModelDescription | None
+    """As a draft replica described it; None before any did."""
     batch_size: int
     draft_count: int | None
     """None: chosen round by round."""
@@ -40,3 +73,5 @@ class ClusterDescription:
     live_sequence_count: int
     waiting_sequence_count: int
     statistics: ClusterStatistics
+    targets: tuple[ReplicaDescription, ...] = ()
+    drafts: tuple[ReplicaDescription, ...] = ()

@@ -41,6 +41,11 @@ class ModelDescription:
     numerics: str = "fast"
     cache: CacheDescription = CacheDescription()
 
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence that the model takes and the cache can hold."""
+        return min(self.max_length, self.cache.max_length)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:

@@ -59,7 +59,7 @@ class SamplingParameters(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Divides the logits; 0 takes the likeliest token, 1 samples the model's own distribution. In [0, 100]."""
+    """Divides the logits; 0 takes the likeliest token, 1 samples the model's own distribution. 0, or in [0.001, 100]."""
     top_k: _builtins.int
     """Keeps the k likeliest tokens; 0 keeps all."""
     top_p: _builtins.float
@@ -67,7 +67,7 @@ class SamplingParameters(_message.Message):
     min_p: _builtins.float
     """Keeps tokens at least this share as likely as the likeliest. In [0, 1]."""
     repetition_penalty: _builtins.float
-    """Makes tokens of prompt and output less likely when over 1. In (0, 100]; unset: 1."""
+    """Makes tokens of prompt and output less likely when over 1. In [0.01, 100]; unset: 1."""
     presence_penalty: _builtins.float
     """Taken from the logits of tokens that occur in the output. In [-100, 100]."""
     frequency_penalty: _builtins.float
@@ -147,14 +147,14 @@ class ChoiceRule(_message.Message):
     seed: _builtins.int
     """Seed of the noise, with the absolute position and the token id."""
     prompt_count: _builtins.int
-    """Leading tokens of the sequence that are no output."""
+    """Leading tokens of the sequence that are no output; not negative."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters:
         """How tokens are chosen."""
 
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens that `min_new_tokens` rules out."""
+        """Tokens that `min_new_tokens` rules out; not the whole vocabulary."""
 
     def __init__(
         self,

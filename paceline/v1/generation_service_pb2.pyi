@@ -52,6 +52,66 @@ FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 4
 """Target chose one of the request's stop token ids."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _ReplicaState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPLICA_STATE_UNSPECIFIED: _ReplicaState.ValueType  # 0
+    """Not a state."""
+    REPLICA_STATE_UP: _ReplicaState.ValueType  # 1
+    """Answers, and gets sequences."""
+    REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 2
+    """Answers, but is about to go: its sequences move away."""
+    REPLICA_STATE_DOWN: _ReplicaState.ValueType  # 3
+    """Does not answer."""
+    REPLICA_STATE_REFUSED: _ReplicaState.ValueType  # 4
+    """Runs a model that this coordinator cannot work with."""
+
+class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
+    """Names the states of a replica."""
+
+REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
+"""Not a state."""
+REPLICA_STATE_UP: ReplicaState.ValueType  # 1
+"""Answers, and gets sequences."""
+REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 2
+"""Answers, but is about to go: its sequences move away."""
+REPLICA_STATE_DOWN: ReplicaState.ValueType  # 3
+"""Does not answer."""
+REPLICA_STATE_REFUSED: ReplicaState.ValueType  # 4
+"""Runs a model that this coordinator cannot work with."""
+Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
+
+class _CircuitState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CircuitStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CircuitState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CIRCUIT_STATE_UNSPECIFIED: _CircuitState.ValueType  # 0
+    """Has no circuit."""
+    CIRCUIT_STATE_CLOSED: _CircuitState.ValueType  # 1
+    """Calls go through."""
+    CIRCUIT_STATE_OPEN: _CircuitState.ValueType  # 2
+    """Failed or is slower than it helps: rounds go on without it."""
+    CIRCUIT_STATE_HALF_OPEN: _CircuitState.ValueType  # 3
+    """One call is under way to see whether it works again."""
+
+class CircuitState(_CircuitState, metaclass=_CircuitStateEnumTypeWrapper):
+    """Names the states of a draft replica's circuit."""
+
+CIRCUIT_STATE_UNSPECIFIED: CircuitState.ValueType  # 0
+"""Has no circuit."""
+CIRCUIT_STATE_CLOSED: CircuitState.ValueType  # 1
+"""Calls go through."""
+CIRCUIT_STATE_OPEN: CircuitState.ValueType  # 2
+"""Failed or is slower than it helps: rounds go on without it."""
+CIRCUIT_STATE_HALF_OPEN: CircuitState.ValueType  # 3
+"""One call is under way to see whether it works again."""
+Global___CircuitState: _TypeAlias = CircuitState  # noqa: Y015
+
 @_typing.final
 class GenerateTextRequest(_message.Message):
     """Asks to continue a prompt."""
@@ -99,7 +159,9 @@ class GenerateTextRequest(_message.Message):
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end the output beside the model's own end tokens; the ending token is part of the output."""
+        """Token ids that end the output beside the model's own end tokens; the ending token is part of the output.
+        At most 1024.
+        """
 
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
@@ -337,6 +399,8 @@ class DescribeClusterResponse(_message.Message):
     LIVE_SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
     WAITING_SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """Most sequences that take part in a round."""
     draft_count: _builtins.int
@@ -351,15 +415,23 @@ class DescribeClusterResponse(_message.Message):
     """Requests waiting for a place in the pool."""
     @_builtins.property
     def target(self) -> _common_pb2.ModelDescription:
-        """Target model as it was when the coordinator joined it."""
+        """Target model, as the first replica that the coordinator joined described it."""
 
     @_builtins.property
     def draft(self) -> _common_pb2.ModelDescription:
-        """Draft model as it was when the coordinator joined it."""
+        """Draft model, as one of its replicas described it last; unset before any was there."""
 
     @_builtins.property
     def statistics(self) -> Global___ClusterStatistics:
         """What the rounds have done since the coordinator started."""
+
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaDescription]:
+        """Replicas of the target service, by address."""
+
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaDescription]:
+        """Replicas of the draft service, by address."""
 
     def __init__(
         self,
@@ -373,16 +445,52 @@ class DescribeClusterResponse(_message.Message):
         live_sequence_count: _builtins.int = ...,
         waiting_sequence_count: _builtins.int = ...,
         statistics: Global___ClusterStatistics | None = ...,
+        targets: _abc.Iterable[Global___ReplicaDescription] | None = ...,
+        drafts: _abc.Iterable[Global___ReplicaDescription] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "draft", b"draft", "draft_count", b"draft_count", "statistics", b"statistics", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "draft", b"draft", "draft_count", b"draft_count", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "statistics", b"statistics", "target", b"target", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "draft", b"draft", "draft_count", b"draft_count", "drafts", b"drafts", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "statistics", b"statistics", "target", b"target", "targets", b"targets", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft_count: _TypeAlias = _typing.Literal["draft_count"]  # noqa: Y015
     _WhichOneofArgType__draft_count: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_count) -> _WhichOneofReturnType__draft_count | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+
+@_typing.final
+class ReplicaDescription(_message.Message):
+    """Describes a replica of a model service as this coordinator sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
+    CIRCUIT_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """`IP:PORT` it is called at."""
+    state: Global___ReplicaState.ValueType
+    """Whether it is used."""
+    sequence_count: _builtins.int
+    """Sequences of this coordinator that were placed on it."""
+    circuit: Global___CircuitState.ValueType
+    """Whether calls go through, for a draft; a target has no circuit."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        state: Global___ReplicaState.ValueType = ...,
+        sequence_count: _builtins.int = ...,
+        circuit: Global___CircuitState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "circuit", b"circuit", "sequence_count", b"sequence_count", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaDescription: _TypeAlias = ReplicaDescription  # noqa: Y015
 
 @_typing.final
 class ClusterStatistics(_message.Message):

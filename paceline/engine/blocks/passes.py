@@ -112,7 +112,9 @@ class BlockPasses(FastPasses):
     def _forward(self, rows: BlockRows, wanted: torch.Tensor) -> torch.Tensor:
         pool = self._pool
         attention = BlockAttention(pool.memory, rows, pool.page_tokens, self._scratch_page, self._kernel)
-        return self._model.logits(rows.token_ids.reshape(1, -1), rows.positions.reshape(1, -1), wanted, attention)
+        return self._model.decoder.logits(
+            rows.token_ids.reshape(1, -1), rows.positions.reshape(1, -1), wanted, attention
+        )
 
 
 class _Pass:

@@ -1,0 +1,160 @@
+"""Five times what the cluster can serve: `python -m benchmarks.overload`.
+
+What it can serve is measured first, with just enough clients to keep it busy. Then requests arrive at five times that
+rate, whatever becomes of them. Who is refused must get RESOURCE_EXHAUSTED with RetryInfo; who is not must get the right
+tokens, within a time that does not depend on how many are refused: that in which a full queue is served, and as long as
+the slowest request took when the cluster was just busy. Exit status 1 when any of this fails.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.soak.cluster import SoakOptions, running_processes
+from benchmarks.soak.requests import Asked, make_requests, with_references
+from paceline.client import NO_RETRIES, Client
+from paceline.errors import Overloaded
+from paceline.measure.arrivals import poisson_arrivals
+from paceline.measure.load import LoadLog, Outcome, run_load
+from paceline.measure.load_summary import percentile
+from paceline.types import GenerationRequest, OutputPiece
+
+SLACK = 2.0
+"""Of the bound on latency: the machine may be slower now than when it was measured."""
+console = Console(highlight=False)
+
+
+@dataclass
+class Watched:
+    """Requests as `run_load` sends them, each output compared with its reference."""
+
+    client: Client
+    asked: Sequence[Asked]
+    refusals: Counter[str] = field(default_factory=Counter)
+    """By what came with them."""
+    mismatch_count: int = 0
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[OutputPiece]:
+        outputs: dict[int, list[int]] = {}
+        try:
+            async for piece in self.client.generate(request):
+                outputs.setdefault(piece.completion_index, []).extend(one.token_id for one in piece.tokens)
+                yield piece
+        except Overloaded as refusal:
+            self.refusals["RetryInfo" if has_retry_info(refusal) else "no RetryInfo"] += 1
+            raise
+        (expected,) = (one.outputs for one in self.asked if one.request is request)
+        self.mismatch_count += [tuple(outputs[index]) for index in sorted(outputs)] != list(expected)
+
+
+def has_retry_info(refusal: Overloaded) -> bool:
+    """Whether the status it came from says when to ask again: on this side an error without has a time too."""
+    call: Any = refusal.__cause__
+    status = rpc_status.from_call(call)
+    return status is not None and any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    per_s: float
+    """Requests answered."""
+    slowest_s: float
+
+
+async def measure(times: float, duration_s: float, queue_limit: int, seed: int) -> dict[str, Any]:
+    options = SoakOptions(kv_memory="256MiB", coordinator_flags=("--queue-limit", str(queue_limit)))
+    async with (
+        running_processes(options) as cluster,
+        Client(cluster.coordinator.endpoint.address, NO_RETRIES) as client,
+    ):
+        # One output a request: so many places in the queue are so many requests.
+        requests = [one for one in make_requests(48, seed) if one[1].completion_count == 1]
+        asked = await with_references(client, requests)
+        described = await client.describe()
+        capacity = await measure_capacity(client, asked, described.batch_size * described.lane_count, duration_s)
+        watched, log = Watched(client, asked), LoadLog()
+        arrivals = poisson_arrivals(times * capacity.per_s, seed, duration_s=duration_s)
+        await run_load(zip(arrivals, cycle(one.request for one in asked)), watched.generate, log)
+        described = await client.describe()
+    left_count = described.live_sequence_count + described.waiting_sequence_count
+    return summary(capacity, times, queue_limit, watched, log) | {"left_in_the_pool": left_count}
+
+
+def summary(capacity: Capacity, times: float, queue_limit: int, watched: Watched, log: LoadLog) -> dict[str, Any]:
+    completed = [record for record in log.records if record.outcome is Outcome.COMPLETED]
+    latencies = [record.latency_s for record in completed]
+    served_per_s = len(completed) / max(record.ended_s for record in completed)
+    return {
+        "capacity_per_s": round(capacity.per_s, 2),
+        "slowest_at_capacity_s": round(capacity.slowest_s, 2),
+        "arrivals_per_s": round(times * capacity.per_s, 2),
+        "served_per_s": round(served_per_s, 2),
+        "requests": len(log.records),
+        "completed": len(completed),
+        "rejected_with_retry_info": watched.refusals["RetryInfo"],
+        "rejected_without": watched.refusals["no RetryInfo"],
+        "failed": log.count(Outcome.FAILED),
+        "mismatches": watched.mismatch_count,
+        "latency_p50_s": round(percentile(latencies, 50), 2),
+        "latency_p99_s": round(percentile(latencies, 99), 2),
+        "latency_max_s": round(max(latencies), 2),
+        "latency_bound_s": round(SLACK * ((queue_limit + 1) / served_per_s + capacity.slowest_s), 2),
+    }
+
+
+async def measure_capacity(client: Client, asked: Sequence[Asked], client_count: int, duration_s: float) -> Capacity:
+    """Let so many clients ask, each again as soon as it has its answer."""
+    began, latencies = time.perf_counter(), list[float]()
+    waiting = cycle(asked)
+
+    async def ask_on() -> None:
+        while (asked_s := time.perf_counter()) - began < duration_s:
+            await client.complete(next(waiting).request)
+            latencies.append(time.perf_counter() - asked_s)
+
+    await asyncio.gather(*(ask_on() for _ in range(client_count)))
+    return Capacity(len(latencies) / (time.perf_counter() - began), max(latencies))
+
+
+def is_sound(result: dict[str, Any]) -> bool:
+    nothing = ("rejected_without", "failed", "mismatches", "left_in_the_pool")
+    return (
+        not any(result[name] for name in nothing)
+        and result["completed"] + result["rejected_with_retry_info"] == result["requests"]
+        and result["rejected_with_retry_info"] > 0
+        and result["latency_max_s"] <= result["latency_bound_s"]
+    )
+
+
+def main(
+    times: Annotated[float, typer.Option(help="Arrivals, as a multiple of what can be served.")] = 5.0,
+    duration_s: Annotated[float, typer.Option(help="Of each part: measuring capacity, and overload.")] = 60.0,
+    queue_limit: int = 16,
+    seed: int = 1,
+    output: Annotated[Path | None, typer.Option(help="Write the numbers as JSON.")] = None,
+) -> None:
+    result = asyncio.run(measure(times, duration_s, queue_limit, seed))
+    table = Table("", "", title=f"{times:g} times capacity for {duration_s:g} s", show_header=False)
+    for name, value in result.items():
+        table.add_row(name.replace("_", " "), str(value))
+    console.print(table)
+    if output:
+        output.write_text(json.dumps(result, indent=2) + "\n")
+    sys.exit(not is_sound(result))
+
+
+if __name__ == "__main__":
+    typer.run(main)

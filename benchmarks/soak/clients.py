@@ -1,0 +1,139 @@
+"""Clients that ask again and again, each time to the end, up to a token, up to a time, or in two parts."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from benchmarks.soak.requests import Asked
+from paceline.client import Client
+from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
+from paceline.types import GenerationRequest
+
+PATIENCE_S = 600.0
+"""For one request; whoever waits longer counts as failed."""
+MAX_SHORT_S = 2.0
+"""Deadlines of those who want only what there is by then."""
+WEIGHTS = (5, 1, 1, 2)
+"""How often each way of asking is taken."""
+
+Outputs = dict[int, list[int]]
+"""Token ids by completion."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    asked: str
+    reason: str
+    message: str
+    began_s: float
+    ended_s: float
+    """On the soak's clock."""
+
+
+@dataclass
+class Tally:
+    """What came of the requests so far."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    """Requests by how their client behaved, the right ones only."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    token_count: int = 0
+    """Compared with the reference."""
+    resent_count: int = 0
+    """Requests that only can be had whole, asked again because their stream broke."""
+    failures: list[Failure] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+
+    @property
+    def request_count(self) -> int:
+        return sum(self.ended.values()) + len(self.failures) + len(self.mismatches)
+
+
+class Soaker:
+    """Asks what has a reference, in all ways, and compares."""
+
+    def __init__(
+        self, client: Client, asked: Sequence[Asked], *, seed: int, began_s: float, resume: bool = True
+    ) -> None:
+        """`resume` as in the plan; the client is made accordingly."""
+        self.tally = Tally()
+        self._client = client
+        self._asked = tuple(asked)
+        self._rng = random.Random(seed)
+        self._began_s = began_s
+        self._resume = resume
+
+    async def run(self, client_count: int, until: asyncio.Event) -> None:
+        """Keep so many requests in flight until the event; then let the last ones end."""
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(client_count):
+                clients.create_task(self._ask_on(until))
+
+    async def _ask_on(self, until: asyncio.Event) -> None:
+        while not until.is_set():
+            asked = self._rng.choice(self._asked)
+            ways = {"to the end": self._whole, "cancelled": self._cancelled, "deadline": self._deadline}
+            if asked.request.completion_count == 1:
+                ways["in two parts"] = self._in_two_parts
+            way = self._rng.choices(list(ways), WEIGHTS[: len(ways)])[0]
+            began_s = time.perf_counter() - self._began_s
+            try:
+                outputs = await ways[way](asked)
+            except PacelineError as error:
+                self._failed(asked, error, began_s)
+            else:
+                self._compare(asked, way, outputs)
+
+    async def _whole(self, asked: Asked) -> Outputs:
+        return await self._read(asked.request)
+
+    async def _cancelled(self, asked: Asked) -> Outputs:
+        return await self._read(asked.request, token_limit=self._rng.randint(1, 12))
+
+    async def _deadline(self, asked: Asked) -> Outputs:
+        return await self._read(asked.request, timeout_s=self._rng.uniform(0.05, MAX_SHORT_S))
+
+    async def _in_two_parts(self, asked: Asked) -> Outputs:
+        first = (await self._cancelled(asked)).get(0, [])
+        rest = await self._read(replace(asked.request, received_token_ids=tuple(first), seed=asked.request.seed or 0))
+        return {0: first + rest.get(0, [])}
+
+    async def _read(
+        self, request: GenerationRequest, *, token_limit: int | None = None, timeout_s: float | None = None
+    ) -> Outputs:
+        """Token ids by completion: all, or those that came before the limit."""
+        while True:
+            outputs: Outputs = {}
+            try:
+                async with aclosing(self._client.generate(request, timeout_s=timeout_s or PATIENCE_S)) as pieces:
+                    async for piece in pieces:
+                        outputs.setdefault(piece.completion_index, []).extend(one.token_id for one in piece.tokens)
+                        if token_limit is not None and sum(map(len, outputs.values())) >= token_limit:
+                            break
+                return outputs
+            except (CallTimedOut, PeerUnavailable) as error:
+                if timeout_s is not None:
+                    return outputs
+                if isinstance(error, CallTimedOut) or request.completion_count == 1 or not self._resume:
+                    raise
+                # The client cannot take up a stream of several outputs: whoever asks starts anew, with the same seed.
+                self.tally.resent_count += 1
+
+    def _compare(self, asked: Asked, way: str, outputs: Outputs) -> None:
+        whole = way in ("to the end", "in two parts")
+        for index, expected in enumerate(asked.outputs):
+            tokens = outputs.get(index, [])
+            if list(expected if whole else expected[: len(tokens)]) != tokens:
+                self.tally.mismatches.append(f"{asked.kind}, {way}, output {index}: {tokens}, not {expected}")
+                return
+        self.tally.ended[way] += 1
+        self.tally.kinds[asked.kind] += 1
+        self.tally.token_count += sum(map(len, outputs.values()))
+
+    def _failed(self, asked: Asked, error: PacelineError, began_s: float) -> None:
+        ended_s = time.perf_counter() - self._began_s
+        self.tally.failures.append(Failure(asked.kind, error.reason, error.message, began_s, ended_s))

@@ -1,0 +1,86 @@
+"""The services as processes that can be killed, paused and started again where they were."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from paceline.launcher import HOST, Endpoint, ServiceProcess
+
+ROLES = ("target", "draft", "coordinator")
+
+
+@dataclass(frozen=True)
+class SoakOptions:
+    target_count: int = 1
+    draft_count: int = 1
+    target_model: str = "builtin:target"
+    draft_model: str = "builtin:draft"
+    kv_memory: str = "64MiB"
+    """Of each model service; little, so that it is all in use before memory is first looked at."""
+    sequence_ttl_s: float = 20.0
+    """After so long a model service forgets what a killed coordinator left there."""
+    threads: int = 1
+    """Of each model service."""
+    tls_flags: tuple[str, ...] = ()
+    """Of every service."""
+    coordinator_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Member:
+    """One service of the cluster."""
+
+    name: str
+    """Such as `target-0`."""
+    role: str
+    process: ServiceProcess
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True)
+class ProcessCluster:
+    members: tuple[Member, ...]
+
+    def of_role(self, role: str) -> list[Member]:
+        return [member for member in self.members if member.role == role]
+
+    @property
+    def coordinator(self) -> Member:
+        return self.of_role("coordinator")[0]
+
+
+@asynccontextmanager
+async def running_processes(options: SoakOptions) -> AsyncIterator[ProcessCluster]:
+    """Start everything, yield it, stop it: the coordinator first."""
+    async with AsyncExitStack() as stack:
+        models = await asyncio.gather(
+            *(
+                _start(stack, f"target-{n}", "target", _model_flags(options, "target"))
+                for n in range(options.target_count)
+            ),
+            *(_start(stack, f"draft-{n}", "draft", _model_flags(options, "draft")) for n in range(options.draft_count)),
+        )
+        addresses = {
+            role: ",".join(one.endpoint.address for one in models if one.role == role) for role in ("target", "draft")
+        }
+        flags = ["--target", addresses["target"], "--draft", addresses["draft"]]
+        flags += [*options.coordinator_flags, *options.tls_flags]
+        coordinator = await _start(stack, "coordinator", "coordinator", flags)
+        yield ProcessCluster((*models, coordinator))
+
+
+async def _start(stack: AsyncExitStack, name: str, role: str, flags: Sequence[str]) -> Member:
+    module = role if role == "coordinator" else f"{role}_service"
+    process = ServiceProcess(module, [*flags, "--host", HOST, "--metrics-port", "0", "--log-level", "error"])
+    stack.push_async_callback(process.stop)
+    return Member(name, role, process, await process.start())
+
+
+def _model_flags(options: SoakOptions, role: str) -> list[str]:
+    return [
+        *("--model", options.target_model if role == "target" else options.draft_model),
+        *("--kv-memory", options.kv_memory, "--threads", str(options.threads)),
+        *("--sequence-ttl-s", str(options.sequence_ttl_s)),
+        *options.tls_flags,
+    ]

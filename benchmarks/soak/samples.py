@@ -1,0 +1,121 @@
+"""What could leak, read from the services' metrics: memory, open files, tasks, sequences."""
+
+import asyncio
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from itertools import pairwise
+from statistics import median
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.soak.cluster import Member, ProcessCluster
+
+SCRAPE_TIMEOUT_S = 30.0
+GROWTH_SHARE = 0.05
+GROWTH_BYTES = 24 << 20
+"""What memory may grow by while nothing is killed; allocators keep what a busy moment took."""
+
+
+AWAY = (OSError, HTTPException, KeyError)
+"""What a scrape of a service raises that is down, dies meanwhile, or starts and has not all its metrics yet."""
+BROKEN_CODES = ("UNAVAILABLE", "INTERNAL")
+MORE_FILES = 8
+"""Connections that come and go with clients and scrapes."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    member: str
+    at_s: float
+    """On the soak's clock."""
+    rss_bytes: int
+    open_files: int
+    tasks: int
+    sequences: int
+    """Cached in a model service; in the coordinator's pool."""
+    broken_requests: int = 0
+    """That the coordinator ended with UNAVAILABLE or INTERNAL since it started."""
+
+
+async def sample(member: Member, began_s: float) -> Sample:
+    """Read one service's metrics. Raises OSError when it is away."""
+    at_s = time.perf_counter() - began_s
+    values = await asyncio.to_thread(_scrape, member.endpoint.metrics_url or "")
+    names = ("sequences_running", "sequences_waiting") if member.role == "coordinator" else ("kv_sequences",)
+    return Sample(
+        member.name,
+        at_s,
+        int(values["process_resident_memory_bytes"]),
+        int(values["process_open_fds"]),
+        int(values["paceline_tasks"]),
+        int(sum(values[f"paceline_{name}"] for name in names)),
+        int(values.get("paceline_requests_total", 0)),
+    )
+
+
+def _scrape(url: str) -> Mapping[str, float]:
+    """Values by name, summed over labels; of those by status only the broken ones."""
+    with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
+        text = response.read().decode()
+    values: defaultdict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            if one.labels.get("code", BROKEN_CODES[0]) in BROKEN_CODES:
+                values[one.name] += one.value
+    return dict(values)
+
+
+def broken_requests(samples: Iterable[Sample]) -> int:
+    """Requests that the coordinators of a run ended with a failure of the cluster's, as far as samples tell.
+
+    A count that falls is that of a new process.
+    """
+    counts = [0, *(one.broken_requests for one in samples if one.member == "coordinator")]
+    return sum(after - before if after >= before else after for before, after in pairwise(counts))
+
+
+async def sample_all(cluster: ProcessCluster, began_s: float) -> list[Sample]:
+    return list(await asyncio.gather(*(sample(member, began_s) for member in cluster.members)))
+
+
+async def keep_sampling(cluster: ProcessCluster, began_s: float, every_s: float, samples: list[Sample]) -> None:
+    """Add samples of what runs, until cancelled; a service that is down or paused has none."""
+    while True:
+        found = await asyncio.gather(*(sample(member, began_s) for member in cluster.members), return_exceptions=True)
+        samples += [one for one in found if isinstance(one, Sample)]
+        if unexpected := [one for one in found if not isinstance(one, (Sample, *AWAY))]:
+            raise unexpected[0]
+        await asyncio.sleep(every_s)
+
+
+def growth(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:
+    """Median resident bytes of each member in the second and in the last third of the samples; the first warms up."""
+    found: dict[str, tuple[int, int]] = {}
+    for name in sorted({one.member for one in samples}):
+        own = [one.rss_bytes for one in samples if one.member == name]
+        third = len(own) // 3
+        if third:
+            found[name] = (int(median(own[third : 2 * third])), int(median(own[2 * third :])))
+    return found
+
+
+def leaks(calm: Sequence[Sample], idle_before: Iterable[Sample], idle_after: Iterable[Sample]) -> list[str]:
+    """What grew: memory in calm by more than both bounds together, and what an idle cluster has more of than before."""
+    before = {one.member: one for one in idle_before}
+    found = [
+        f"{name}: memory grew from {first >> 20} to {last >> 20} MiB"
+        for name, (first, last) in growth(calm).items()
+        if last > first * (1 + GROWTH_SHARE) + GROWTH_BYTES
+    ]
+    return found + [one for after in idle_after for one in left_behind(before[after.member], after)]
+
+
+def left_behind(before: Sample, after: Sample) -> list[str]:
+    """What an idle service has more of than at the start."""
+    counts = [("sequences", 0, after.sequences), ("tasks", before.tasks, after.tasks)]
+    counts.append(("open files", before.open_files + MORE_FILES, after.open_files))
+    return [f"{after.member}: {now} {what}, {most} at most" for what, most, now in counts if now > most]

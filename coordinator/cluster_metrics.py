@@ -1,0 +1,75 @@
+"""Counts and states of the coordinator as a whole, read when they are asked for.
+
+What `statistics` counts anyway is not counted a second time: it is read at the scrape. `docs/metrics.md` says what the
+numbers mean.
+"""
+
+from collections import Counter as Counts
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coordinator.dispatcher import Dispatcher
+from coordinator.replicated_drafter import ReplicatedDrafter
+from coordinator.statistics import Statistics
+from paceline.types import CircuitState, ReplicaDescription, ReplicaState
+
+
+class ClusterCollector(Collector):
+    """Counts and states, read at the moment of the scrape, in its thread."""
+
+    def __init__(self, dispatcher: Dispatcher, drafter: ReplicatedDrafter, statistics: Statistics) -> None:
+        self._dispatcher = dispatcher
+        self._drafter = drafter
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        dispatcher, counted = self._dispatcher, self._statistics.snapshot()
+        for name, text, value in (
+            ("sequences_running", "Sequences with a place in the pool.", dispatcher.live_count),
+            ("sequences_waiting", "Sequences waiting for a place.", dispatcher.waiting_count),
+            ("sequences_waiting_limit", "Most sequences that may wait; more are refused.", dispatcher.queue_limit),
+            ("draft_available", "1 while there is a draft replica to ask.", self._drafter.is_usable),
+        ):
+            yield GaugeMetricFamily(f"paceline_{name}", text, value)
+        yield _replica_counts({"target": dispatcher.describe(), "draft": self._drafter.describe()})
+        for name, text, value in (
+            ("rounds", "Rounds run.", counted.round_count),
+            (
+                "fallback_rounds",
+                "Rounds whose policy found no group of the kind it wants.",
+                counted.fallback_round_count,
+            ),
+            ("draft_tokens", "Draft tokens verified.", counted.drafted_count),
+            ("accepted_tokens", "Draft tokens accepted.", counted.accepted_count),
+            ("committed_tokens", "Output tokens, accepted and the target's own.", counted.committed_count),
+            ("preemptions", "Sequences that gave their cache up for others.", counted.preemption_count),
+            ("sequences_moved", "Sequences that lost their target and were sent to another.", dispatcher.moved_count),
+        ):
+            yield CounterMetricFamily(f"paceline_{name}", text, value)
+        positions = CounterMetricFamily(
+            "paceline_accepted_tokens_per_position",
+            "Draft tokens accepted, by their place in the draft, from 0.",
+            labels=["position"],
+        )
+        for position, count in enumerate(counted.accepted_counts_by_position):
+            positions.add_metric([str(position)], count)
+        yield positions
+
+
+def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:
+    """A draft whose circuit is not closed counts apart: it is up, and not used."""
+    family = GaugeMetricFamily(
+        "paceline_replicas", "Replicas of the model services, by their state.", labels=["service", "state"]
+    )
+    for service, described in replicas.items():
+        counts = Counts(
+            "open"
+            if one.state is ReplicaState.UP and one.circuit not in (None, CircuitState.CLOSED)
+            else one.state.value
+            for one in described
+        )
+        for state in (*(one.value for one in ReplicaState), *(("open",) if service == "draft" else ())):
+            family.add_metric([service, state], counts[state])
+    return family

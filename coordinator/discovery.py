@@ -1,0 +1,43 @@
+"""Where the replicas of a model service are: HOST:PORT, one or several, each of which may be a name of many.
+
+Owns names and addresses; knows nothing of what answers there.
+"""
+
+import asyncio
+import socket
+from typing import NamedTuple
+
+
+class HostPort(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def parse_addresses(text: str) -> list[HostPort]:
+    """Read `HOST:PORT[,HOST:PORT...]`. Raises ValueError, naming the part that is wrong."""
+    return [_parse(part.strip()) for part in text.split(",")]
+
+
+def _parse(part: str) -> HostPort:
+    host, _, port = part.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{part!r} is no HOST:PORT; give one, or several separated by commas")
+    return HostPort(host, int(port))
+
+
+async def resolve(address: HostPort) -> set[str]:
+    """Return every `IP:PORT` behind an address; OSError when its name cannot be resolved.
+
+    Of a name with addresses of both families only those of IPv4 are taken: they lead to the same servers, and each
+    would count twice.
+    """
+    infos = await asyncio.get_running_loop().getaddrinfo(
+        address.host.strip("[]"), address.port, type=socket.SOCK_STREAM
+    )
+    ips_by_family = {family: {str(place[0]) for one, *_, place in infos if one == family} for family, *_ in infos}
+    if socket.AF_INET in ips_by_family:
+        return {f"{ip}:{address.port}" for ip in ips_by_family[socket.AF_INET]}
+    return {f"[{ip}]:{address.port}" for ip in ips_by_family[socket.AF_INET6]}

@@ -1,0 +1,36 @@
+"""How long drafting may take before it costs more than it saves, by measured rounds.
+
+A round with drafts yields g tokens a sequence and takes propose and verify; g rounds without drafts yield as many and
+take g verifies. With one lane the two hops follow each other, so drafts help while propose < (g - 1) verify. With two
+lanes they overlap, and the slower one sets the pace: drafts help while propose < g verify.
+"""
+
+from coordinator.round import RoundReport
+
+MEMORY = 0.9
+"""Weight of earlier rounds after one more."""
+
+
+class DraftWorth:
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._tokens: float | None = None
+        """That a sequence gets from a round with drafts."""
+        self._verify_s: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """None until a round with drafts was seen."""
+        if self._tokens is None or self._verify_s is None:
+            return None
+        return max(0.0, (self._tokens + self._lanes - 2) * self._verify_s)
+
+    def observe(self, report: RoundReport) -> None:
+        self._verify_s = _mean(self._verify_s, report.verify.total_s)
+        drafted = [row for row in report.rows if row.drafted_count]
+        if drafted:
+            self._tokens = _mean(self._tokens, sum(row.committed_count for row in drafted) / len(drafted))
+
+
+def _mean(mean: float | None, value: float) -> float:
+    return value if mean is None else MEMORY * mean + (1 - MEMORY) * value

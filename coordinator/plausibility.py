@@ -1,0 +1,47 @@
+"""Answers that cannot be true: a peer that gives one has failed, whatever it says, and nothing of it is taken.
+
+The state protocol makes every field of an answer follow from the row, up to a few that have a range.
+"""
+
+from collections.abc import Sequence
+
+from paceline.errors import PeerFailed
+from paceline.types import Prefilled, Proposal, Proposals, ProposeRow, Verdict, Verdicts, VerifyRow
+
+
+def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:
+    """Raise PeerFailed unless these can be answers to the rows."""
+    _check_count(rows, proposals.results)
+    for row, result in zip(rows, proposals.results, strict=True):
+        if isinstance(result, Proposal):
+            length, count = row.base_length + len(row.token_ids), len(result.draft_token_ids)
+            cached = range(length + count - 1, length + count) if count else range(row.base_length, length + 1)
+            if count > row.draft_count or result.cached_length not in cached:
+                raise _lie(row.sequence_id, f"{count} drafts and {result.cached_length} cached tokens")
+
+
+def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_size: int) -> None:
+    """Raise PeerFailed unless these can be answers to the rows."""
+    _check_count(rows, verdicts.results)
+    for row, result in zip(rows, verdicts.results, strict=True):
+        length = row.base_length + len(row.token_ids)
+        if isinstance(result, Prefilled) and not row.base_length <= result.cached_length <= length:
+            raise _lie(row.sequence_id, f"{result.cached_length} cached tokens")
+        if isinstance(result, Verdict) and not (
+            0 <= result.accepted_count <= len(row.draft_token_ids)
+            and result.cached_length == length + result.accepted_count
+            and 0 <= result.next_token_id < vocabulary_size
+        ):
+            raise _lie(
+                row.sequence_id,
+                f"{result.accepted_count} accepted, token {result.next_token_id}, {result.cached_length} cached tokens",
+            )
+
+
+def _check_count(rows: Sequence[object], results: Sequence[object]) -> None:
+    if len(rows) != len(results):
+        raise PeerFailed(f"{len(rows)} rows were sent and {len(results)} results came back; the peer is not compatible")
+
+
+def _lie(sequence_id: str, answer: str) -> PeerFailed:
+    return PeerFailed(f"the answer for sequence {sequence_id!r} cannot be true: {answer}; the peer is not compatible")

@@ -1,0 +1,73 @@
+"""Products of few rows with large weights, which is what decoding is.
+
+In float32 on a CPU, every product over plain weights rearranges them first, and for the six rows of a verify that takes
+as long as the arithmetic. Here large weights are rearranged once, as oneDNN's kernels read them. Small ones stay as
+they are: the processor's cache holds them, and a call of oneDNN takes longer to begin.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+ROWS = 16
+"""What the layout is chosen for: that for a few rows serves one row and a whole prompt almost as well."""
+PACKED_BYTES = 2**19
+"""Least size of weights that are packed."""
+
+
+class Linear:
+    """A weight [out, in], packed where that pays, and a bias [out] or none."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._is_packed = _pays(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if self._is_packed else weight
+        self._bias = bias
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        """[..., in] to [..., out]."""
+        if not self._is_packed:
+            return F.linear(values, self._weight, self._bias)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            values, self._weight, self._bias, "none", [], ""
+        )
+        return product
+
+
+class PackedLayer(torch.nn.Module):
+    """Stands for a linear layer among a model's own modules."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self._linear = take(layer)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self._linear(values)
+
+
+def take(*layers: Any) -> Linear:
+    """One linear whose outputs are those of the layers side by side.
+
+    The layers lose their weights, so that a model is never held twice.
+    """
+    weights = [layer.weight.detach() for layer in layers]
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    assert len(biases) in (0, len(layers))
+    for layer in layers:
+        layer.weight = layer.bias = None
+    if len(layers) == 1:
+        return Linear(weights[0], *biases or (None,))
+    return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+
+def pack_layers(module: torch.nn.Module) -> None:
+    """Put a packed layer in the place of every linear one of which that makes something better."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) is torch.nn.Linear and _pays(child.weight):
+                setattr(parent, name, PackedLayer(child))
+
+
+def _pays(weight: torch.Tensor) -> bool:
+    can_pack = weight.dtype == torch.float32 and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return can_pack and weight.nbytes >= PACKED_BYTES

@@ -1,0 +1,83 @@
+"""Many batches of calls and connections, drawn by hypothesis, against one arena."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from tests.fuzzing.arena import Arena, arena
+from tests.fuzzing.calls import Call, calls
+from tests.fuzzing.connections import streams
+
+BATCHES = 100
+"""Of calls, drawn from one seed."""
+BATCHES_BETWEEN_CHECKS = 5
+CONNECTION_BATCHES = 10
+
+Drawn = TypeVar("Drawn")
+
+
+@contextmanager
+def running_arena() -> Iterator[tuple[asyncio.Runner, Arena]]:
+    """Hypothesis calls plain functions, so the arena's loop runs only while one of them waits for it."""
+    with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
+        stack = AsyncExitStack()
+        attacked = runner.run(stack.enter_async_context(arena(Path(folder))))
+        try:
+            yield runner, attacked
+        finally:
+            runner.run(stack.aclose())
+
+
+def attack_until(runner: asyncio.Runner, attacked: Arena, input_count: int, first_seed: int) -> None:
+    """Attack until so many calls were made, with broken connections between; Unsound at the first thing wrong."""
+    batch_count = 0
+
+    def send(batch: tuple[list[Call], bool]) -> None:
+        nonlocal batch_count
+        if attacked.input_count < input_count:
+            batch_count += 1
+            runner.run(attacked.attack(batch[0], at_once=batch[1]))
+            if batch_count % BATCHES_BETWEEN_CHECKS == 0:
+                runner.run(attacked.check())
+
+    batches = st.tuples(st.lists(calls(), min_size=5, max_size=20), st.booleans())
+    contents = st.lists(streams(attacked.recorded), min_size=1, max_size=5)
+    chosen_seed = first_seed
+    while attacked.input_count < input_count:
+        _for_each(contents, CONNECTION_BATCHES, chosen_seed, lambda batch: runner.run(attacked.disturb(batch)))
+        _for_each(batches, BATCHES, chosen_seed, send)
+        runner.run(attacked.check())
+        chosen_seed += 1
+
+
+def _for_each(strategy: st.SearchStrategy[Drawn], count: int, chosen_seed: int, use: Callable[[Drawn], None]) -> None:
+    """Draw so many values from one seed; the first use that raises is the last."""
+    problems: list[Exception] = []
+
+    @seed(chosen_seed)
+    @settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(strategy)
+    def draw(drawn: Drawn) -> None:
+        # Kept from hypothesis, which would try it again: on services that it may have harmed.
+        if not problems:
+            try:
+                use(drawn)
+            except Exception as problem:
+                problems.append(problem)
+
+    draw()
+    if problems:
+        raise problems[0]

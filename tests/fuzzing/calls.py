@@ -1,0 +1,210 @@
+"""One call with any bytes, broken off anywhere, and what is allowed to come of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+from hypothesis import strategies as st
+
+from paceline.codec.status import DOMAIN
+from paceline.rpc.limits import MAX_MESSAGE_BYTES
+from paceline.v1 import draft_service_pb2, generation_service_pb2, target_service_pb2
+from tests.fuzzing.messages import payloads
+
+Code = grpc.StatusCode
+PATIENCE_S = 120.0
+"""Deadline of calls that should end by themselves."""
+STUB_FAILED = "Internal error from Core"
+"""What gRPC's stub, not the service, says with INTERNAL when a deadline passes before it has sent anything."""
+
+METHODS: tuple[MethodDescriptor, ...] = tuple(
+    method
+    for module in (draft_service_pb2, target_service_pb2, generation_service_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+)
+
+
+class Ending(Enum):
+    ANSWER = "wait for the answer"
+    CANCEL = "cancel it after some turns of the loop"
+    HALF = "send no end of the request, then cancel"
+    NOTHING = "send no message, only the end"
+    TWICE = "send the message twice"
+    DEADLINE = "give it almost no time"
+
+
+@dataclass(frozen=True)
+class Call:
+    method: MethodDescriptor
+    payload: bytes
+    ending: Ending = Ending.ANSWER
+    turns: int = 0
+    """Turns of the event loop before it is cancelled."""
+    metadata: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def path(self) -> str:
+        return f"/{self.method.containing_service.full_name}/{self.method.name}"
+
+    def __repr__(self) -> str:
+        return f"Call({self.path}, {self.payload[:400]!r}, {self.ending}, {self.turns}, {self.metadata})"
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: Code
+    details: str
+    status: status_pb2.Status | None
+    """What the service itself said."""
+    responses: tuple[bytes, ...]
+
+
+_ENDINGS = (*(Ending.ANSWER,) * 12, *Ending)
+_METADATA = (
+    *((),) * 6,
+    (("traceparent", "00-" + "f" * 32 + "-" + "0" * 16 + "-01"),),
+    (("traceparent", "not a trace"), ("tracestate", "=,=,,")),
+    (("baggage", "a=" + "b" * 3000), ("authorization", "Bearer nobody")),
+)
+
+
+_WEIGHTED_METHODS = tuple(method for method in METHODS for _ in range(5 if method.input_type.fields else 1))
+
+
+@st.composite
+def calls(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Call:
+    method = draw(st.sampled_from(_WEIGHTED_METHODS))
+    return Call(
+        method,
+        draw(payloads(method.input_type)),
+        draw(st.sampled_from(_ENDINGS)),
+        draw(st.integers(0, 30)),
+        draw(st.sampled_from(_METADATA)),
+    )
+
+
+async def send(channel: grpc.aio.Channel, one: Call) -> Answer:
+    """Make the call through a stub that knows no message types, and wait for its end."""
+    open_call: Any = channel.stream_stream(one.path)  # without serializers it takes and gives bytes
+    # A request that never came is not answered: gRPC's server waits for what a client must send.
+    short = one.ending in (Ending.DEADLINE, Ending.NOTHING)
+    ended = asyncio.Event()
+    stream = open_call(_requests(one, ended), timeout=0.01 if short else PATIENCE_S, metadata=one.metadata)
+    responses: list[bytes] = []
+    try:
+        if one.ending in (Ending.CANCEL, Ending.HALF):
+            for _ in range(one.turns):
+                await asyncio.sleep(0)
+            stream.cancel()
+        async for response in stream:
+            responses.append(response)
+    except (grpc.aio.AioRpcError, asyncio.CancelledError):
+        pass  # the status says it
+    finally:
+        ended.set()
+    code, details = await stream.code(), await stream.details()
+    if short and details == STUB_FAILED:
+        code = Code.DEADLINE_EXCEEDED
+    return Answer(code, details, _status(await stream.trailing_metadata()), tuple(responses))
+
+
+async def _requests(one: Call, ended: asyncio.Event) -> AsyncIterator[bytes]:
+    for _ in range({Ending.NOTHING: 0, Ending.TWICE: 2}.get(one.ending, 1)):
+        yield one.payload
+    if one.ending is Ending.HALF:
+        await ended.wait()
+
+
+def _status(trailers: Any) -> status_pb2.Status | None:
+    found = dict(trailers or ()).get("grpc-status-details-bin")
+    return status_pb2.Status.FromString(found) if found else None
+
+
+def complaint(one: Call, answer: Answer) -> str:
+    """What is wrong with the answer; empty when nothing is."""
+    if answer.code not in allowed_codes(one):
+        return f"{answer.code.name} is not among {sorted(code.name for code in allowed_codes(one))}: {answer.details}"
+    explained = {Code.INVALID_ARGUMENT, Code.NOT_FOUND}
+    if len(one.payload) <= MAX_MESSAGE_BYTES:
+        explained.add(Code.RESOURCE_EXHAUSTED)
+    if answer.code in explained and (problem := _unexplained(answer)):
+        return problem
+    return next(filter(None, (_row_complaint(one, status) for status in row_statuses(one, answer))), "")
+
+
+def allowed_codes(one: Call) -> set[Code]:
+    """What the call may end with, by what is wrong with it."""
+    # A stub cancels by itself what it could not send in time.
+    in_time = {Code.DEADLINE_EXCEEDED, Code.CANCELLED}
+    by_ending = {
+        Ending.CANCEL: {Code.CANCELLED},
+        Ending.HALF: {Code.CANCELLED},
+        Ending.NOTHING: in_time,
+        Ending.DEADLINE: in_time,
+    }
+    allowed = by_ending.get(one.ending, set())
+    if one.ending is Ending.NOTHING:
+        return allowed
+    if len(one.payload) > MAX_MESSAGE_BYTES:
+        return allowed | {Code.RESOURCE_EXHAUSTED}
+    if parsed(one) is None:
+        return allowed | {Code.INVALID_ARGUMENT}
+    allowed = allowed | {Code.OK, Code.INVALID_ARGUMENT}
+    return allowed | ({Code.RESOURCE_EXHAUSTED} if one.method.name == "GenerateText" else set())
+
+
+def parsed(one: Call) -> Message | None:
+    """The request as its service reads it; None when it cannot."""
+    try:
+        return GetMessageClass(one.method.input_type).FromString(one.payload)
+    except DecodeError:
+        return None
+
+
+def named_sequences(one: Call) -> set[str]:
+    """Sequences that a model service may hold after the call."""
+    rows = getattr(parsed(one), "rows", ())
+    return {row.sequence_id for row in rows}
+
+
+def _unexplained(answer: Answer) -> str:
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    found = {
+        type(m)
+        for detail in (answer.status.details if answer.status else ())
+        for m in (info, retry)
+        if detail.Unpack(m)
+    }
+    if info.domain != DOMAIN or not info.reason:
+        return f"{answer.code.name} without ErrorInfo: {answer.details}"
+    if answer.code is Code.RESOURCE_EXHAUSTED and error_details_pb2.RetryInfo not in found:
+        return f"RESOURCE_EXHAUSTED without RetryInfo: {answer.details}"
+    return ""
+
+
+def row_statuses(one: Call, answer: Answer) -> list[status_pb2.Status]:
+    """Statuses of the rows of an answer that has rows."""
+    output = one.method.output_type
+    if "results" not in output.fields_by_name:
+        return []
+    answers: list[Any] = [GetMessageClass(output).FromString(response) for response in answer.responses]
+    return [result.status for message in answers for result in message.results]
+
+
+_ROW_CODES = {
+    code.value[0] for code in (Code.OK, Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.RESOURCE_EXHAUSTED)
+}
+_ROLLBACK_CODES = _ROW_CODES | {Code.NOT_FOUND.value[0]}
+
+
+def _row_complaint(one: Call, status: status_pb2.Status) -> str:
+    allowed = _ROLLBACK_CODES if one.method.name.startswith("Rollback") else _ROW_CODES
+    return "" if status.code in allowed else f"a row has code {status.code}: {status.message}"

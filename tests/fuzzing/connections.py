@@ -1,0 +1,77 @@
+"""Connections of strangers: the bytes of a real call, recorded, then sent again broken, and noise.
+
+gRPC itself answers these, or hangs up. What counts is that the service goes on, which the arena checks.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from hypothesis import strategies as st
+
+from paceline.rpc import open_channel
+from tests.fuzzing.calls import METHODS, Call, send
+from tests.fuzzing.messages import MUTATIONS
+
+READ_BYTES = 1 << 16
+QUIET_TURNS = 20
+"""Turns of the loop that a server gets to answer before the stranger hangs up."""
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+async def record_call(address: str, call: Call) -> bytes:
+    """What a client sends over its connection for one call."""
+    host, _, port = address.rpartition(":")
+    sent = bytearray()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray | None) -> None:
+        with suppress(OSError):
+            while content := await reader.read(READ_BYTES):
+                if kept is not None:
+                    kept += content
+                writer.write(content)
+                await writer.drain()
+        writer.transport.abort()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other_reader, other_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(forward(reader, other_writer, sent), forward(other_reader, writer, None))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        own_port = server.sockets[0].getsockname()[1]
+        async with open_channel(f"127.0.0.1:{own_port}") as channel:
+            await send(channel, call)
+    await server.wait_closed()
+    return bytes(sent)
+
+
+@st.composite
+def streams(draw: Callable[[st.SearchStrategy[Any]], Any], recorded: tuple[bytes, ...]) -> bytes:
+    """Bytes to open a connection with: noise, noise after HTTP/2's first words, or a recorded call, broken."""
+    kind = draw(st.sampled_from(("noise", "preface", "call", "call", "call")))
+    if kind != "call":
+        return (PREFACE if kind == "preface" else b"") + bytes(draw(st.binary(max_size=200)))
+    content = draw(st.sampled_from(recorded))
+    for _ in range(draw(st.integers(1, 4))):
+        if content:
+            mutate = MUTATIONS[draw(st.sampled_from(sorted(MUTATIONS)))]
+            content = mutate(content, draw(st.integers(0, len(content) - 1)), draw(st.integers(0, 255)))
+    return bytes(content)
+
+
+async def connect_and_send(address: str, content: bytes) -> None:
+    """Open a connection, send the bytes, wait a little, and hang up without a word."""
+    host, _, port = address.rpartition(":")
+    with suppress(OSError):  # of a service that hangs up first, or that others keep from listening for a moment
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(content)
+        await writer.drain()
+        for _ in range(QUIET_TURNS):
+            await asyncio.sleep(0)
+        writer.transport.abort()
+
+
+DESCRIBING = tuple(Call(method, b"") for method in METHODS if method.name.startswith("Describe"))
+"""A call to each service that needs nothing."""
