@@ -25,6 +25,12 @@ def workload(overlay: str, component: str) -> Workload:
     return workloads(resources(overlay))[component]
 
 
+def startup_s(one: Workload) -> int:
+    """How long a pod may take to start, as its probe allows."""
+    probe = one.container["startupProbe"]
+    return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+
 def settings(one: Workload, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
     """What the service would read from the container's variables."""
     with monkeypatch.context() as patched:
@@ -53,16 +59,24 @@ def test_ports_are_those_the_service_opens(overlay: str, component: str, monkeyp
 
 
 @each_workload
-def test_probes_ask_the_health_port_and_wait_for_a_slow_start(
-    overlay: str, component: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probes_ask_the_health_port(overlay: str, component: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = workload(overlay, component)
     told = settings(one, monkeypatch)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        # No service's name: the health of all, which a renamed service does not change.
         assert one.container[probe]["grpc"] == {"port": told.health_port}
-    startup = one.container["startupProbe"]
-    if isinstance(told, CoordinatorSettings):
-        assert startup["periodSeconds"] * startup["failureThreshold"] > told.startup_timeout_s
+
+
+@each_overlay
+def test_the_coordinator_waits_for_targets_as_long_as_they_may_take(
+    overlay: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = workloads(resources(overlay))
+    told, target = settings(found["coordinator"], monkeypatch), found["target"]
+    assert isinstance(told, CoordinatorSettings)
+    assert startup_s(found["coordinator"]) > told.startup_timeout_s >= startup_s(target)
+    # With one target, requests wait while it drains and loads again, from its disk: that is less than a first start.
+    assert told.target_wait_s >= 2 * target.pod["terminationGracePeriodSeconds"]
 
 
 @each_workload
