@@ -273,8 +273,8 @@ FILES = [
     *(file for pattern in ("*.yaml", "*.env") for file in KUBERNETES.rglob(pattern)),
     *(KUBERNETES.parent / name for name in ("Dockerfile", "README.md", "compose.yaml", "observability/README.md")),
 ]
-OTHER_FLAGS = {"--write", "--quick", "--time", "--requests"}
-"""Flags that prose names and that are no service's: those of scripts, podman and `paceline load`."""
+OTHER_FLAGS = {"--write", "--quick", "--requests", "--no-speculation", "--build"}
+"""Flags that prose names and that are no service's: those of scripts, compose and `paceline`."""
 
 
 def test_every_flag_that_prose_names_is_a_services() -> None:
