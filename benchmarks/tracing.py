@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import grpc
 import psutil
 import typer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -33,17 +34,21 @@ from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.rpc import running_server
-from paceline.tracing.receiver import Receiver, add_receiver
 from paceline.types import GenerationRequest, Usage, UserMessage
 
 console = Console(highlight=False)
 
+TRACE_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
-class Sink(Receiver):
-    """Takes spans and drops them: a collector's own work is no cost of the services."""
 
-    async def Export(self, request: Any, context: Any) -> ExportTraceServiceResponse:
-        return ExportTraceServiceResponse()
+def add_sink(server: grpc.aio.Server) -> None:
+    """Take spans unread and drop them: a collector's own work is no cost of the services."""
+
+    async def drop(request: bytes, context: Any) -> bytes:
+        return ExportTraceServiceResponse().SerializeToString()
+
+    handlers: Any = {"Export": grpc.unary_unary_rpc_method_handler(drop)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRACE_SERVICE, handlers),))
 
 
 def main(runs: int = 9, batch_size: int = 8, max_new_tokens: int = 160) -> None:
@@ -98,9 +103,7 @@ async def _cluster(tracing: str, batch_size: int) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         variables = {"OTEL_TRACES_EXPORTER": "none"}
         if tracing == "otlp":
-            collector = await stack.enter_async_context(
-                running_server("127.0.0.1", 0, [], lambda server: add_receiver(Sink(), server), grace_s=1)
-            )
+            collector = await stack.enter_async_context(running_server("127.0.0.1", 0, [], add_sink, grace_s=1))
             variables = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}
         trace_dir = stack.enter_context(tempfile.TemporaryDirectory()) if tracing == "file" else None
         others = {process.pid for process in psutil.Process().children()}

@@ -1,5 +1,6 @@
 """Answer GenerationService calls: translate, queue, stream."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -57,7 +58,8 @@ class GenerationServicer(GenerationServiceServicer):
         context.add_done_callback(end)  # type: ignore[arg-type]
         try:
             asked = request_from_pb(request)
-            sequences = self._admission.admit(asked)
+            # In a thread: a prompt may be long, and nobody else is to wait for its tokens.
+            sequences = await asyncio.to_thread(self._admission.admit, asked)
             begin_request(asked, sequences, self._served.target.model_id)
             if timeout_s is not None:
                 for sequence in sequences:

@@ -21,9 +21,11 @@ class Proxy:
         self.refuses = False
         """New connections are closed at once."""
         self.connection_count = 0
+        self.cut_count = 0
 
     def cut(self) -> None:
         """Break every connection."""
+        self.cut_count += 1
         for writer in self._writers:
             writer.transport.abort()
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -17,47 +15,10 @@ from paceline.metrics import new_registry
 from paceline.types import GenerationRequest, SamplingParameters, TokenIds, UserMessage
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
+from tests.proxy import running_proxy
 
 QUICK = RetryPolicy(attempts=50, first_delay_s=0.05, max_delay_s=0.1)
 PROMPT = TokenIds((20, 21, 22))
-
-
-class Wire:
-    """A TCP proxy that can cut its connections, and refuse new ones."""
-
-    def __init__(self, address: str) -> None:
-        self._host, _, port = address.rpartition(":")
-        self._port = int(port)
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.cut_count = 0
-
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
-        self._writers |= {writer, there_writer}
-        with contextlib.suppress(ConnectionError):
-            await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-    def cut(self) -> None:
-        """Break every connection as a dying machine does."""
-        self.cut_count += 1
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-
-
-@asynccontextmanager
-async def wire_to(address: str) -> AsyncIterator[tuple[Wire, str]]:
-    wire = Wire(address)
-    server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
-    async with server:
-        yield wire, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        wire.cut()
 
 
 @pytest.mark.parametrize(
@@ -71,14 +32,14 @@ async def test_a_stream_cut_again_and_again_continues_to_the_identical_output(
     request = GenerationRequest(PROMPT, 40, sampling=sampling, seed=11, ignore_end_tokens=True, top_logprob_count=1)
     async with cluster(pairs["Llama"].target, pairs["Llama"].draft, draft_count=2) as running:
         whole = await running.client.complete(request)
-        async with wire_to(running.coordinator_address) as (wire, address), Client(address, QUICK) as client:
+        async with running_proxy(running.coordinator_address) as proxy, Client(proxy.address, QUICK) as client:
             token_ids: list[int] = []
             async for piece in client.generate(request):
                 token_ids += [token.token_id for token in piece.tokens]
                 assert all(token.logprobs for token in piece.tokens)
-                if wire.cut_count < 3 and not piece.finish:
-                    wire.cut()
-        assert wire.cut_count >= 3
+                if proxy.cut_count < 3 and not piece.finish:
+                    proxy.cut()
+        assert proxy.cut_count >= 3
     assert token_ids == whole.token_ids
     assert piece.finish is not None
     assert piece.finish.usage.output_count == len(whole.token_ids)
@@ -90,12 +51,12 @@ async def test_text_and_stop_strings_survive_a_cut() -> None:
     request = GenerationRequest(UserMessage("A box holds 6 eggs. How many eggs are in 4 boxes?"), 60, ("Answer:",))
     async with cluster("builtin:target", "builtin:draft", draft_count=1) as running:
         whole = await running.client.complete(request)
-        async with wire_to(running.coordinator_address) as (wire, address), Client(address, QUICK) as client:
+        async with running_proxy(running.coordinator_address) as proxy, Client(proxy.address, QUICK) as client:
             text = ""
             async for piece in client.generate(request):
                 text += "".join(token.text for token in piece.tokens)
-                if wire.cut_count < 5 and not piece.finish:
-                    wire.cut()
+                if proxy.cut_count < 5 and not piece.finish:
+                    proxy.cut()
     assert text == whole.text
     assert "Answer:" not in text
 
@@ -125,12 +86,12 @@ async def test_without_retries_a_broken_stream_is_raised(pairs: dict[str, PairOf
     request = GenerationRequest(PROMPT, 400, ignore_end_tokens=True)
     async with (
         cluster(pairs["Llama"].target, pairs["Llama"].draft, draft_count=0) as running,
-        wire_to(running.coordinator_address) as (wire, address),
-        Client(address, NO_RETRIES) as client,
+        running_proxy(running.coordinator_address) as proxy,
+        Client(proxy.address, NO_RETRIES) as client,
     ):
         with pytest.raises(PeerUnavailable):
             async for _ in client.generate(request):
-                wire.cut()
+                proxy.cut()
 
 
 async def test_nobody_there_is_raised_after_the_attempts() -> None:

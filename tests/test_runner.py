@@ -14,6 +14,7 @@ from paceline.engine.runner import PackedRow, PassSize, Runner
 from paceline.errors import Overloaded, StartupError
 from paceline.types import Prefilled
 from tests.conftest import PairOfCheckpoints
+from tests.fakes import Clock
 
 PROMPT = tuple(range(20, 60))
 
@@ -23,22 +24,14 @@ def model(pairs: dict[str, PairOfCheckpoints]) -> LoadedModel:
     return load_model(str(pairs["Llama"].target))
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_sequences_that_no_call_names_for_their_time_to_live_are_dropped(model: LoadedModel) -> None:
     clock = Clock()
     runner = Runner(model, EngineOptions(kv_memory="1MiB", sequence_ttl_s=100), clock)
     runner.forward([PackedRow("gone", 0, PROMPT), PackedRow("used", 0, (9,))])
-    clock.now = 90
+    clock.advance(90)
     runner.forward([PackedRow("used", 1, (8,))])
     assert runner.drop_idle() == 0
-    clock.now = 101
+    clock.advance(11)
     assert runner.drop_idle() == 1
     assert [runner.cache.length(one) for one in ("gone", "used")] == [0, 2]
 

@@ -22,7 +22,7 @@ Code = grpc.StatusCode
 PATIENCE_S = 120.0
 """Deadline of calls that should end by themselves."""
 STUB_FAILED = "Internal error from Core"
-"""What gRPC's stub, not the service, says with INTERNAL when a deadline passes before it has sent anything."""
+"""What gRPC's stub, not the service, says with INTERNAL when it could not send a message because the call was over."""
 
 METHODS: tuple[MethodDescriptor, ...] = tuple(
     method
@@ -111,8 +111,8 @@ async def send(channel: grpc.aio.Channel, one: Call) -> Answer:
     finally:
         ended.set()
     code, details = await stream.code(), await stream.details()
-    if short and details == STUB_FAILED:
-        code = Code.DEADLINE_EXCEEDED
+    if details == STUB_FAILED:
+        code = {Ending.TWICE: Code.CANCELLED}.get(one.ending, Code.DEADLINE_EXCEEDED if short else code)
     return Answer(code, details, _status(await stream.trailing_metadata()), tuple(responses))
 
 
@@ -149,6 +149,7 @@ def allowed_codes(one: Call) -> set[Code]:
         Ending.HALF: {Code.CANCELLED},
         Ending.NOTHING: in_time,
         Ending.DEADLINE: in_time,
+        Ending.TWICE: {Code.CANCELLED},
     }
     allowed = by_ending.get(one.ending, set())
     if one.ending is Ending.NOTHING:
