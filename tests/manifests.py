@@ -1,0 +1,82 @@
+"""The rendered manifests of deploy/kubernetes, and what a pod's container is told by them."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coordinator.config import CoordinatorSettings
+from draft_service.config import DraftSettings
+from paceline.settings import ServiceSettings
+from target_service.config import TargetSettings
+
+KUBERNETES = Path(__file__).parent.parent / "deploy" / "kubernetes"
+OVERLAYS = sorted(folder.name for folder in (KUBERNETES / "overlays").iterdir())
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "coordinator": CoordinatorSettings,
+    "draft": DraftSettings,
+    "target": TargetSettings,
+}
+Resource = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A Deployment or StatefulSet with one container."""
+
+    component: str
+    """coordinator, draft or target"""
+    spec: Resource
+    environment: dict[str, str]
+
+    @property
+    def pod(self) -> Resource:
+        pod: Resource = self.spec["template"]["spec"]
+        return pod
+
+    @property
+    def container(self) -> Resource:
+        (container,) = self.pod["containers"]
+        assert isinstance(container, dict)
+        return container
+
+    @property
+    def labels(self) -> dict[str, str]:
+        labels: dict[str, str] = self.spec["template"]["metadata"]["labels"]
+        return labels
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {port["name"]: port["containerPort"] for port in self.container["ports"]}
+
+
+@cache
+def resources(overlay: str) -> list[Resource]:
+    return list(yaml.load_all((KUBERNETES / "rendered" / f"{overlay}.yaml").read_text(), yaml.CSafeLoader))
+
+
+def of_kind(found: list[Resource], kind: str) -> dict[str, Resource]:
+    """The resources of a kind by name."""
+    return {one["metadata"]["name"]: one for one in found if one["kind"] == kind}
+
+
+def workloads(found: list[Resource]) -> dict[str, Workload]:
+    """By component."""
+    config_maps = of_kind(found, "ConfigMap")
+    return {
+        made.component: made
+        for one in [*of_kind(found, "Deployment").values(), *of_kind(found, "StatefulSet").values()]
+        for made in [_workload(one["spec"], config_maps)]
+    }
+
+
+def _workload(spec: Resource, config_maps: dict[str, Resource]) -> Workload:
+    (container,) = spec["template"]["spec"]["containers"]
+    environment = {
+        name: value
+        for source in container["envFrom"]
+        for name, value in config_maps[source["configMapRef"]["name"]]["data"].items()
+    }
+    return Workload(container["name"], spec, environment)
