@@ -89,8 +89,10 @@ async def check_answered(traced: Traced) -> None:
     for trace_id, tree, answer in zip(ids, trees, answers, strict=True):
         assert not tree.request.is_error
         assert tree.request.attributes["gen_ai.usage.output_tokens"] == len(answer.tokens) == 60
-        assert len(tree.rounds) == answer.finish.usage.round_count
         (request,) = [one for one in requests_of(traced.receiver.spans) if one.span.trace_id == trace_id]
+        assert len(tree.rounds) == len(request.rounds)
+        # A round may bring a request nothing: its prompt waits for an equal one that is under way.
+        assert sum(one.committed_count > 0 for one in request.rounds) == answer.finish.usage.round_count
         assert sum(one.committed_count for one in request.rounds) == 60
         assert sum(one.accepted_count for one in request.rounds) == answer.finish.usage.accepted_count
         assert {one.service for one in tree.rounds + tree.calls} == {"paceline-coordinator"}
