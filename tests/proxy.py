@@ -21,6 +21,7 @@ class Proxy:
         self.refuses = False
         """New connections are closed at once."""
         self.connection_count = 0
+        """Of connections that were let through, each of which `cut` breaks from then on."""
         self.cut_count = 0
 
     def cut(self) -> None:
@@ -37,7 +38,6 @@ class Proxy:
         self._flowing.set()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connection_count += 1
         if self.refuses:
             writer.transport.abort()
             return
@@ -47,6 +47,7 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, other_writer}
+        self.connection_count += 1
         for source, sink in ((reader, other_writer), (other_reader, writer)):
             task = asyncio.create_task(self._pump(source, sink))
             self._tasks.add(task)
