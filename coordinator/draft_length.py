@@ -62,8 +62,8 @@ class AutoDraftLength:
         self._verify_executed = Regression(2)
 
     def observe(self, draft_counts: Group[int], report: RoundReport) -> None:
-        if len(report.rows) < len(draft_counts):
-            return  # prompts were under way: their cost says nothing of decoding
+        if not report.is_decoding:
+            return  # what a prompt costs depends on how much of it is cached
         if report.propose.executed_s and min(draft_counts) == max(draft_counts):
             work = _propose_work(len(draft_counts), draft_counts[0])
             self._propose.add(work, _own_s(report.propose))

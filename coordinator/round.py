@@ -71,6 +71,8 @@ class RoundReport:
     """Why the whole group went without drafts."""
     shortage: Overloaded | None
     """Why some rows found no room in the target's cache; their sequences are as they were."""
+    is_decoding: bool = True
+    """No row brought a prompt, nor anything else that the target had lost."""
 
     @property
     def drafted_count(self) -> int:
@@ -116,7 +118,10 @@ async def run_round(
     check_verdicts(rows, verdicts, limits.vocabulary_size)
     reports, shortage = _take(group, rows, verdicts)
     verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
-    return RoundReport(reports, clock() - started, drafts.time, verify, verified_count, drafts.error, shortage)
+    is_decoding = all(len(row.token_ids) == 1 for row in rows)
+    return RoundReport(
+        reports, clock() - started, drafts.time, verify, verified_count, drafts.error, shortage, is_decoding
+    )
 
 
 def _take(
