@@ -97,7 +97,7 @@ async def check_answered(traced: Traced) -> None:
         assert sum(one.accepted_count for one in request.rounds) == answer.finish.usage.accepted_count
         assert {one.service for one in tree.rounds + tree.calls} == {"paceline-coordinator"}
         assert {(one.name, one.service) for one in tree.served} == SERVERS
-        # How near they come to each other is benchmarks/tracing's to say: it depends on what else the machine does.
+        # How near they come to each other depends on the machine: `paceline trace` shows what is left as `other`.
         hops_s = sum(one.total_s for one in request.rounds)
         assert 0 < hops_s <= request.latency_s <= traced.client_latency_s(trace_id)
     assert any(len(one.links) > 1 for tree in trees for one in tree.rounds)
