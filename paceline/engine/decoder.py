@@ -100,15 +100,14 @@ class _Layer:
         self._head_size: int = attention.head_dim
         self._scaling: float = attention.scaling
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._counts = [projection.out_features // self._head_size for projection in projections]
-        """Heads of queries, keys and values."""
+        query_count, key_count, value_count = (one.out_features // self._head_size for one in projections)
+        self._counts, self._turned_counts = (query_count + key_count, value_count), (query_count, key_count)
+        """Heads: of queries and keys together and of values; of queries and of keys."""
         self._projection, self._output = take(*projections), take(attention.o_proj)
         self._query_norm, self._key_norm = (
             _Norm(getattr(attention, name)) if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
         )
-        self._gate, self._up, self._down = (
-            take(one) for one in (feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj)
-        )
+        self._gate_and_up, self._down = take(feed_forward.gate_proj, feed_forward.up_proj), take(feed_forward.down_proj)
         self._activation = feed_forward.act_fn
         self._attention_norm = _Norm(layer.input_layernorm)
         self._feed_forward_norm = _Norm(layer.post_attention_layernorm)
@@ -116,13 +115,16 @@ class _Layer:
     def __call__(self, hidden: torch.Tensor, turn: _Rotation, attention: Attention) -> torch.Tensor:
         """[T, hidden size] to the same."""
         projected = self._projection(self._attention_norm(hidden)).view(hidden.shape[0], -1, self._head_size)
-        query, key, value = (heads.transpose(0, 1) for heads in projected.split_with_sizes(self._counts, dim=1))
+        turned, value = (heads.transpose(0, 1) for heads in projected.split_with_sizes(self._counts, dim=1))
         if self._query_norm and self._key_norm:
-            query, key = self._query_norm(query), self._key_norm(key)
-        attended = attention.attend(self._number, turn(query), turn(key), value, self._scaling)
+            query, key = turned.split_with_sizes(self._turned_counts)
+            turned = torch.cat((self._query_norm(query), self._key_norm(key)))
+        query, key = turn(turned).split_with_sizes(self._turned_counts)
+        attended = attention.attend(self._number, query, key, value, self._scaling)
         hidden = hidden + self._output(attended.transpose(0, 1).reshape(hidden.shape[0], -1))
         normed = self._feed_forward_norm(hidden)
-        return hidden + self._down(self._activation(self._gate(normed)) * self._up(normed))
+        gate, up = self._gate_and_up(normed).chunk(2, dim=-1)
+        return hidden + self._down(self._activation(gate) * up)
 
 
 class _Norm:
