@@ -15,8 +15,8 @@ from paceline.errors import InvalidRequest, PacelineError, PeerFailed
 
 log = structlog.get_logger()
 
-DEADLINE_SLACK_S = 0.05
-"""On top of the rounding of timeouts on the wire."""
+DEADLINE_SLACK_S = 0.25
+"""On top of the rounding of timeouts on the wire: for a message on its way to a busy machine."""
 
 Handler = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
 Deserializer = Callable[[bytes], Any]
