@@ -1,5 +1,6 @@
 """How a service process starts, says where it listens, and ends."""
 
+import gc
 import os
 import signal
 import sys
@@ -32,7 +33,10 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
 
 
 def announce(name: str, address: str, metrics_url: str | None) -> None:
-    """Print the one line that stdout gets, so that whoever started the process learns the ports."""
+    """Print the one line that stdout gets, so that whoever started the process learns the ports. It is ready then."""
+    # What was made until now lasts as long as the process; looking for garbage in it stops everything for 0.15 s.
+    gc.collect()
+    gc.freeze()
     metrics = f", metrics on {metrics_url}" if metrics_url else ""
     print(f"{name} listening on {address}{metrics}", flush=True)
 

@@ -1,0 +1,23 @@
+"""How a service says that it is ready, and what it no longer spends time on from then on."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.service import announce
+
+
+@pytest.fixture
+def heap() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("heap")
+def test_what_lives_when_a_service_is_ready_is_never_searched_for_garbage(capsys: pytest.CaptureFixture[str]) -> None:
+    announce("target_service", "127.0.0.1:7701", "http://127.0.0.1:9701/metrics")
+    assert gc.get_freeze_count() > 1000
+    assert len(gc.get_objects()) < 1000
+    listening = "target_service listening on 127.0.0.1:7701, metrics on http://127.0.0.1:9701/metrics\n"
+    assert capsys.readouterr().out == listening
