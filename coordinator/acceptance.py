@@ -1,15 +1,18 @@
 """How often the draft is right, estimated as rounds go by."""
 
-MEMORY = 0.9
-"""Weight of earlier rounds after one more."""
-PRIOR_WEIGHT = 4.0
+MEMORY = 0.97
+"""Weight of a sequence's earlier rounds after one more: of the last ten alone, luck makes up more than the text does."""
+SHARED_MEMORY = 0.99
+"""The same for all sequences together, which add a round each."""
+PRIOR_WEIGHT = 16.0
 """Drafts that the prior rate counts for."""
 
 
 class Acceptance:
     """Share of right drafts at the places the draft was asked about, recent rounds first."""
 
-    def __init__(self, prior_rate: float = 0.7) -> None:
+    def __init__(self, prior_rate: float = 0.7, memory: float = MEMORY) -> None:
+        self._memory = memory
         self._right = PRIOR_WEIGHT * prior_rate
         self._asked = PRIOR_WEIGHT
 
@@ -20,5 +23,5 @@ class Acceptance:
     def add(self, accepted_count: int, drafted_count: int) -> None:
         """Learn from a round. What lies after the first wrong draft tells nothing."""
         if drafted_count:
-            self._right = MEMORY * self._right + accepted_count
-            self._asked = MEMORY * self._asked + min(accepted_count + 1, drafted_count)
+            self._right = self._memory * self._right + accepted_count
+            self._asked = self._memory * self._asked + min(accepted_count + 1, drafted_count)

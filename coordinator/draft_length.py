@@ -14,7 +14,7 @@ from coordinator.sequence import Sequence
 from paceline.types import HopTime
 
 MAX_AUTO = 12
-HYSTERESIS = 0.02
+HYSTERESIS = 0.01
 """A change must promise this much more goodput."""
 PACE = 8
 """Rounds between reconsiderations: groups change slowly, and the arithmetic is time that no model works."""

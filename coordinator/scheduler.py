@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.acceptance import Acceptance
+from coordinator.acceptance import SHARED_MEMORY, Acceptance
 from coordinator.draft_length import DraftLength
 from coordinator.draft_worth import DraftWorth
 from coordinator.metrics import RoundMetrics
@@ -74,7 +74,7 @@ class Scheduler:
         self._draft_worth = DraftWorth(lanes)
         self._drafter = drafter
         self._verifier = verifier
-        self._acceptance = Acceptance()
+        self._acceptance = Acceptance(memory=SHARED_MEMORY)
         self._releases: set[asyncio.Task[None]] = set()
 
     def submit(self, sequences: Rows[Sequence]) -> None:
