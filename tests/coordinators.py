@@ -1,6 +1,7 @@
 """The coordinator over fake services: its real loop, alone or behind real gRPC."""
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -24,12 +25,13 @@ from coordinator.requests import RequestMetrics
 from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import ReleasingDrafter, Scheduler
+from coordinator.sequence import Sequence as Generation
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from paceline.client import NO_RETRIES, Client
 from paceline.rpc import RunningServer, ServerOptions, running_server
-from paceline.types import ModelDescription
+from paceline.types import GenerationRequest, ModelDescription, OutputPiece, TokenIds
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
@@ -191,3 +193,22 @@ async def fake_server(
             options=options or ServerOptions(),
         ) as server:
             yield server
+
+
+def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(4, VOCABULARY_SIZE) for _ in range(rng.choice([1, 2, 7, 60]))) for _ in range(count)]
+
+
+async def collect(sequences: list[Generation]) -> tuple[list[int], OutputPiece]:
+    pieces = [piece async for piece in sequences[0].stream.pieces()]
+    return [token.token_id for piece in pieces for token in piece.tokens], pieces[-1]
+
+
+async def generate_all(
+    admission: Admission, scheduler: Scheduler, all_prompts: Sequence[tuple[int, ...]], max_new_tokens: int
+) -> list[list[int]]:
+    sequences = [admission.admit(GenerationRequest(TokenIds(one), max_new_tokens)) for one in all_prompts]
+    for sequence in sequences:
+        scheduler.submit(sequence)
+    return [output for output, _ in await asyncio.gather(*map(collect, sequences))]

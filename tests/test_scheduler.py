@@ -1,54 +1,23 @@
 """The real loop over fake services: the output is the target's own whatever the draft does."""
 
 import asyncio
-import random
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.admission import Admission
 from coordinator.policies import POLICIES
-from coordinator.round import Patience
 from coordinator.scheduler import Scheduler
-from coordinator.sequence import Sequence as Generation
-from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerFailed, PeerUnavailable
+from paceline.errors import Overloaded
 from paceline.types import (
     FinishReason,
     GenerationRequest,
-    OutputPiece,
-    Prefilled,
-    SamplingParameters,
     TokenIds,
     Usage,
-    Verdict,
-    Verdicts,
-    VerifyOutcome,
-    VerifyRow,
 )
-from tests.coordinators import SERVED, make_scheduler, scheduling
-from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier, continuation
-
-
-def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:
-    rng = random.Random(seed)
-    return [tuple(rng.randrange(4, VOCABULARY_SIZE) for _ in range(rng.choice([1, 2, 7, 60]))) for _ in range(count)]
-
-
-async def collect(sequences: list[Generation]) -> tuple[list[int], OutputPiece]:
-    pieces = [piece async for piece in sequences[0].stream.pieces()]
-    return [token.token_id for piece in pieces for token in piece.tokens], pieces[-1]
-
-
-async def generate_all(
-    admission: Admission, scheduler: Scheduler, all_prompts: Sequence[tuple[int, ...]], max_new_tokens: int
-) -> list[list[int]]:
-    sequences = [admission.admit(GenerationRequest(TokenIds(one), max_new_tokens)) for one in all_prompts]
-    for sequence in sequences:
-        scheduler.submit(sequence)
-    return [output for output, _ in await asyncio.gather(*map(collect, sequences))]
+from tests.coordinators import collect, generate_all, prompts, scheduling
+from tests.fakes import CHUNK_TOKENS, FakeDrafter, FakeVerifier, continuation
 
 
 async def run_and_compare(
@@ -182,115 +151,6 @@ async def test_the_draft_keeps_its_cache_between_rounds() -> None:
     assert [len(row.token_ids) for call in drafter.calls for row in call][1:] == [2] * (len(drafter.calls) - 1)
 
 
-async def test_a_draft_that_fails_costs_no_output() -> None:
-    def fail(number: int) -> None:
-        if number % 2:
-            raise PeerUnavailable("the draft is away")
-
-    async with scheduling(FakeDrafter(0.8, before=fail), FakeVerifier()) as (admission, scheduler):
-        outputs = await generate_all(admission, scheduler, prompts(8), 30)
-    assert outputs == [continuation(prompt, 30) for prompt in prompts(8)]
-
-
-async def test_evicted_caches_are_rebuilt_from_the_coordinators_tokens() -> None:
-    drafter = FakeDrafter(0.8, before=lambda number: drafter.evict() if number % 5 == 0 else None)
-    verifier = FakeVerifier(before=lambda number: verifier.evict() if number % 7 == 0 else None)
-    async with scheduling(drafter, verifier) as (admission, scheduler):
-        outputs = await generate_all(admission, scheduler, prompts(8), 30)
-    assert outputs == [continuation(prompt, 30) for prompt in prompts(8)]
-
-
-async def test_a_row_that_breaks_its_group_fails_alone_and_the_others_go_on() -> None:
-    """The model fails on any group with the poisoned sequence: which one it was only running alone can tell."""
-    poison, clean = (13, 13), prompts(5)
-
-    def break_on_poison(_: int) -> None:
-        if any(row.token_ids[:2] == poison for row in verifier.calls[-1]):
-            raise PeerFailed("the model raised an error")
-
-    verifier = FakeVerifier(break_on_poison)
-    async with scheduling(FakeDrafter(0.5), verifier, batch_size=6) as (admission, scheduler):
-        poisoned = admission.admit(GenerationRequest(TokenIds(poison), 20))
-        scheduler.submit(poisoned)
-        outputs = await generate_all(admission, scheduler, clean, 20)
-        with pytest.raises(PeerFailed, match="the model raised an error"):
-            await collect(poisoned)
-    assert outputs == [continuation(prompt, 20) for prompt in clean]
-    assert not verifier.token_ids
-    assert [len(call) for call in verifier.calls[:7]] == [6, 1, 1, 1, 1, 1, 1]
-
-
-async def test_an_answer_that_cannot_be_true_is_not_taken_and_asked_for_again() -> None:
-    """A group's lie makes it run alone, as any failure does; one that alone gets only lies fails."""
-    lies: Iterator[VerifyOutcome] = iter(
-        [Verdict(9, 1, 9), Verdict(0, VOCABULARY_SIZE, 2), Verdict(0, 1, 7), Prefilled(99)]
-    )
-
-    class Liar(FakeVerifier):
-        async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-            verdicts = await super().verify(rows, timeout_s)
-            if len(rows) > 1 and (lie := next(lies, None)):
-                return replace(verdicts, results=[lie, *verdicts.results[1:]])
-            return verdicts
-
-    async with scheduling(FakeDrafter(0.5), Liar(), batch_size=4) as (admission, scheduler):
-        outputs = await generate_all(admission, scheduler, prompts(8), 20)
-    assert outputs == [continuation(prompt, 20) for prompt in prompts(8)]
-    assert next(lies, None) is None
-
-
-async def test_a_call_has_the_time_that_the_last_of_its_requests_has_left() -> None:
-    clock = Clock()
-    verifier = FakeVerifier(lambda _: clock.advance(1))
-    drafter = FakeDrafter(1.0, before=lambda _: clock.advance(2))
-    async with scheduling(drafter, verifier, clock=clock) as (admission, scheduler):
-        soon, late = (admission.admit(GenerationRequest(TokenIds((n,)), 8, ignore_end_tokens=True)) for n in (5, 6))
-        soon[0].deadline_s, late[0].deadline_s = clock() + 10, clock() + 30
-        for sequence in (soon, late):
-            scheduler.submit(sequence)
-        await asyncio.gather(collect(soon), collect(late))
-        assert [limit.timeout_s for limit in drafter.limits if isinstance(limit, Patience)] == [30, 27]
-        assert verifier.timeouts_s == [28, 25]
-        await generate_all(admission, scheduler, [(5,)], 3)
-        assert verifier.timeouts_s[-1] is None
-
-
-async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_nothing_of_the_target() -> None:
-    clock = Clock()
-
-    def time_out(number: int) -> None:
-        if number == 1:
-            clock.advance(10)
-            raise CallTimedOut("deadline exceeded")
-
-    async with scheduling(FakeDrafter(1.0), FakeVerifier(time_out), clock=clock) as (admission, scheduler):
-        sequence = admission.admit(GenerationRequest(TokenIds((5,))))
-        sequence[0].deadline_s = clock() + 10
-        scheduler.submit(sequence)
-        with pytest.raises(CallTimedOut, match="the request's deadline passed"):
-            await collect(sequence)
-        assert await generate_all(admission, scheduler, [(5,)], 10) == [continuation((5,), 10)]
-
-
-async def test_a_target_that_is_away_ends_the_rounds_and_the_sequences_are_handed_over_in_order() -> None:
-    def vanish(number: int) -> None:
-        if number == 7:
-            verifier.away = PeerUnavailable("killed")
-
-    verifier = FakeVerifier(vanish)
-    scheduler = make_scheduler(FakeDrafter(0.5), verifier, batch_size=2, lanes=2)
-    admission = Admission(SERVED, default_max_new_tokens=40)
-    sequences = [admission.admit(GenerationRequest(TokenIds((n,)), 900, ignore_end_tokens=True))[0] for n in range(7)]
-    scheduler.submit(sequences)
-    assert await scheduler.run() is verifier.away
-    assert scheduler.give_up() == sequences
-    assert {one.target_cached_length for one in sequences} == {0}
-    assert sum(one.usage.round_count for one in sequences) == 6 * 2
-    assert scheduler.pool.live_count == scheduler.pool.waiting_count == 0
-    verifier.away = None
-    await scheduler.close()
-
-
 async def test_an_abandoned_sequence_leaves_both_caches_and_its_place() -> None:
     drafter, verifier = FakeDrafter(0.5), FakeVerifier()
     async with scheduling(drafter, verifier, batch_size=1) as (admission, scheduler):
@@ -341,33 +201,3 @@ async def test_output_ends_with_the_end_token_and_says_so() -> None:
     assert last.finish.reason is FinishReason.END_TOKEN
     # The draft is always right, so every draft that counts is accepted, the end token perhaps among them.
     assert last.finish.usage.drafted_count == last.finish.usage.accepted_count
-
-
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
-        (GenerationRequest(TokenIds(())), "prompt"),
-        (GenerationRequest(TokenIds((5,) * 1000)), "prompt"),
-        (GenerationRequest(TokenIds((VOCABULARY_SIZE,))), "prompt.token_ids"),
-        (GenerationRequest(TokenIds((5,)), max_new_tokens=0), "max_new_tokens"),
-        (GenerationRequest(TokenIds((5,)), max_new_tokens=-3), "max_new_tokens"),
-        (GenerationRequest(TokenIds((5,)), max_new_tokens=2**31 - 1), "max_new_tokens"),
-        (GenerationRequest(TokenIds((5,)), stop_token_ids=(-1,)), "stop_token_ids"),
-        (GenerationRequest(TokenIds((5,)), stop_token_ids=(5,) * 1025), "stop_token_ids"),
-        (
-            GenerationRequest(
-                TokenIds((5,)),
-                sampling=SamplingParameters(min_new_tokens=2),
-                stop_token_ids=tuple(range(VOCABULARY_SIZE)),
-            ),
-            "sampling.min_new_tokens",
-        ),
-        (GenerationRequest(TokenIds((5,)), max_draft_count=-1), "max_draft_count"),
-        (GenerationRequest(TokenIds((5,)), stop_strings=("",)), "stop_strings"),
-        (GenerationRequest(TokenIds((5,)), stop_strings=("x",) * 17), "stop_strings"),
-    ],
-)
-def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: str) -> None:
-    with pytest.raises(PacelineError) as refusal:
-        Admission(SERVED, default_max_new_tokens=40).admit(request_)
-    assert getattr(refusal.value, "field", None) == field
