@@ -1,7 +1,9 @@
 """Make the built-in pair, step by step: `python -m training target|outputs|draft`; see README.md beside this."""
 
+import asyncio
 import json
 import random
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from paceline.launcher import ClusterOptions
 from training import draft, outputs, problems, target
 from training.loop import MAX_LENGTH, Progress, bucketed, fit, new_model
 from training.tokenizer import save_tokenizer, train_tokenizer
@@ -59,15 +62,31 @@ def save(model: LlamaForCausalLM, progress: Progress, folder: Path) -> None:
 
 
 @app.command("outputs")
-def make_outputs(data: Data, work: Work, minutes: float = 15, seed: int = 2) -> None:
-    """Let the target answer the seen problems, most with fresh numbers."""
-    seen, _ = problems.load(data)
-    rng = random.Random(seed)
-    questions = [problems.vary(problem, rng).question for problem in seen * 3]
-    rng.shuffle(questions)
+def make_outputs(
+    data: Data,
+    work: Work,
+    minutes: float = 15,
+    seed: int = 2,
+    invented: Annotated[bool, typer.Option(help="Questions of the target's own instead of the file's")] = False,
+    draft_model: Annotated[Path | None, typer.Option(help="An earlier draft, for speed; unset: none")] = None,
+) -> None:
+    """Let the target answer the seen problems, most with fresh numbers, or problems that it makes up."""
     tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))
-    prompts = [tokenizer.encode(problems.prompt_text(question)).ids for question in questions]
-    made = list(outputs.greedy_outputs(str(work / "target"), prompts, minutes=minutes))
+    rng = random.Random(seed)
+    if invented:
+        prompts = (outputs.invented_prompt(rng.getrandbits(63), tokenizer) for _ in count())
+    else:
+        seen, _ = problems.load(data)
+        questions = [problems.vary(problem, rng).question for problem in seen * 3]
+        rng.shuffle(questions)
+        prompts = (outputs.given_prompt(question, tokenizer) for question in questions)
+    cluster = ClusterOptions(
+        target_model=str(work / "target"),
+        draft_model=str(draft_model or work / "target"),
+        draft_count="5" if draft_model else "0",
+        batch_size=32,
+    )
+    made = asyncio.run(outputs.greedy_outputs(prompts, cluster, minutes=minutes))
     console.print(f"{len(made)} outputs, {sum(len(one) - one.prompt_count for one in made)} tokens")
     (work / "outputs.json").write_text(json.dumps([vars(one) for one in made]))
 
@@ -89,8 +108,7 @@ def train_draft(
     seen, _ = problems.load(data)
     gold = [draft.as_output(problems.vary(problem, rng), tokenizer) for problem in seen]
     teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
-    lessons = [outputs.own_lesson(output) for output in own]
-    lessons += outputs.lessons(teacher, bucketed(gold, 8192, rng), console.print)
+    lessons = list(outputs.lessons(teacher, bucketed([*own, *gold], 8192, rng), console.print))
     model = (
         LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32)
         if start_from

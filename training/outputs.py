@@ -1,22 +1,28 @@
 """The target's own greedy outputs, and what it thought at each of their positions: what the draft learns from.
 
-Uses the product's engine, so these are the outputs the pair will be asked for.
+Made by the product itself, so these are the outputs the pair will be asked for.
 """
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
+from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from paceline.engine.loader import load_model
-from paceline.engine.options import EngineOptions
-from paceline.engine.runner import Runner
-from paceline.types import Prefilled, Verdict, VerifyRow
-from target_service.verifier import Verifier
+from paceline.client import Client
+from paceline.launcher import ClusterOptions, running_cluster
+from paceline.types import GenerationRequest, SamplingParameters, TokenIds
 from training.loop import IGNORED
+from training.problems import prompt_text
+from training.tokenizer import ASSISTANT, USER
+
+MAX_INVENTED_TOKENS = 160
+INVENTION_TEMPERATURE = 0.8
+Prompt = Callable[[Client], Awaitable[tuple[int, ...]]]
+"""Makes the token ids of one prompt."""
 
 TEACHER_CHOICES = 16
 """Most likely tokens kept of the teacher's distribution; the rest holds under 2 % of it."""
@@ -38,62 +44,74 @@ class Lesson:
     choices: torch.Tensor
     """[output tokens, TEACHER_CHOICES] token ids."""
     weights: torch.Tensor
-    """[output tokens, TEACHER_CHOICES] probabilities, renormalised."""
+    """[output tokens, TEACHER_CHOICES] what the draft should believe, summing to 1."""
 
     def __len__(self) -> int:
         return len(self.output)
 
 
-def greedy_outputs(
-    model: str, prompts: Iterable[Sequence[int]], *, minutes: float, max_new_tokens: int = 320, batch_size: int = 64
-) -> Iterator[Output]:
-    """Decode prompts with the target until they or the minutes run out; a finished one's place is taken by the next."""
-    options = EngineOptions(kv_memory="4GiB", prefill_chunk_tokens=4096)
-    verifier = Verifier(Runner(load_model(model, "float32"), options))
-    ends = set(verifier.runner.model.description.end_token_ids)
+async def greedy_outputs(
+    prompts: Iterable[Prompt], cluster: ClusterOptions, *, minutes: float, max_new_tokens: int = 320
+) -> list[Output]:
+    """Have the product answer prompts until they or the minutes run out."""
     ends_at = time.monotonic() + 60 * minutes
-    source = enumerate(prompts)
-    live: dict[str, tuple[list[int], int]] = {}
-    while time.monotonic() < ends_at:
-        live |= {str(n): (list(ids), len(ids)) for n, ids in islice(source, batch_size - len(live))}
-        if not live:
-            return
-        rows = []
-        for sequence_id, (token_ids, prompt_count) in live.items():
-            base_length = len(token_ids) - 1 if len(token_ids) > prompt_count else 0
-            rows.append(VerifyRow(sequence_id, base_length, tuple(token_ids[base_length:]), ()))
-        for row, verdict in zip(rows, verifier.verify(rows), strict=True):
-            if isinstance(verdict, Prefilled):
-                continue
-            assert isinstance(verdict, Verdict)
-            token_ids, prompt_count = live[row.sequence_id]
-            token_ids.append(verdict.next_token_id)
-            if verdict.next_token_id in ends or len(token_ids) - prompt_count == max_new_tokens:
-                del live[row.sequence_id]
-                verifier.runner.release([row.sequence_id])
-                yield Output(tuple(token_ids), prompt_count)
+    made: list[Output] = []
+
+    async def answer(source: Iterator[Prompt], client: Client) -> None:
+        for prompt in source:
+            if time.monotonic() > ends_at:
+                return
+            token_ids = await prompt(client)
+            output = await client.complete(GenerationRequest(TokenIds(token_ids), max_new_tokens))
+            made.append(Output((*token_ids, *output.token_ids), len(token_ids)))
+
+    async with running_cluster(cluster) as addresses, Client(addresses.coordinator) as client:
+        source = iter(prompts)
+        await asyncio.gather(*(answer(source, client) for _ in range(3 * cluster.batch_size)))
+    return made
 
 
-def own_lesson(output: Output) -> Lesson:
-    """The target's greedy output is its own best lesson: all weight on the token it chose, and no pass is needed."""
-    chosen = torch.tensor(output.token_ids[output.prompt_count :], dtype=torch.int16)
-    choices = chosen[:, None].expand(-1, TEACHER_CHOICES)
-    weights = torch.zeros(choices.shape, dtype=torch.float16)
-    weights[:, 0] = 1
-    return Lesson(output, choices, weights)
+def given_prompt(question: str, tokenizer: Tokenizer) -> Prompt:
+    async def make(client: Client) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(prompt_text(question)).ids)
+
+    return make
+
+
+def invented_prompt(seed: int, tokenizer: Tokenizer) -> Prompt:
+    """A question of the target's own: it read questions as carefully as answers, and there is no end of them."""
+
+    async def make(client: Client) -> tuple[int, ...]:
+        vocabulary = tokenizer.get_vocab()
+        question = await client.complete(
+            GenerationRequest(
+                TokenIds((vocabulary[USER],)),
+                MAX_INVENTED_TOKENS,
+                stop_token_ids=(vocabulary[ASSISTANT],),
+                max_draft_count=0,
+                sampling=SamplingParameters(INVENTION_TEMPERATURE),
+                seed=seed,
+            )
+        )
+        return tuple(tokenizer.encode(prompt_text(question.text.removesuffix(ASSISTANT))).ids)
+
+    return make
 
 
 @torch.no_grad()
 def lessons(
     teacher: LlamaForCausalLM, batches: Iterable[list[Output]], report: Callable[[str], None]
 ) -> Iterator[Lesson]:
-    """Run the teacher over whole outputs and keep its likeliest choices at each output position."""
+    """Run the teacher over whole outputs and learn from its likeliest choices at each output position."""
     for number, batch in enumerate(batches):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = teacher(input_ids=padded([one.token_ids for one in batch]).clamp_min(0)).logits
         for output, row in zip(batch, logits, strict=True):
             top = row[output.prompt_count - 1 : len(output) - 1].float().softmax(-1).topk(TEACHER_CHOICES)
-            weights = top.values / top.values.sum(-1, keepdim=True)
+            weights = top.values / top.values.sum(-1, keepdim=True) / 2
+            # Half of it on the choice that greedy speculation asks for, half as the teacher sees it: how near the others
+            # came keeps a draft from learning outputs by heart.
+            weights[:, 0] += 0.5
             yield Lesson(output, top.indices.to(torch.int16), weights.half())
         if number % 100 == 0:
             report(f"lessons from {number} batches")
