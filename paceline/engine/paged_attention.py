@@ -4,7 +4,8 @@ A sequence whose pages lie side by side is read as one view. One that shares a b
 `segmented_attention`.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from paceline.engine.attention import attend_one, causal_mask
 from paceline.engine.kv_cache import Span
 from paceline.engine.segmented_attention import SegmentedAttention
+from paceline.engine.short_attention import attend_short, is_short
 
 
 class Segment(NamedTuple):
@@ -45,6 +47,7 @@ class PagedAttention:
         self._slots = slots
         self._counts = [span.count for span in spans]
         self._whole: dict[int, _Reading] = {}
+        self._short: defaultdict[int, dict[int, _Reading]] = defaultdict(dict)  # by count, then by row
         self._segmented = SegmentedAttention(memory, group_size)
         for index, (span, parts) in enumerate(zip(spans, segments, strict=True)):
             # Views are made once for all layers: one by one they would cost as much as the attention of a short row.
@@ -54,7 +57,8 @@ class PagedAttention:
                 continue
             needs_mask = 1 < span.count < span.length
             mask = causal_mask(span.count, span.length, group_size, memory) if needs_mask else None
-            self._whole[index] = _Reading(span, part_views[0], mask)
+            rows = self._short[span.count] if is_short(span, memory) else self._whole
+            rows[index] = _Reading(span, part_views[0], mask)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -67,7 +71,22 @@ class PagedAttention:
             keys, values = reading.views[2 * layer : 2 * layer + 2]
             attended = attend_one(rows[index], keys, values, reading.mask, scaling)
             outputs[index] = attended.view(rows[index].shape)
+        for alike in self._short.values():
+            outputs.update(zip(alike, _attend_alike(layer, alike, rows, scaling), strict=True))
         return torch.cat([outputs[index] for index in range(len(rows))], dim=1)
+
+
+def _attend_alike(
+    layer: int, alike: Mapping[int, _Reading], rows: Sequence[torch.Tensor], scaling: float
+) -> list[torch.Tensor]:
+    readings = alike.values()
+    return attend_short(
+        [rows[index] for index in alike],
+        [reading.views[2 * layer] for reading in readings],
+        [reading.views[2 * layer + 1] for reading in readings],
+        [reading.mask for reading in readings],
+        scaling,
+    )
 
 
 def write(memory: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
