@@ -32,9 +32,9 @@ def test_rows_attend_as_sdpa_does(kv_heads: int, group_size: int, count: int, be
     keys, values = ([make(kv_heads, length) for length in lengths] for _ in range(2))
     masks = [causal_mask(count, length, group_size, keys[0]) if count > 1 else None for length in lengths]
     attended = attend_short(queries, keys, values, masks, 0.3)
-    for query, own, *row in zip(queries, attended, keys, values, masks, strict=True):
-        expected = attend_one(query, *row, 0.3).view(query.shape)
-        assert torch.allclose(own, expected, atol=1e-5)
+    for place, query in enumerate(queries):
+        expected = attend_one(query, keys[place], values[place], masks[place], 0.3)
+        assert torch.allclose(attended[place], expected.view(query.shape), atol=1e-5)
 
 
 @pytest.mark.parametrize(
