@@ -124,7 +124,7 @@ class _Layer:
         hidden = hidden + self._output(attended.transpose(0, 1).reshape(hidden.shape[0], -1))
         normed = self._feed_forward_norm(hidden)
         gate, up = self._gate_and_up(normed).chunk(2, dim=-1)
-        return hidden + self._down(self._activation(gate) * up)
+        return hidden + self._down(self._activation(gate).mul_(up))
 
 
 class _Norm:
