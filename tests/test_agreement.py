@@ -3,12 +3,19 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from paceline.measure.agreement import Mismatch, find_mismatches, match, match_rates, match_strings, no_gap, pooled
+from paceline.measure.equivalence import Agreement
+from paceline.measure.equivalence_report import mismatch_lines
 from paceline.measure.prompts import MeasuredPrompt, read_text_codec
 
 TOKENS = st.lists(st.integers(0, 5), max_size=12)
-PROMPTS = [MeasuredPrompt("a", "qa", (1, 2)), MeasuredPrompt("b", "math", (3,)), MeasuredPrompt("c", "qa", (4,))]
+PROMPTS = [
+    MeasuredPrompt("a", "qa", (1, 2), "How many rolls?"),
+    MeasuredPrompt("b", "math", (3,)),
+    MeasuredPrompt("c", "qa", (4,)),
+]
 
 
 @given(TOKENS, TOKENS)
@@ -56,7 +63,7 @@ def test_a_mismatch_names_prompt_place_tokens_and_the_logit_gap_after_the_common
 
     outputs, references = [[7, 8, 9], [5, 6], [1]], [[7, 9, 9], [5, 6], [1, 2]]
     assert find_mismatches(PROMPTS, outputs, references, gap) == [
-        Mismatch("a", "qa", 1, 9, 8, 0.25),
+        Mismatch("a", "qa", 1, 9, 8, 0.25, "How many rolls?"),
         Mismatch("c", "qa", 1, 2, None, None),
     ]
     assert asked == [([1, 2, 7], 9, 8)]
@@ -75,3 +82,19 @@ def test_rates_are_kept_by_category_and_pooled_by_prompt() -> None:
     overall = pooled(rates)
     assert (overall.prompt_count, overall.exact_count) == (3, 2)
     assert overall.partial == pytest.approx((2 + rates[1].partial) / 3)
+
+
+@pytest.mark.slow
+def test_a_mismatch_is_told_with_its_prompt_place_both_tokens_and_the_gap() -> None:
+    codec = read_text_codec("builtin:target", "builtin:draft")
+    expected, got = (codec.tokenizer.encode(digit).ids[0] for digit in "47")
+    prompt = "How many rolls does a baker make? " * 9
+    mismatch = Mismatch("a", "qa", 12, expected, got, 0.25, prompt)
+    agreement = Agreement("speculative", "eqspec", 4, "float32", "Hugging Face", True, (), (mismatch,))
+    (line,) = mismatch_lines(agreement, codec)
+    assert line.startswith(
+        f"float32 eqspec B = 4 beside Hugging Face: prompt a (qa), token 12: {got} '7' for {expected} '4', "
+        "logit gap 0.25; 'How many rolls does a baker make?"
+    )
+    assert len(line) < len(prompt)
+    assert TypeAdapter(Agreement).dump_python(agreement)["mismatches"][0]["prompt"] == prompt

@@ -27,6 +27,7 @@ from paceline.measure.precision import Precision
 from paceline.measure.prompts import read_text_codec, select_lines, thin_out
 from paceline.measure.result import BenchResult, Floor, Run, SystemResult, bench_result_from_json
 from paceline.measure.rounds import Counters, RoundUse, rounds_between
+from paceline.measure.summary import peers_of, summaries, to_json
 from paceline.measure.system import Measured
 from paceline.measure.tables import markdown_table
 from paceline.prompt_file import InputLine
@@ -193,12 +194,18 @@ def result() -> BenchResult:
     )
 
 
-def test_a_result_survives_its_json() -> None:
-    assert bench_result_from_json(result().to_json()) == result()
+def test_a_result_survives_its_json_which_has_every_figure_of_the_tables() -> None:
+    text = to_json(result())
+    assert bench_result_from_json(text) == result()
+    ours = json.loads(text)["summaries"][-1]
+    assert (ours["system"], ours["batch_size"], ours["tokens_per_s"]) == ("Paceline, 5 drafts", 8, 1250)
+    assert ours["speedups"] == {"hf": 3.125, "hf-assisted": 6.25}
+    assert ours["rounds"]["time_shares"]["verify"] == 0.5
+    assert ours["rounds"]["floor_ms"] < ours["rounds"]["round_ms"]
 
 
 def test_the_table_tells_medians_speed_ups_and_mismatches() -> None:
-    lines = throughput_table(result()).splitlines()
+    lines = throughput_table(summaries(result()), peers_of(result()), 24).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     columns = cells[0]
     rows = [dict(zip(columns, row, strict=True)) for row in cells[2:]]
@@ -214,7 +221,7 @@ def test_the_table_tells_medians_speed_ups_and_mismatches() -> None:
 
 def test_the_report_has_a_table_of_times_only_for_systems_that_tell_theirs() -> None:
     assert "prompts.jsonl" in bench_report(result())
-    lines = round_table(result()).splitlines()
+    lines = round_table(summaries(result())).splitlines()
     assert len(lines) == 4
     assert "25.0%" in lines[2]
     assert "50.0%" in lines[2]

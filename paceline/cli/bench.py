@@ -129,8 +129,10 @@ class _Reporting:
             self._summarise()
 
     def _measured(self, result: "BenchResult") -> None:
+        from paceline.measure.summary import to_json
+
         self._result = result
-        replace_file(self._folder / "result.json", result.to_json())
+        replace_file(self._folder / "result.json", to_json(result))
 
     def _summarise(self) -> None:
         from paceline.measure.bench_report import bench_report

@@ -54,6 +54,11 @@ def find_checkpoint(model: str) -> Checkpoint:
     return checkpoint
 
 
+def label_of(model: str, config: Any) -> str:
+    """What a model is called wherever it is shown: a synthetic one is never taken for a language model."""
+    return f"{model} (synthetic)" if getattr(config, "synthetic", None) else model
+
+
 def _download(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))

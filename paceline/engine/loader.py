@@ -13,7 +13,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.attention import ATTENTION_NAME
-from paceline.engine.checkpoint import Checkpoint, find_checkpoint, read_tokenizer
+from paceline.engine.checkpoint import Checkpoint, find_checkpoint, label_of, read_tokenizer
 from paceline.engine.decoder import make_decoder
 from paceline.engine.kv_cache import KvShape
 from paceline.engine.model import LoadedModel
@@ -51,7 +51,7 @@ def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles 
         device=module.device,
     )
     description = ModelDescription(
-        model_id=f"{model_id} (synthetic)" if getattr(config, "synthetic", None) else model_id,
+        model_id=label_of(model_id, config),
         architecture=type(module).__name__,
         vocabulary_size=config.vocab_size,
         tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",

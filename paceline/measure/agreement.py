@@ -34,6 +34,7 @@ class Mismatch:
     token_id: int | None
     logit_gap: float | None = None
     """The target's logit of the expected token less that of the other, there."""
+    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _mismatch(prompt: MeasuredPrompt, output: Tokens, reference: Tokens, logit_g
     gap = None
     if expected is not None and got is not None:
         gap = logit_gap([*prompt.token_ids, *reference[:place]], expected, got)
-    return Mismatch(prompt.id, prompt.category, place, expected, got, gap)
+    return Mismatch(prompt.id, prompt.category, place, expected, got, gap, prompt.text)
 
 
 def match_rates(

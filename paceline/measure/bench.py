@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 
+from paceline.engine.checkpoint import find_checkpoint, label_of
 from paceline.engine.loader import resolve_device
 from paceline.engine.peers import HuggingFacePeer, assistance, prompt_lookup
 from paceline.engine.reference import HuggingFaceReference
@@ -52,8 +53,8 @@ class Bench:
         self._device = resolve_device(plan.pair.device)
         self._worker = ModelWorker(None)
         self._result = BenchResult(
-            plan.pair.target_model,
-            plan.pair.draft_model,
+            _label(plan.pair.target_model),
+            _label(plan.pair.draft_model),
             self._device,
             input_name,
             len(prompts),
@@ -63,6 +64,7 @@ class Bench:
             datetime.now(UTC).isoformat(timespec="seconds"),
             {name: version(name) for name in ("paceline", "torch", "transformers")},
             plan.run_count,
+            plan.pair.lanes,
         )
 
     async def run(self) -> None:
@@ -137,6 +139,10 @@ class Bench:
         known[spec] = replace(before, runs=(*before.runs, run))
         self._result = replace(self._result, systems=tuple(known.values()))
         self._observer.measured(self._result)
+
+
+def _label(model: str) -> str:
+    return label_of(model, find_checkpoint(model).config)
 
 
 def _memory_gib() -> int:

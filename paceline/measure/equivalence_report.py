@@ -1,6 +1,7 @@
 """An equivalence result as text: the table of agreements, agreement by category, the mismatches."""
 
 from collections.abc import Iterator, Sequence
+from textwrap import shorten
 
 from paceline.measure.agreement import MatchRates
 from paceline.measure.equivalence import Agreement, EquivalenceResult
@@ -8,6 +9,8 @@ from paceline.measure.tables import markdown_table
 from paceline.text import TextCodec
 
 SHOWN_MISMATCHES = 20
+SHOWN_CHARACTERS = 200
+"""Of a prompt; the result file has all of it."""
 
 
 def equivalence_table(result: EquivalenceResult) -> str:
@@ -51,7 +54,8 @@ def mismatch_lines(agreement: Agreement, codec: TextCodec) -> Iterator[str]:
         gap = "" if one.logit_gap is None else f", logit gap {one.logit_gap:.3g}"
         yield (
             f"{name}: prompt {one.prompt_id} ({one.category}), token {one.position}: "
-            f"{_token(one.token_id, codec)} for {_token(one.expected_token_id, codec)}{gap}"
+            f"{_token(one.token_id, codec)} for {_token(one.expected_token_id, codec)}{gap}; "
+            f"{shorten(one.prompt, SHOWN_CHARACTERS, placeholder=' ...')!r}"
         )
     if len(agreement.mismatches) > SHOWN_MISMATCHES:
         yield f"{name}: {len(agreement.mismatches) - SHOWN_MISMATCHES} more"

@@ -89,7 +89,8 @@ def _models(result: BenchResult) -> str:
 
 
 def _name(model: str) -> str:
-    return model.rstrip("/").rpartition("/")[2]
+    """The end of a path, two parts of it: the folders of most pairs are called target and draft."""
+    return "/".join(model.rstrip("/").split("/")[-2:])
 
 
 def _caption(figure: Any, result: BenchResult) -> None:

@@ -17,6 +17,7 @@ class MeasuredPrompt:
     id: str
     category: str
     token_ids: tuple[int, ...]
+    text: str = ""
 
 
 def select_lines(path: Path, categories: Sequence[str] = (), count: int | None = None) -> list[InputLine]:
@@ -73,5 +74,5 @@ def encode_lines(
         token_ids = codec.encode(UserMessage(line.prompt) if chat else Text(line.prompt))[:max_prompt_tokens]
         if not token_ids:
             raise InvalidRequest(f"prompt {line.id} has no tokens; remove it from the file", field="input")
-        prompts.append(MeasuredPrompt(str(line.id), line.category or NO_CATEGORY, tuple(token_ids)))
+        prompts.append(MeasuredPrompt(str(line.id), line.category or NO_CATEGORY, tuple(token_ids), line.prompt))
     return prompts

@@ -1,4 +1,4 @@
-"""What a bench found, as values that go to JSON and back; every derived number is computed from the runs."""
+"""What a bench found, as values that go to JSON and back. `summary` owns what is derived from them."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -83,6 +83,8 @@ class BenchResult:
     versions: dict[str, str]
     run_count: int
     """Timed runs that were asked for; a system that has fewer was interrupted."""
+    lanes: int | None = None
+    """Of speculation at B > 1; None: the default."""
     floors: tuple[Floor, ...] = ()
     systems: tuple[SystemResult, ...] = ()
 
@@ -106,16 +108,12 @@ class BenchResult:
         """The same system of ours at B = 1."""
         return next((one for one in self.measured if one.spec.batch_size == 1 and one.spec.label == like.label), None)
 
-    def floor_share(self, system: SystemResult) -> float | None:
-        """How much of what memory allows was reached: least time for its rounds over the time they took."""
+    def floor_s(self, system: SystemResult) -> float | None:
+        """Least time that memory allows for a system's rounds."""
         floor = next((one for one in self.floors if one.precision == str(system.spec.precision)), None)
-        if floor is None or system.rounds is None:
-            return None
-        return floor.seconds(system.rounds) / sum(run.elapsed_s for run in system.runs)
-
-    def to_json(self) -> str:
-        return TypeAdapter(BenchResult).dump_json(self, indent=1).decode()
+        return None if floor is None or system.rounds is None else floor.seconds(system.rounds)
 
 
 def bench_result_from_json(text: str) -> BenchResult:
+    """Read what `summary.to_json` wrote."""
     return TypeAdapter(BenchResult).validate_json(text)
