@@ -1,7 +1,7 @@
 """How often the draft is right, estimated as rounds go by."""
 
 MEMORY = 0.97
-"""Weight of a sequence's earlier rounds after one more: of the last ten alone, luck makes up more than the text does."""
+"""Weight of a sequence's earlier rounds after one more: the last ten alone tell more of luck than of the text."""
 SHARED_MEMORY = 0.99
 """The same for all sequences together, which add a round each."""
 PRIOR_WEIGHT = 16.0

@@ -23,7 +23,8 @@ FIRST_COUNTS = (4, 1, 6, 2, 0, 4)
 CATCH_UP_ROUNDS = 32
 """Rounds over which what the draft must catch up with, after rounds without it, is to pay off."""
 FIRST_PROBE, LAST_PROBE = 32, 1024
-"""Rounds between looks at one draft more or, where drafting does not pay, at one: doubled while they change nothing."""
+"""Rounds between looks at one draft more or, where drafting does not pay, at one: doubled while they change nothing.
+There a draft that is right halves them and is looked at again at once: it is all that tells of a better draft."""
 
 
 class DraftLength(Protocol):
@@ -62,6 +63,9 @@ class AutoDraftLength:
         self._verify_executed = Regression(2)
 
     def observe(self, draft_counts: Group[int], report: RoundReport) -> None:
+        if not self._current and any(row.accepted_count for row in report.rows):
+            self._probe_interval = max(FIRST_PROBE, self._probe_interval // 4)  # of what the probe doubled
+            self._next_probe = self._rounds + 1
         if not report.is_decoding:
             return  # what a prompt costs depends on how much of it is cached
         if report.propose.executed_s and min(draft_counts) == max(draft_counts):

@@ -1,13 +1,15 @@
 """The automatic draft length, against rounds whose costs and acceptance are known: it comes to what pays best."""
 
 import random
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.acceptance import PRIOR_WEIGHT, Acceptance
+from coordinator.acceptance import PRIOR_WEIGHT, SHARED_MEMORY, Acceptance
 from coordinator.draft_length import MAX_AUTO, AutoDraftLength, expected_tokens
 from coordinator.output import Output, StopRules
 from coordinator.round import RoundReport, RowReport
@@ -16,6 +18,8 @@ from coordinator.stream import Stream
 from paceline.types import HopTime, Usage
 
 ROUNDS = 400
+LIFE_ROUNDS = 10
+"""Rounds between two ends of sequences."""
 SETTLED_ROUNDS = 100
 """The last ones: what is chosen then is what a long-lived service chooses."""
 
@@ -51,17 +55,26 @@ def group_of(count: int) -> list[Sequence]:
     return group
 
 
-def run_rounds(world: World, group: Rows[Sequence], seed: int, rounds: int = ROUNDS) -> list[int]:
-    """Return the draft counts of the rounds, of a group whose rows have the same one."""
-    draft_length, rng = AutoDraftLength(lanes=1), random.Random(seed)
+def run_rounds(world: World, group: Rows[Sequence], seed: int) -> list[int]:
+    """Return the draft counts of the rounds, the most that a row had."""
+    return run_worlds([world] * ROUNDS, group, seed)
+
+
+def run_worlds(worlds: Iterable[World], group: Rows[Sequence], seed: int) -> list[int]:
+    """As above, each round in a world of its own. A sequence ends after some rounds, and one that knows what all had
+    takes its place."""
+    draft_length, rng, shared = AutoDraftLength(lanes=1), random.Random(seed), Acceptance(memory=SHARED_MEMORY)
     chosen = []
-    for _ in range(rounds):
+    for number, world in enumerate(worlds):
+        if number % LIFE_ROUNDS == 0:
+            group[number // LIFE_ROUNDS % len(group)].acceptance = Acceptance(shared.rate)
         counts = draft_length.choose(group)
         rows = []
         for sequence, count in zip(group, counts, strict=True):
             right = [rng.random() < world.acceptance for _ in range(count)]
             accepted = next((place for place, one in enumerate(right) if not one), count)
             sequence.acceptance.add(accepted, count)
+            shared.add(accepted, count)
             rows.append(RowReport(count, accepted, accepted + 1))
         propose, verify = world.propose(max(counts), len(group)), world.verify(len(group) + sum(counts))
         verified_count = len(group) + sum(counts)
@@ -95,6 +108,15 @@ def test_a_draft_that_is_never_right_is_asked_no_more() -> None:
     world = World(acceptance=0, hop_s=0.001, draft_token_s=0.001, verify_s=0.01, verified_token_s=0.0002)
     settled = run_rounds(world, group_of(4), 1)[-SETTLED_ROUNDS:]
     assert sum(count > 0 for count in settled) <= SETTLED_ROUNDS / 20  # a look now and then whether that still holds
+
+
+@pytest.mark.parametrize("group_size", [1, 8])
+def test_a_draft_that_becomes_right_is_asked_again(group_size: int) -> None:
+    bad = World(acceptance=0, hop_s=0.001, draft_token_s=0.001, verify_s=0.01, verified_token_s=0.0002)
+    worlds = [bad] * 3000 + [replace(bad, acceptance=0.9)] * 2500
+    chosen = run_worlds(worlds, group_of(group_size), 1)
+    assert max(chosen[2800:3000]) <= 1
+    assert min(chosen[-SETTLED_ROUNDS:]) >= 3
 
 
 def test_rounds_with_prompts_teach_nothing() -> None:

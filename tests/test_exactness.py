@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 from paceline.cli.prompts import PROMPTS
+from paceline.engine import short_attention
 from paceline.engine.options import EngineOptions, Layout
 from paceline.engine.reference import HuggingFaceReference
 from paceline.types import GenerationRequest, TokenIds, Usage, UserMessage
@@ -143,6 +144,17 @@ async def test_every_cache_equals_hugging_face(
     assert (held.shared_token_count > 0) == (options.layout == "paged" and options.prefix_sharing)
     assert (held.realigned_bytes > 0) == (options.layout == "dense")
     assert running.held_sequence_count == 0
+
+
+async def test_sequences_that_outgrow_the_attention_of_short_ones_equal_hugging_face(
+    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(short_attention, "MAX_LENGTH", 60)
+    pair = pairs["Llama"]
+    expected = expected_outputs(str(pair.target))
+    async with cluster(pair.target, pair.draft) as running:
+        outputs, _ = await generate(running, shared_requests(seed=6), 5)
+    assert outputs == expected
 
 
 @pytest.mark.parametrize(

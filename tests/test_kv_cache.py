@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from paceline.engine import short_attention
 from paceline.engine.dense_cache import DenseCache
 from paceline.engine.kv_cache import KvCache, KvShape, Span
 from paceline.engine.kv_pool import KvPool
@@ -152,6 +153,18 @@ class PagedMachine(CacheMachine):
         assert used.used_bytes + used.idle_bytes + pool._pages.free_count * PAGE_BYTES == used.capacity_bytes
 
 
+class OutgrowingMachine(PagedMachine):
+    """Sequences grow out of what short rows' own attention is for."""
+
+    def __init__(self) -> None:
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(short_attention, "MAX_LENGTH", 8)
+        super().__init__()
+
+    def teardown(self) -> None:
+        self._patch.undo()
+
+
 class DenseMachine(CacheMachine):
     def make(self) -> KvCache:
         return DenseCache(SHAPE, 2 * 4 * 110 * SHAPE.token_bytes)
@@ -162,8 +175,10 @@ class DenseMachine(CacheMachine):
 
 
 TestPaged = PagedMachine.TestCase
+TestOutgrowing = OutgrowingMachine.TestCase
 TestDense = DenseMachine.TestCase
 TestPaged.settings = settings(max_examples=120, stateful_step_count=20, deadline=None)
+TestOutgrowing.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 TestDense.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
 
 
