@@ -13,7 +13,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from paceline.launcher import ClusterOptions
+from paceline.launcher import CORES, ClusterOptions
 from training import draft, outputs, problems, target
 from training.loop import MAX_LENGTH, Progress, bucketed, fit, new_model
 from training.tokenizer import save_tokenizer, train_tokenizer
@@ -85,8 +85,9 @@ def make_outputs(
         draft_model=str(draft_model or work / "target"),
         draft_count="5" if draft_model else "0",
         batch_size=32,
+        target_threads=None if draft_model else CORES,
     )
-    made = asyncio.run(outputs.greedy_outputs(prompts, cluster, minutes=minutes))
+    made = asyncio.run(outputs.greedy_outputs(prompts, cluster, console.print, minutes=minutes))
     console.print(f"{len(made)} outputs, {sum(len(one) - one.prompt_count for one in made)} tokens")
     (work / "outputs.json").write_text(json.dumps([vars(one) for one in made]))
 
@@ -100,7 +101,7 @@ def train_draft(
     seed: int = 3,
     start_from: Annotated[Path | None, typer.Option(help="Draft to go on from; unset: a fresh one")] = None,
 ) -> None:
-    """Distil the draft: the target's own outputs, and what it thinks of the worked answers."""
+    """Distil the draft from the target's own outputs and the worked answers; `minutes` begin when it has read them."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""Distil the draft: at every output position, match the target's distribution over its likeliest tokens.
+"""Distil the draft: at every output position, learn the target's choice and how near its likeliest tokens came.
 
 Word-level distillation on the teacher's own outputs (Kim and Rush, arXiv 1606.07947): greedy speculation asks the
 draft for the target's argmax on just such text.
@@ -33,7 +33,7 @@ def batches(lessons: Sequence[Lesson], token_budget: int, seed: int) -> Iterator
 
 
 def distillation_loss(model: LlamaForCausalLM, batch: list[Lesson]) -> tuple[torch.Tensor, int]:
-    """Cross-entropy against the teacher's probabilities, over output positions only."""
+    """Cross-entropy against the lessons' weights, over output positions only."""
     tokens = padded([lesson.output.token_ids for lesson in batch]).clamp_min(0)
     starts = [(row, lesson.output.prompt_count - 1, len(lesson) - 1) for row, lesson in enumerate(batch)]
     with torch.autocast("cpu", dtype=torch.bfloat16):

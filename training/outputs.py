@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from paceline.client import Client
+from paceline.errors import PacelineError
 from paceline.launcher import ClusterOptions, running_cluster
-from paceline.types import GenerationRequest, SamplingParameters, TokenIds
+from paceline.types import FinishReason, GenerationRequest, SamplingParameters, TokenIds
 from training.loop import IGNORED
 from training.problems import prompt_text
 from training.tokenizer import ASSISTANT, USER
@@ -22,7 +23,7 @@ from training.tokenizer import ASSISTANT, USER
 MAX_INVENTED_TOKENS = 160
 INVENTION_TEMPERATURE = 0.8
 Prompt = Callable[[Client], Awaitable[tuple[int, ...]]]
-"""Makes the token ids of one prompt."""
+"""Makes the token ids of one prompt; none where nothing came of it."""
 
 TEACHER_CHOICES = 16
 """Most likely tokens kept of the teacher's distribution; the rest holds under 2 % of it."""
@@ -51,9 +52,14 @@ class Lesson:
 
 
 async def greedy_outputs(
-    prompts: Iterable[Prompt], cluster: ClusterOptions, *, minutes: float, max_new_tokens: int = 320
+    prompts: Iterable[Prompt],
+    cluster: ClusterOptions,
+    report: Callable[[str], None],
+    *,
+    minutes: float,
+    max_new_tokens: int = 320,
 ) -> list[Output]:
-    """Have the product answer prompts until they or the minutes run out."""
+    """Have the product answer prompts until they or the minutes run out. A failure ends it early and loses nothing."""
     ends_at = time.monotonic() + 60 * minutes
     made: list[Output] = []
 
@@ -62,12 +68,21 @@ async def greedy_outputs(
             if time.monotonic() > ends_at:
                 return
             token_ids = await prompt(client)
-            output = await client.complete(GenerationRequest(TokenIds(token_ids), max_new_tokens))
-            made.append(Output((*token_ids, *output.token_ids), len(token_ids)))
+            if token_ids:
+                output = await client.complete(GenerationRequest(TokenIds(token_ids), max_new_tokens))
+                made.append(Output((*token_ids, *output.token_ids), len(token_ids)))
 
-    async with running_cluster(cluster) as addresses, Client(addresses.coordinator) as client:
-        source = iter(prompts)
-        await asyncio.gather(*(answer(source, client) for _ in range(3 * cluster.batch_size)))
+    try:
+        async with (
+            running_cluster(cluster) as addresses,
+            Client(addresses.coordinator) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            source = iter(prompts)
+            for _ in range(3 * cluster.batch_size):
+                group.create_task(answer(source, client))
+    except* PacelineError as errors:
+        report(f"ended early: {errors.exceptions[0]}")
     return made
 
 
@@ -80,20 +95,21 @@ def given_prompt(question: str, tokenizer: Tokenizer) -> Prompt:
 
 def invented_prompt(seed: int, tokenizer: Tokenizer) -> Prompt:
     """A question of the target's own: it read questions as carefully as answers, and there is no end of them."""
+    vocabulary = tokenizer.get_vocab()
+    request = GenerationRequest(
+        TokenIds((vocabulary[USER],)),
+        MAX_INVENTED_TOKENS,
+        stop_token_ids=(vocabulary[ASSISTANT],),
+        max_draft_count=0,  # drafts have learnt answers, not questions
+        sampling=SamplingParameters(INVENTION_TEMPERATURE),
+        seed=seed,
+    )
 
     async def make(client: Client) -> tuple[int, ...]:
-        vocabulary = tokenizer.get_vocab()
-        question = await client.complete(
-            GenerationRequest(
-                TokenIds((vocabulary[USER],)),
-                MAX_INVENTED_TOKENS,
-                stop_token_ids=(vocabulary[ASSISTANT],),
-                max_draft_count=0,
-                sampling=SamplingParameters(INVENTION_TEMPERATURE),
-                seed=seed,
-            )
-        )
-        return tuple(tokenizer.encode(prompt_text(question.text.removesuffix(ASSISTANT))).ids)
+        question = await client.complete(request)
+        if question.finish.reason is not FinishReason.STOP_TOKEN:
+            return ()
+        return tuple(tokenizer.encode(prompt_text(question.text)).ids)
 
     return make
 
@@ -109,8 +125,8 @@ def lessons(
         for output, row in zip(batch, logits, strict=True):
             top = row[output.prompt_count - 1 : len(output) - 1].float().softmax(-1).topk(TEACHER_CHOICES)
             weights = top.values / top.values.sum(-1, keepdim=True) / 2
-            # Half of it on the choice that greedy speculation asks for, half as the teacher sees it: how near the others
-            # came keeps a draft from learning outputs by heart.
+            # Half of it on the choice that greedy speculation asks for, as far as bfloat16 tells, half as the teacher
+            # sees it: how near the others came keeps a draft from learning outputs by heart.
             weights[:, 0] += 0.5
             yield Lesson(output, top.indices.to(torch.int16), weights.half())
         if number % 100 == 0:
