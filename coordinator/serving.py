@@ -32,7 +32,7 @@ from coordinator.statistics import Statistics
 from paceline.instruments import Instruments, instruments
 from paceline.rpc import RunningServer, open_channel, running_server, termination
 from paceline.security.channels import ChannelSecurity
-from paceline.service import announce
+from paceline.service import announce, freeze_heap
 from paceline.text import TextCodec
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 
@@ -42,6 +42,7 @@ log = structlog.get_logger()
 async def serve(settings: CoordinatorSettings) -> None:
     with instruments("coordinator", settings) as watched:
         async with running_coordinator(settings, watched) as server:
+            freeze_heap()
             announce("coordinator", server.address, watched.metrics_url)
             await termination(stop_with_stdin=settings.stop_with_stdin)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.service import announce
+from paceline.service import announce, freeze_heap
 
 
 @pytest.fixture
@@ -15,9 +15,13 @@ def heap() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heap")
-def test_what_lives_when_a_service_is_ready_is_never_searched_for_garbage(capsys: pytest.CaptureFixture[str]) -> None:
-    announce("target_service", "127.0.0.1:7701", "http://127.0.0.1:9701/metrics")
+def test_what_lives_when_a_service_is_ready_is_never_searched_for_garbage() -> None:
+    freeze_heap()
     assert gc.get_freeze_count() > 1000
     assert len(gc.get_objects()) < 1000
+
+
+def test_a_service_says_on_one_line_where_it_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    announce("target_service", "127.0.0.1:7701", "http://127.0.0.1:9701/metrics")
     listening = "target_service listening on 127.0.0.1:7701, metrics on http://127.0.0.1:9701/metrics\n"
     assert capsys.readouterr().out == listening

@@ -16,7 +16,7 @@ from paceline.engine.worker import ModelWorker
 from paceline.instruments import instruments
 from paceline.metrics import CallCounter
 from paceline.rpc import ServerOptions, running_server, termination
-from paceline.service import announce
+from paceline.service import announce, freeze_heap
 from paceline.settings import ModelServiceSettings
 
 log = structlog.get_logger()
@@ -53,6 +53,7 @@ async def serve_model(
                 tracer=watched.tracer,
                 interceptors=[CallCounter(watched.registry, role)],
             ) as server:
+                freeze_heap()
                 await server.set_serving(True)
                 announce(name, server.address, watched.metrics_url)
                 dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
