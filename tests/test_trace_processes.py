@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
@@ -61,16 +62,16 @@ class Traced:
             trace_ids.append(f"{span.get_span_context().trace_id:032x}")
             return await work
 
-    async def tree(self, trace_id: str, accept: Callable[[Tree], bool]) -> Tree:
+    async def tree(self, trace_id: str, accept: Callable[[Tree], bool], killed_ns: int = 0) -> Tree:
         """Wait until the trace has all its spans."""
         for _ in range(600):
             try:
-                if accept(tree := tree_of(self.receiver.spans, trace_id)):
+                if accept(tree := tree_of(self.receiver.spans, trace_id, killed_ns)):
                     return tree
             except AssertionError:
                 pass
             await asyncio.sleep(0.05)
-        return tree_of(self.receiver.spans, trace_id)
+        return tree_of(self.receiver.spans, trace_id, killed_ns)
 
     def client_latency_s(self, trace_id: str) -> float:
         (span,) = [one for one in self._spans("generate", "client") if one.trace_id == trace_id]
@@ -190,14 +191,26 @@ async def test_a_dead_target_fails_its_rounds_and_a_new_one_serves_the_request(r
         traced = Traced(client, spans, receiver)
         await traced(client.complete(asked(5)), ids)
         before = await traced.tree(ids[0], ended_as("OK"))
-        kill("target_service")
-        waiting = asyncio.ensure_future(traced(client.complete(asked(5)), ids))
+        begun = asyncio.Event()
+
+        async def answer() -> int:
+            count = 0
+            async for piece in client.generate(asked(400)):
+                count += len(piece.tokens)
+                begun.set()
+            return count
+
+        answering = asyncio.ensure_future(traced(answer(), ids))
+        await begun.wait()
+        kill("target_service")  # between two rounds of the request, or in the middle of one
+        killed_ns = time.time_ns()
         async with running_service("target_service", ["--threads", "1", "--port", services.target.rpartition(":")[2]]):
-            assert len((await waiting).tokens) == 5
-            after = await traced.tree(ids[1], ended_as("OK"))
-        failed = [one for one in after.rounds if one.is_error]
-        assert all(one.attributes["error.type"] in ("PEER_UNAVAILABLE", "CancelledError") for one in failed)
-        assert len(after.rounds) > len(failed)
+            assert await answering == 400
+            after = await traced.tree(ids[1], ended_as("OK"), killed_ns)
+    failed = [one for one in after.rounds if one.is_error]
+    assert failed
+    assert {one.attributes["error.type"] for one in failed} <= {"PEER_UNAVAILABLE", "CancelledError"}
+    assert len(after.rounds) > len(failed)
     assert _instances(before, "draft.propose") == _instances(after, "draft.propose")
     assert _instances(before, "target.verify").isdisjoint(_instances(after, "target.verify"))
 

@@ -17,10 +17,11 @@ class Tree:
     """The services' spans of those calls."""
 
 
-def tree_of(spans: Iterable[SpanRecord], trace_id: str) -> Tree:
+def tree_of(spans: Iterable[SpanRecord], trace_id: str, killed_ns: int = 0) -> Tree:
     """Check the last request of a trace from its span down to the model work, and return its parts.
 
-    Raises AssertionError where a span or a link is missing, has another parent, or is there twice.
+    A service that was killed at `killed_ns` took its last spans with it. Raises AssertionError where a span or a link
+    is missing, has another parent, or is there twice.
     """
     spans = list(spans)
     children: defaultdict[tuple[str, str], list[SpanRecord]] = defaultdict(list)
@@ -40,7 +41,7 @@ def tree_of(spans: Iterable[SpanRecord], trace_id: str) -> Tree:
         assert one.is_error or names in (["draft.propose", "target.verify"], ["target.verify"])
     for call in calls:
         assert call.kind == "client"
-        served += _check_served(call, children)
+        served += _check_served(call, children, killed_ns)
     return Tree(request, rounds, calls, served)
 
 
@@ -57,10 +58,12 @@ def _check_links(request: SpanRecord, rounds: Sequence[SpanRecord]) -> None:
     assert ended_in_time <= linked <= {(one.trace_id, one.span_id) for one in rounds}
 
 
-def _check_served(call: SpanRecord, children: dict[tuple[str, str], list[SpanRecord]]) -> list[SpanRecord]:
+def _check_served(
+    call: SpanRecord, children: dict[tuple[str, str], list[SpanRecord]], killed_ns: int
+) -> list[SpanRecord]:
     """A call that was answered has the service's span, and that has its work."""
     served = children[call.trace_id, call.span_id]
-    if call.attributes["rpc.response.status_code"] != "OK":
+    if call.attributes["rpc.response.status_code"] != "OK" or (not served and call.start_ns < killed_ns):
         return served
     assert len(served) == 1
     server = served[0]
