@@ -17,7 +17,7 @@ def bench_report(result: BenchResult) -> str:
         f"{result.prompt_count} prompts of {result.input_file}, {result.prompt_token_count} tokens, at most "
         f"{result.max_new_tokens} new tokens each; medians of up to {result.run_count} runs in turn, after one to warm "
         "up; tokens after an output's end are not counted. A peer without our batch size is compared at 1. "
-        f"Speculation at B > 1 has {result.lanes or 'the default number of'} lanes.",
+        f"Lanes of speculation at B > 1: {result.lanes or 'the default'}.",
         f"`equal`: outputs equal to those of {first.spec.label} at B = {first.spec.batch_size}. `of floor`: the least "
         f"time for the bytes that rounds must read ({_bandwidth(result)} GB/s measured) over the time they took.",
     ]
