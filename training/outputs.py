@@ -59,7 +59,10 @@ async def greedy_outputs(
     minutes: float,
     max_new_tokens: int = 320,
 ) -> list[Output]:
-    """Have the product answer prompts until they or the minutes run out. A failure ends it early and loses nothing."""
+    """Have the product answer prompts until they or the minutes run out.
+
+    A request that fails ends it early and loses nothing. Raises StartupError when the services do not start.
+    """
     ends_at = time.monotonic() + 60 * minutes
     made: list[Output] = []
 
@@ -72,17 +75,14 @@ async def greedy_outputs(
                 output = await client.complete(GenerationRequest(TokenIds(token_ids), max_new_tokens))
                 made.append(Output((*token_ids, *output.token_ids), len(token_ids)))
 
-    try:
-        async with (
-            running_cluster(cluster) as addresses,
-            Client(addresses.coordinator) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            source = iter(prompts)
-            for _ in range(3 * cluster.batch_size):
-                group.create_task(answer(source, client))
-    except* PacelineError as errors:
-        report(f"ended early: {errors.exceptions[0]}")
+    async with running_cluster(cluster) as addresses, Client(addresses.coordinator) as client:
+        source = iter(prompts)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(3 * cluster.batch_size):
+                    group.create_task(answer(source, client))
+        except* PacelineError as errors:
+            report(f"ended early: {errors.exceptions[0]}")
     return made
 
 

@@ -1,9 +1,10 @@
 """What the runs of a bench come to: the figures that tables print, as numbers, for whoever reads the JSON."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import RootModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from paceline.measure import grid
 from paceline.measure.result import BenchResult, SystemResult
@@ -58,7 +59,7 @@ def to_json(result: BenchResult) -> str:
     """The result with its summaries; `bench_result_from_json` reads it back."""
     raw = TypeAdapter(BenchResult).dump_python(result, mode="json")
     figures = TypeAdapter(list[Summary]).dump_python(summaries(result), mode="json")
-    return RootModel[dict[str, object]]({"summaries": figures} | raw).model_dump_json(indent=1)
+    return json.dumps({"summaries": figures} | raw, indent=1, ensure_ascii=False)
 
 
 def _summary(result: BenchResult, system: SystemResult, peers: Sequence[str]) -> Summary:
