@@ -15,9 +15,8 @@ from paceline.errors import InvalidRequest, PacelineError, PeerFailed
 
 log = structlog.get_logger()
 
-DEADLINE_SLACK_S = 0.25
-DEADLINE_SLACK_SHARE = 0.25
-"""On top of the rounding of timeouts on the wire: for a message on its way to a busy machine. Of short ones a share."""
+DEADLINE_SLACK_S = 0.05
+"""On top of the rounding of timeouts on the wire."""
 
 Handler = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
 Deserializer = Callable[[bytes], Any]
@@ -96,10 +95,9 @@ def cut_off_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float |
     time, and the wire rounds timeouts up by as much as 1 %. Whoever cancels as late as that is taken for timed out.
     """
     remaining_s = context.time_remaining()
-    if timeout_s is None or remaining_s is None:
-        return grpc.StatusCode.CANCELLED
-    slack_s = min(DEADLINE_SLACK_S, DEADLINE_SLACK_SHARE * timeout_s) + timeout_s / 100
-    return grpc.StatusCode.DEADLINE_EXCEEDED if remaining_s <= slack_s else grpc.StatusCode.CANCELLED
+    if timeout_s is not None and remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + timeout_s / 100:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.CANCELLED
 
 
 @contextmanager
