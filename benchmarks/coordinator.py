@@ -25,7 +25,7 @@ from paceline.client import Client
 from paceline.engine.checkpoint import find_checkpoint, read_tokenizer
 from paceline.engine.worker import ModelWorker
 from paceline.launcher import running_service
-from paceline.rpc import running_server, termination
+from paceline.rpc import Exchanges, running_server, termination
 from paceline.text import TextCodec, fingerprint
 from paceline.types import (
     CacheDescription,
@@ -111,8 +111,8 @@ async def _serve_models() -> None:
     tokenizer = read_tokenizer(find_checkpoint("builtin:target"))
     assert tokenizer is not None
     model, worker = NoModel(tokenizer), ModelWorker(1)
-    drafts: Any = DraftServicer(InstantDrafter(model), worker)  # type: ignore[arg-type]
-    verdicts: Any = TargetServicer(InstantVerifier(model), worker)  # type: ignore[arg-type]
+    drafts: Any = DraftServicer(InstantDrafter(model), worker, Exchanges())  # type: ignore[arg-type]
+    verdicts: Any = TargetServicer(InstantVerifier(model), worker, Exchanges())  # type: ignore[arg-type]
     async with (
         running_server(
             "127.0.0.1",

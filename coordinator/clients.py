@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.codec.models import model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import proposals_from_pb, propose_rows_to_pb, verdicts_from_pb, verify_rows_to_pb
 from paceline.errors import PeerFailed, TokenizerNotFound
-from paceline.rpc import translated_errors
+from paceline.rpc import Exchange, translated_errors
 from paceline.types import ModelDescription, Proposals, ProposeRow, TokenizerFiles, Verdicts, VerifyRow
 from paceline.v1 import draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
@@ -25,15 +25,17 @@ RELEASE_TIMEOUT_S = 5.0
 class _RemoteModel:
     """What both services are asked alike. Closing it closes the channel."""
 
-    def __init__(self, channel: grpc.aio.Channel, service_name: str, timeout_s: float) -> None:
-        """`timeout_s` is for calls that do the model's work."""
+    def __init__(self, channel: grpc.aio.Channel, service_name: str, work: Exchange, timeout_s: float) -> None:
+        """`work` is what the model's work is asked over; `timeout_s` is for each request of it."""
         self._channel = channel
+        self._work = work
         self._service_name = service_name
         self._timeout_s = timeout_s
         self._health: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
         self._owed: set[str] = set()
 
     async def close(self) -> None:
+        await self._work.close()
         await self._channel.close()
 
     async def is_serving(self, timeout_s: float) -> bool:
@@ -68,12 +70,12 @@ class _RemoteModel:
 
 class RemoteDrafter(_RemoteModel):
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
-        super().__init__(channel, DRAFT_SERVICE, timeout_s)
         self._stub = DraftServiceStub(channel)
+        super().__init__(channel, DRAFT_SERVICE, Exchange(self._stub.ProposeTokens), timeout_s)
 
     async def propose(self, rows: Rows[ProposeRow], timeout_s: float | None = None) -> Proposals:
         with translated_errors():
-            response = await self._stub.ProposeTokens(propose_rows_to_pb(rows), timeout=self._limited(timeout_s))
+            response = await self._work.ask(propose_rows_to_pb(rows), self._limited(timeout_s))
         _check_answers(rows, response.results)
         return proposals_from_pb(response)
 
@@ -90,12 +92,12 @@ class RemoteDrafter(_RemoteModel):
 
 class RemoteVerifier(_RemoteModel):
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
-        super().__init__(channel, TARGET_SERVICE, timeout_s)
         self._stub = TargetServiceStub(channel)
+        super().__init__(channel, TARGET_SERVICE, Exchange(self._stub.VerifyTokens), timeout_s)
 
     async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         with translated_errors():
-            response = await self._stub.VerifyTokens(verify_rows_to_pb(rows), timeout=self._limited(timeout_s))
+            response = await self._work.ask(verify_rows_to_pb(rows), self._limited(timeout_s))
         _check_answers(rows, response.results)
         return verdicts_from_pb(response)
 

@@ -1,5 +1,7 @@
 """Answer DraftService calls: translate, run in the model's thread, translate back."""
 
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -10,25 +12,35 @@ from paceline.codec.models import model_to_pb
 from paceline.codec.rounds import lengths_from_pb, proposals_to_pb, propose_rows_from_pb, rollbacks_to_pb
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
+from paceline.rpc import Exchanges
 from paceline.security.access import caller_scope
 from paceline.types import Proposals
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DraftService"].full_name
+PROPOSE = f"/{SERVICE_NAME}/ProposeTokens"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftServicer(DraftServiceServicer):
-    def __init__(self, drafter: Drafter, worker: ModelWorker, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, drafter: Drafter, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
         self._drafter = drafter
         self._worker = worker
+        self._exchanges = exchanges
         self._max_rows = max_rows
 
-    async def ProposeTokens(self, request: pb.ProposeTokensRequest, context: Context) -> pb.ProposeTokensResponse:
+    async def ProposeTokens(
+        self, requests: AsyncIterator[pb.ProposeTokensRequest], context: Context
+    ) -> AsyncIterator[pb.ProposeTokensResponse]:
+        answer = partial(self._propose, caller_scope(context))
+        async for response in self._exchanges.answers(PROPOSE, requests, answer):
+            yield response
+
+    async def _propose(self, scope: str, request: pb.ProposeTokensRequest) -> pb.ProposeTokensResponse:
         check_row_count(len(request.rows), self._max_rows)
         rows = propose_rows_from_pb(request)
-        results, timing = await self._worker.run_timed(self._drafter.propose, rows, caller_scope(context))
+        results, timing = await self._worker.run_timed(self._drafter.propose, rows, scope)
         return proposals_to_pb(rows, Proposals(results, timing))
 
     async def RollbackDraftSequences(
@@ -50,5 +62,7 @@ class DraftServicer(DraftServiceServicer):
         return pb.DescribeDraftModelResponse(model=model_to_pb(self._drafter.runner.describe()))
 
 
-def add_draft_service(runner: Runner, worker: ModelWorker, server: grpc.aio.Server, max_rows: int = MAX_ROWS) -> None:
-    add_DraftServiceServicer_to_server(DraftServicer(Drafter(runner), worker, max_rows), server)
+def add_draft_service(
+    runner: Runner, worker: ModelWorker, exchanges: Exchanges, server: grpc.aio.Server, max_rows: int = MAX_ROWS
+) -> None:
+    add_DraftServiceServicer_to_server(DraftServicer(Drafter(runner), worker, exchanges, max_rows), server)

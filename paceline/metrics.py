@@ -122,6 +122,8 @@ class CallCounter(grpc.aio.ServerInterceptor):
         method = path.rpartition("/")[2]
         if handler.unary_unary:
             return handler._replace(unary_unary=self._counted_unary(handler.unary_unary, method))
+        if handler.stream_stream:
+            return handler._replace(stream_stream=self._counted_exchange(handler.stream_stream, method))
         return handler._replace(unary_stream=self._counted_stream(handler.unary_stream, method))
 
     def _counted_unary(self, behavior: Handler, method: str) -> Handler:
@@ -139,10 +141,38 @@ class CallCounter(grpc.aio.ServerInterceptor):
 
         return counted
 
+    def _counted_exchange(self, behavior: Handler, method: str) -> Handler:
+        """Every request counts as a call; the end of a stream that has none in work is nothing that failed."""
+
+        async def counted(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            in_work = 0
+
+            async def seen() -> AsyncIterator[Any]:
+                nonlocal in_work
+                async for request in requests:
+                    in_work += 1
+                    yield request
+
+            def ended(_: object) -> None:
+                code = ended_code(context, None)
+                if in_work or code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
+                    self._count(method, code)
+
+            context.add_done_callback(ended)  # type: ignore[arg-type]
+            async for response in behavior(seen(), context):
+                in_work -= 1
+                self._count(method, grpc.StatusCode.OK)
+                yield response
+
+        return counted
+
+    def _count(self, method: str, code: grpc.StatusCode) -> None:
+        self._calls.labels(self._service, method, code.name).inc()
+
     def _count_at_end(self, method: str, context: Context) -> None:
         timeout_s = context.time_remaining()
 
         def count(_: object) -> None:
-            self._calls.labels(self._service, method, ended_code(context, timeout_s).name).inc()
+            self._count(method, ended_code(context, timeout_s))
 
         context.add_done_callback(count)  # type: ignore[arg-type]

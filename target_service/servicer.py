@@ -1,6 +1,7 @@
 """Answer TargetService calls: translate, run in the model's thread, translate back."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb, verdicts_to_
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.errors import TokenizerNotFound
+from paceline.rpc import Exchanges
 from paceline.security.access import caller_scope
 from paceline.types import Verdicts
 from paceline.v1 import target_service_pb2 as pb
@@ -18,19 +20,28 @@ from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_Targe
 from target_service.verifier import Verifier
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TargetService"].full_name
+VERIFY = f"/{SERVICE_NAME}/VerifyTokens"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TargetServicer(TargetServiceServicer):
-    def __init__(self, verifier: Verifier, worker: ModelWorker, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, verifier: Verifier, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
         self._verifier = verifier
         self._worker = worker
+        self._exchanges = exchanges
         self._max_rows = max_rows
 
-    async def VerifyTokens(self, request: pb.VerifyTokensRequest, context: Context) -> pb.VerifyTokensResponse:
+    async def VerifyTokens(
+        self, requests: AsyncIterator[pb.VerifyTokensRequest], context: Context
+    ) -> AsyncIterator[pb.VerifyTokensResponse]:
+        answer = partial(self._verify, caller_scope(context))
+        async for response in self._exchanges.answers(VERIFY, requests, answer):
+            yield response
+
+    async def _verify(self, scope: str, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:
         check_row_count(len(request.rows), self._max_rows)
         rows = verify_rows_from_pb(request)
-        results, timing = await self._worker.run_timed(self._verifier.verify, rows, caller_scope(context))
+        results, timing = await self._worker.run_timed(self._verifier.verify, rows, scope)
         return verdicts_to_pb(rows, Verdicts(results, timing))
 
     async def RollbackTargetSequences(
@@ -61,5 +72,7 @@ class TargetServicer(TargetServiceServicer):
             yield piece
 
 
-def add_target_service(runner: Runner, worker: ModelWorker, server: grpc.aio.Server, max_rows: int = MAX_ROWS) -> None:
-    add_TargetServiceServicer_to_server(TargetServicer(Verifier(runner), worker, max_rows), server)
+def add_target_service(
+    runner: Runner, worker: ModelWorker, exchanges: Exchanges, server: grpc.aio.Server, max_rows: int = MAX_ROWS
+) -> None:
+    add_TargetServiceServicer_to_server(TargetServicer(Verifier(runner), worker, exchanges, max_rows), server)

@@ -19,7 +19,7 @@ from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.instruments import Instruments
 from paceline.metrics import new_registry
-from paceline.rpc import ServerOptions, open_channel, running_server
+from paceline.rpc import Exchanges, ServerOptions, open_channel, running_server
 from paceline.security.channels import LOCAL, ChannelSecurity
 from target_service import servicer as target_servicer
 
@@ -34,6 +34,8 @@ class Cluster:
     target_address: str
     draft: Runner
     target: Runner
+    exchanges: tuple[Exchanges, Exchanges]
+    """Of draft and target."""
 
     @property
     def addresses(self) -> tuple[str, str, str]:
@@ -44,6 +46,11 @@ class Cluster:
     def held_sequence_count(self) -> int:
         return self.draft.cache.sequence_count + self.target.cache.sequence_count
 
+    @property
+    def kept_stream_count(self) -> int:
+        """Open streams of the coordinator's to the model services that have no request in work."""
+        return sum(one.waiting_count for one in self.exchanges)
+
 
 @dataclass(frozen=True)
 class ModelServer:
@@ -51,6 +58,7 @@ class ModelServer:
     address: str
     channel: grpc.aio.Channel
     worker: ModelWorker
+    exchanges: Exchanges
 
 
 @asynccontextmanager
@@ -67,20 +75,21 @@ async def model_server(
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
     # One thread: the tests run on machines with few cores, where more only wait for each other.
-    worker = ModelWorker(1, tracer=tracer)
+    worker, exchanges = ModelWorker(1, tracer=tracer), Exchanges(tracer)
     runner = Runner(await worker.run(load_model, str(model), dtype), options)
     async with running_server(
         "127.0.0.1",
         0,
         [module.SERVICE_NAME],
-        lambda server: add(runner, worker, server),
+        lambda server: add(runner, worker, exchanges, server),
         grace_s=1,
         options=server_options or ServerOptions(),
         tracer=tracer,
+        exchanges=exchanges,
     ) as server:
         await server.set_serving(True)
         async with open_channel(server.address, security=security) as channel:
-            yield ModelServer(runner, server.address, channel, worker)
+            yield ModelServer(runner, server.address, channel, worker, exchanges)
     worker.close()
 
 
@@ -113,5 +122,11 @@ async def cluster(
         watched = Instruments(new_registry("coordinator"), tracer)
         async with running_coordinator(settings, watched) as server, Client(server.address) as client:
             yield Cluster(
-                client, server.address, drafting.address, verifying.address, drafting.runner, verifying.runner
+                client,
+                server.address,
+                drafting.address,
+                verifying.address,
+                drafting.runner,
+                verifying.runner,
+                (drafting.exchanges, verifying.exchanges),
             )

@@ -38,10 +38,22 @@ class Servicer(DraftServiceServicer):
         self.certificate = b""
         self.entered, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def ProposeTokens(self, request: pb.ProposeTokensRequest, context: Any) -> pb.ProposeTokensResponse:
+    async def DescribeDraftModel(
+        self, request: pb.DescribeDraftModelRequest, context: Any
+    ) -> pb.DescribeDraftModelResponse:
+        self._remember(context)
+        return pb.DescribeDraftModelResponse()
+
+    async def ProposeTokens(
+        self, requests: AsyncIterator[pb.ProposeTokensRequest], context: Any
+    ) -> AsyncIterator[pb.ProposeTokensResponse]:
+        async for _ in requests:
+            self._remember(context)
+            yield pb.ProposeTokensResponse()
+
+    def _remember(self, context: Any) -> None:
         self.names = caller_names(context)
         (self.certificate,) = context.auth_context().get("x509_pem_cert", [b""])
-        return pb.ProposeTokensResponse()
 
     async def ReleaseDraftSequences(
         self, request: pb.ReleaseDraftSequencesRequest, context: Any
@@ -84,9 +96,9 @@ def showing(authority: Authority, own: CertificateFiles | None) -> ChannelSecuri
     return channel_security(ca=authority.ca, certificate=own.certificate, key=own.key)
 
 
-async def propose(channel: grpc.aio.Channel) -> None:
+async def describe(channel: grpc.aio.Channel) -> None:
     with translated_errors():
-        await DraftServiceStub(channel).ProposeTokens(pb.ProposeTokensRequest(), timeout=TIMEOUT_S)
+        await DraftServiceStub(channel).DescribeDraftModel(pb.DescribeDraftModelRequest(), timeout=TIMEOUT_S)
 
 
 async def test_mutual_tls_tells_the_server_who_calls(authority: Authority) -> None:
@@ -95,7 +107,7 @@ async def test_mutual_tls_tells_the_server_who_calls(authority: Authority) -> No
         serving(mutual(authority)) as (servicer, address),
         open_channel(address, security=showing(authority, own)) as channel,
     ):
-        await propose(channel)
+        await describe(channel)
     assert servicer.names == {"coordinator.test", "10.1.2.3"}
 
 
@@ -112,7 +124,7 @@ async def test_strangers_get_no_connection(authority: Authority, tmp_path: Path,
     security = STRANGERS[stranger](authority, Authority(tmp_path / "other"))
     async with serving(mutual(authority)) as (servicer, address), open_channel(address, security=security) as channel:
         with pytest.raises(PeerUnavailable):
-            await propose(channel)
+            await describe(channel)
     assert not servicer.certificate
 
 
@@ -123,20 +135,20 @@ async def test_a_certificate_of_another_name_than_the_address_is_refused_unless_
     async with serving(watched(authority.issue("target.test"))) as (_, address):
         async with open_channel(address, security=security) as channel:
             with pytest.raises(PeerUnavailable):
-                await propose(channel)
+                await describe(channel)
         async with open_channel(address, security=security, authority="target.test:7702") as channel:
-            await propose(channel)
+            await describe(channel)
 
 
 async def test_only_allowed_names_may_call_but_health_checks_are_open(authority: Authority) -> None:
     options = ServerOptions(mutual(authority).certificates, (allowed_names({"coordinator.test", "gateway.test"}),))
     async with serving(options) as (_, address):
         async with open_channel(address, security=showing(authority, authority.issue("gateway.test"))) as channel:
-            await propose(channel)
+            await describe(channel)
         other = showing(authority, authority.issue("other.test"))
         async with open_channel(address, security=other) as channel:
             with pytest.raises(PermissionDenied, match="--tls-allowed-names"):
-                await propose(channel)
+                await describe(channel)
             stub: Any = health_pb2_grpc.HealthStub(channel)
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -158,7 +170,7 @@ async def test_probes_get_health_in_plaintext_on_a_port_of_its_own_and_nothing_e
                         else health_pb2.HealthCheckResponse.NOT_SERVING
                     )
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await DraftServiceStub(channel).ProposeTokens(pb.ProposeTokensRequest(), timeout=TIMEOUT_S)
+                await DraftServiceStub(channel).DescribeDraftModel(pb.DescribeDraftModelRequest(), timeout=TIMEOUT_S)
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -186,12 +198,12 @@ async def test_a_server_shows_its_new_certificate_at_the_next_handshake(authorit
         serving(watched(files)) as (_, address),
         open_channel(address, security=showing(authority, None)) as channel,
     ):
-        await propose(channel)
+        await describe(channel)
         before = leaf_in(files)
         assert await served_leaf(address) == before
         authority.issue("127.0.0.1")
         assert await served_leaf(address) == leaf_in(files) != before
-        await propose(channel)
+        await describe(channel)
 
 
 async def test_while_a_key_is_not_its_certificates_the_old_pair_is_served(authority: Authority) -> None:
@@ -220,14 +232,14 @@ async def test_a_channel_opens_anew_when_its_certificate_is_replaced_and_calls_i
         serving(mutual(authority)) as (servicer, address),
         open_channel(address, security=showing(authority, own), tracer=tracer) as channel,
     ):
-        await propose(channel)
+        await describe(channel)
         before = servicer.certificate
         release = asyncio.ensure_future(
             DraftServiceStub(channel).ReleaseDraftSequences(pb.ReleaseDraftSequencesRequest(), timeout=TIMEOUT_S)
         )
         await servicer.entered.wait()
         authority.issue("coordinator.test")
-        await asyncio.gather(*(propose(channel) for _ in range(20)))
+        await asyncio.gather(*(describe(channel) for _ in range(20)))
         assert servicer.certificate.strip() in own.certificate.read_bytes()
         assert servicer.certificate != before
         servicer.go_on.set()
@@ -247,7 +259,7 @@ async def test_a_replaced_channel_is_closed_after_its_last_call() -> None:
             release = DraftServiceStub(channel).ReleaseDraftSequences(pb.ReleaseDraftSequencesRequest())
             await servicer.entered.wait()
             opening[0] = object()
-            await propose(channel)
+            await describe(channel)
             old, new = opened
             assert old.get_state() is grpc.ChannelConnectivity.READY
             servicer.go_on.set()

@@ -10,7 +10,7 @@ from opentelemetry import baggage
 from opentelemetry import context as contexts
 
 from paceline.errors import InvalidRequest, PacelineError, PeerUnavailable
-from paceline.rpc import open_channel, running_server, translated_errors
+from paceline.rpc import Exchange, Exchanges, open_channel, running_server, translated_errors
 from paceline.v1 import draft_service_pb2, generation_service_pb2
 from paceline.v1.draft_service_pb2_grpc import (
     DraftServiceServicer,
@@ -24,6 +24,7 @@ from paceline.v1.generation_service_pb2_grpc import (
 )
 from tests.spans import Spans
 
+PROPOSE = "/paceline.v1.DraftService/ProposeTokens"
 SECRET = "the prompt that no span may hold"
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -31,7 +32,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Servicer(DraftServiceServicer, GenerationServiceServicer):
     """Does what `ending` says: answers, refuses, fails, or hangs until it is cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges = exchanges
         self.ending = "answer"
         self.entered = asyncio.Event()
         self.baggage: dict[str, object] = {}
@@ -46,11 +48,21 @@ class Servicer(DraftServiceServicer, GenerationServiceServicer):
         if self.ending == "hang":
             await asyncio.Event().wait()
 
-    async def ProposeTokens(
-        self, request: draft_service_pb2.ProposeTokensRequest, context: Context
-    ) -> draft_service_pb2.ProposeTokensResponse:
+    async def RollbackDraftSequences(
+        self, request: draft_service_pb2.RollbackDraftSequencesRequest, context: Context
+    ) -> draft_service_pb2.RollbackDraftSequencesResponse:
         await self._behave()
-        return draft_service_pb2.ProposeTokensResponse()
+        return draft_service_pb2.RollbackDraftSequencesResponse()
+
+    async def ProposeTokens(
+        self, requests: AsyncIterator[draft_service_pb2.ProposeTokensRequest], context: Context
+    ) -> AsyncIterator[draft_service_pb2.ProposeTokensResponse]:
+        async def answer(_: draft_service_pb2.ProposeTokensRequest) -> draft_service_pb2.ProposeTokensResponse:
+            await self._behave()
+            return draft_service_pb2.ProposeTokensResponse()
+
+        async for response in self._exchanges.answers(PROPOSE, requests, answer):
+            yield response
 
     async def DescribeDraftModel(
         self, request: draft_service_pb2.DescribeDraftModelRequest, context: Context
@@ -70,19 +82,23 @@ class Calls:
 
     def __init__(self, address: str, channel: grpc.aio.Channel, servicer: Servicer, spans: Spans) -> None:
         self.address, self.channel, self.servicer, self.spans = address, channel, servicer, spans
+        self.exchange = Exchange(DraftServiceStub(channel).ProposeTokens)
 
     async def call(self, kind: str, timeout_s: float | None = None) -> None:
-        """One call, unary or streaming, in a caller's span that carries baggage."""
+        """One call, of any kind, in a caller's span that carries baggage."""
         token = contexts.attach(baggage.set_baggage("tenant", "blue"))
         try:
             with self.spans.tracer.start_as_current_span("caller", record_exception=False), translated_errors():
-                if kind == "unary":
-                    request = draft_service_pb2.ProposeTokensRequest()
-                    await DraftServiceStub(self.channel).ProposeTokens(request, timeout=timeout_s)
-                else:
-                    await self._stream(timeout_s)
+                await getattr(self, f"_{kind}")(timeout_s)
         finally:
             contexts.detach(token)
+
+    async def _unary(self, timeout_s: float | None) -> None:
+        request = draft_service_pb2.RollbackDraftSequencesRequest()
+        await DraftServiceStub(self.channel).RollbackDraftSequences(request, timeout=timeout_s)
+
+    async def _exchange(self, timeout_s: float | None) -> None:
+        await self.exchange.ask(draft_service_pb2.ProposeTokensRequest(), timeout_s or 60.0)
 
     async def _stream(self, timeout_s: float | None) -> None:
         request = generation_service_pb2.GenerateTextRequest(text=SECRET)
@@ -96,7 +112,8 @@ class Calls:
 
 @pytest.fixture
 async def calls() -> AsyncIterator[Calls]:
-    spans, servicer = Spans(), Servicer()  # type: ignore[abstract]
+    spans = Spans()
+    servicer = Servicer(Exchanges(spans.tracer))  # type: ignore[abstract]
 
     def add(server: grpc.aio.Server) -> None:
         add_DraftServiceServicer_to_server(servicer, server)
@@ -109,9 +126,13 @@ async def calls() -> AsyncIterator[Calls]:
         yield Calls(server.address, channel, servicer, spans)
 
 
-NAMES = {"unary": "draft.propose", "stream": "generate"}
-METHODS = {"unary": "paceline.v1.DraftService/ProposeTokens", "stream": "paceline.v1.GenerationService/GenerateText"}
-both_kinds = pytest.mark.parametrize("kind", ["unary", "stream"])
+METHODS = {
+    "unary": "paceline.v1.DraftService/RollbackDraftSequences",
+    "exchange": "paceline.v1.DraftService/ProposeTokens",
+    "stream": "paceline.v1.GenerationService/GenerateText",
+}
+NAMES = {"unary": METHODS["unary"], "exchange": "draft.propose", "stream": "generate"}
+every_kind = pytest.mark.parametrize("kind", ["unary", "exchange", "stream"])
 
 
 async def check_pair(calls: Calls, kind: str, code: str, *, server_error: bool) -> None:
@@ -132,14 +153,14 @@ async def check_pair(calls: Calls, kind: str, code: str, *, server_error: bool) 
     assert SECRET not in str(calls.spans())
 
 
-@both_kinds
+@every_kind
 async def test_an_answered_call_has_a_span_on_each_side_and_passes_baggage_on(calls: Calls, kind: str) -> None:
     await calls.call(kind)
     await check_pair(calls, kind, "OK", server_error=False)
     assert calls.servicer.baggage == {"tenant": "blue"}
 
 
-@both_kinds
+@every_kind
 async def test_a_refused_call_is_the_callers_error_and_not_the_servers(calls: Calls, kind: str) -> None:
     calls.servicer.ending = "refuse"
     with pytest.raises(InvalidRequest):
@@ -147,7 +168,7 @@ async def test_a_refused_call_is_the_callers_error_and_not_the_servers(calls: Ca
     await check_pair(calls, kind, "INVALID_ARGUMENT", server_error=False)
 
 
-@both_kinds
+@every_kind
 async def test_an_unexpected_failure_is_an_error_on_both_sides(calls: Calls, kind: str) -> None:
     calls.servicer.ending = "fail"
     with pytest.raises(PacelineError):
@@ -155,7 +176,7 @@ async def test_an_unexpected_failure_is_an_error_on_both_sides(calls: Calls, kin
     await check_pair(calls, kind, "INTERNAL", server_error=True)
 
 
-@both_kinds
+@every_kind
 async def test_a_call_that_runs_out_of_time_says_so_on_both_sides(calls: Calls, kind: str) -> None:
     calls.servicer.ending = "hang"
     with pytest.raises(PacelineError):
@@ -163,7 +184,7 @@ async def test_a_call_that_runs_out_of_time_says_so_on_both_sides(calls: Calls, 
     await check_pair(calls, kind, "DEADLINE_EXCEEDED", server_error=True)
 
 
-@both_kinds
+@every_kind
 async def test_a_cancelled_call_reaches_the_server_and_ends_both_spans(calls: Calls, kind: str) -> None:
     calls.servicer.ending = "hang"
     task = asyncio.create_task(calls.call(kind, timeout_s=60))
@@ -184,12 +205,13 @@ async def test_a_stream_that_its_reader_leaves_ends_both_spans(calls: Calls) -> 
     await check_pair(calls, "stream", "CANCELLED", server_error=False)
 
 
-async def test_a_call_that_reaches_nobody_is_unavailable_to_its_client(calls: Calls) -> None:
+@pytest.mark.parametrize("kind", ["unary", "exchange"])
+async def test_a_call_that_reaches_nobody_is_unavailable_to_its_client(calls: Calls, kind: str) -> None:
     address = "127.0.0.1:1"
     async with open_channel(address, tracer=calls.spans.tracer) as channel:
         with pytest.raises(PeerUnavailable):
-            await Calls(address, channel, calls.servicer, calls.spans).call("unary")
-    (client,) = calls.spans("draft.propose")
+            await Calls(address, channel, calls.servicer, calls.spans).call(kind)
+    (client,) = calls.spans(NAMES[kind])
     assert client.attributes["rpc.response.status_code"] == "UNAVAILABLE"
     assert client.is_error
 
@@ -197,7 +219,7 @@ async def test_a_call_that_reaches_nobody_is_unavailable_to_its_client(calls: Ca
 async def test_outside_a_trace_only_a_generation_begins_one(calls: Calls) -> None:
     stub = DraftServiceStub(calls.channel)
     await stub.DescribeDraftModel(draft_service_pb2.DescribeDraftModelRequest())
-    await stub.ProposeTokens(draft_service_pb2.ProposeTokensRequest())
+    await calls.exchange.ask(draft_service_pb2.ProposeTokensRequest(), 60.0)
     async for _ in GenerationServiceStub(calls.channel).GenerateText(generation_service_pb2.GenerateTextRequest()):
         pass
     server = await calls.spans.one("generate", "server")

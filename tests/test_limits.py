@@ -98,16 +98,18 @@ async def test_a_call_with_too_many_rows_is_told_the_limit(pairs: dict[str, Pair
 
 
 class Held(DraftServiceServicer):
-    """Holds proposals until it is told to go on; releases go through."""
+    """Holds rollbacks until it is told to go on; releases go through."""
 
     def __init__(self) -> None:
         self.calls: asyncio.Queue[None] = asyncio.Queue()
         self.go_on = asyncio.Semaphore(0)
 
-    async def ProposeTokens(self, request: pb.ProposeTokensRequest, context: Any) -> pb.ProposeTokensResponse:
+    async def RollbackDraftSequences(
+        self, request: pb.RollbackDraftSequencesRequest, context: Any
+    ) -> pb.RollbackDraftSequencesResponse:
         self.calls.put_nowait(None)
         await self.go_on.acquire()
-        return pb.ProposeTokensResponse()
+        return pb.RollbackDraftSequencesResponse()
 
     async def ReleaseDraftSequences(
         self, request: pb.ReleaseDraftSequencesRequest, context: Any
@@ -135,7 +137,8 @@ async def test_calls_beyond_the_streams_of_a_connection_wait_at_the_caller(held:
     async with open_channel(address) as channel, open_channel(address, max_message_bytes=1 << 20) as other:
         stub = DraftServiceStub(channel)
         calls = [
-            asyncio.ensure_future(stub.ProposeTokens(pb.ProposeTokensRequest(), timeout=TIMEOUT_S)) for _ in range(3)
+            asyncio.ensure_future(stub.RollbackDraftSequences(pb.RollbackDraftSequencesRequest(), timeout=TIMEOUT_S))
+            for _ in range(3)
         ]
         for _ in range(2):
             await servicer.calls.get()

@@ -4,7 +4,7 @@ import asyncio
 import re
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.runner import PassSize
 from paceline.errors import AddressInUse, InvalidRequest, PeerFailed, PeerUnavailable
 from paceline.metrics import CallCounter, count_tasks, metrics_served, new_registry
-from paceline.rpc import open_channel, running_server
+from paceline.rpc import Exchange, open_channel, running_server
 from paceline.types import CacheDescription, CallTiming, GenerationRequest, HopTime, TokenIds
 from paceline.v1 import generation_service_pb2 as generation_pb
 from paceline.v1 import target_service_pb2 as target_pb
@@ -172,6 +172,13 @@ class Obedient(TargetServiceServicer, GenerationServiceServicer):
         await self._obey(request.sequence_ids[0])
         return target_pb.ReleaseTargetSequencesResponse()
 
+    async def VerifyTokens(
+        self, requests: AsyncIterator[target_pb.VerifyTokensRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[target_pb.VerifyTokensResponse]:
+        async for request in requests:
+            await self._obey(request.rows[0].sequence_id)
+            yield target_pb.VerifyTokensResponse()
+
     async def GenerateText(
         self, request: generation_pb.GenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[generation_pb.GenerateTextResponse]:
@@ -217,6 +224,29 @@ async def drain(channel: grpc.aio.Channel, order: str, timeout_s: float = 60) ->
     finally:
         # Under load a stub whose reader is cancelled was seen not to cancel its call.
         call.cancel()
+
+
+async def test_requests_on_streams_are_counted_as_calls_and_the_streams_are_not() -> None:
+    registry = CollectorRegistry()
+    async with counted_calls(registry) as (servicer, channel):
+        exchange = Exchange(TargetServiceStub(channel).VerifyTokens)
+
+        async def send(order: str) -> None:
+            await exchange.ask(target_pb.VerifyTokensRequest(rows=[target_pb.VerifyTokensRow(sequence_id=order)]), 60)
+
+        for order in ("answer", "answer", "refuse", "answer", "break", "answer"):
+            with suppress(grpc.aio.AioRpcError):
+                await send(order)
+        hanging = asyncio.ensure_future(send("hang"))
+        await servicer.hung.wait()
+        hanging.cancel()
+        while sum((counts := by_label(registry, "rpc_calls_total", "code")).values()) < 7:
+            await asyncio.sleep(0.01)
+        await send("answer")
+    # By now the last stream has been cut off, with nothing in work.
+    counts = by_label(registry, "rpc_calls_total", "code")
+    assert counts == {"OK": 5, "INVALID_ARGUMENT": 1, "INTERNAL": 1, "CANCELLED": 1}
+    assert set(by_label(registry, "rpc_calls_total", "method")) == {"VerifyTokens"}
 
 
 @pytest.mark.parametrize(("send", "method"), [(release, "ReleaseTargetSequences"), (drain, "GenerateText")])

@@ -15,7 +15,7 @@ from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.instruments import instruments
 from paceline.metrics import CallCounter
-from paceline.rpc import ServerOptions, running_server, termination
+from paceline.rpc import Exchanges, ServerOptions, running_server, termination
 from paceline.service import announce, freeze_heap
 from paceline.settings import ModelServiceSettings
 
@@ -29,12 +29,13 @@ async def serve_model(
     settings: ModelServiceSettings,
     options: ServerOptions,
     service_name: str,
-    add_servicer: Callable[[Runner, ModelWorker, grpc.aio.Server, int], None],
+    add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int], None],
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
     role = name.removesuffix("_service")
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
+        exchanges = Exchanges(watched.tracer)
         worker = ModelWorker(settings.threads, metrics.call_ended, watched.tracer)
         try:
             model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
@@ -47,11 +48,12 @@ async def serve_model(
                 settings.host,
                 settings.port,
                 [service_name],
-                lambda server: add_servicer(runner, worker, server, settings.max_rows),
+                lambda server: add_servicer(runner, worker, exchanges, server, settings.max_rows),
                 grace_s=settings.shutdown_grace_s / 2,
                 options=options,
                 tracer=watched.tracer,
                 interceptors=[CallCounter(watched.registry, role)],
+                exchanges=exchanges,
             ) as server:
                 freeze_heap()
                 await server.set_serving(True)

@@ -31,9 +31,15 @@ def without_registration(server: grpc.aio.Server) -> grpc.aio.Server:
 
 
 class LastingServer:
-    def __init__(self, make: Callable[[int], tuple[grpc.aio.Server, int]], port: int) -> None:
-        """`make` returns a server bound to a port, and that port; it is asked for it again when the server failed."""
+    def __init__(
+        self, make: Callable[[int], tuple[grpc.aio.Server, int]], port: int, on_failure: Callable[[], None]
+    ) -> None:
+        """`make` returns a server bound to a port, and that port; it is asked for it again when the server failed.
+
+        `on_failure` is called then: it may end what else would keep the failed server for long.
+        """
         self._make = make
+        self._on_failure = on_failure
         self._server, self.port = make(port)
         self._failed: dict[grpc.aio.Server, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -58,6 +64,7 @@ class LastingServer:
 
     async def _replace(self) -> None:
         failed = self._server
+        self._on_failure()
         ending = asyncio.create_task(_end(failed, FAILED_GRACE_S))
         self._failed[failed] = ending
         ending.add_done_callback(lambda _: self._failed.pop(failed))

@@ -1,6 +1,7 @@
 """A channel that opens itself anew when what it was opened with changes, as certificates do that are rotated.
 
-New calls go over the new one; calls in flight end on the old one, which is closed after the last of them.
+New calls go over the new one; calls in flight end on the old one, which is closed after the last of them. Streams of
+requests could be kept for ever, so they are told that there will be no more.
 """
 
 import asyncio
@@ -91,6 +92,9 @@ class _Opened(Generic[Opening]):
 
     async def close_after_calls(self) -> None:
         try:
+            for call in list(self.calls):
+                if isinstance(call, grpc.aio.StreamStreamCall):
+                    await call.done_writing()
             while calls := list(self.calls):
                 await asyncio.gather(*(call.code() for call in calls), return_exceptions=True)
         finally:

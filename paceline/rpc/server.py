@@ -13,6 +13,7 @@ from opentelemetry.trace import Tracer
 
 from paceline.errors import AddressInUse
 from paceline.rpc.access import AccessInterceptor
+from paceline.rpc.exchanges import Exchanges
 from paceline.rpc.lasting import LastingServer, without_registration
 from paceline.rpc.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
 from paceline.rpc.status import ErrorInterceptor
@@ -70,10 +71,12 @@ async def running_server(
     options: ServerOptions = ServerOptions(),
     tracer: Tracer | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    exchanges: Exchanges | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`.
 
-    With a tracer, calls have spans. `interceptors` see all calls, those that are refused too. Raises AddressInUse.
+    With a tracer, calls have spans. `interceptors` see all calls, those that are refused too. `exchanges` are told when
+    their streams should end, which would keep the server from ending. Raises AddressInUse.
     """
     health_servicer = health.aio.HealthServicer()
     credentials = server_credentials(options.certificates) if options.certificates else None
@@ -86,7 +89,8 @@ async def running_server(
             reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         return server, _bind(server, host, port, credentials, "--port")
 
-    server = LastingServer(make, port)
+    exchanges = exchanges or Exchanges()
+    server = LastingServer(make, port, exchanges.end_streams)
     address = f"{host}:{server.port}"
     async with _health_server(host, options.health_port, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
@@ -96,6 +100,7 @@ async def running_server(
             yield running
         finally:
             await health_servicer.enter_graceful_shutdown()
+            exchanges.end_streams()
             await server.stop(grace_s)
 
 

@@ -23,7 +23,7 @@ Deserializer = Callable[[bytes], Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turn exceptions into statuses, for unary and server-streaming methods.
+    """Turn exceptions into statuses, for methods of any kind but client-streaming.
 
     Requests are parsed here too, for gRPC answers those that cannot be with UNKNOWN and a traceback in the log.
     """
@@ -42,6 +42,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_stream:
             guarded = _guard_stream(handler.unary_stream, handler.request_deserializer)
             return handler._replace(request_deserializer=None, unary_stream=guarded)
+        if handler.stream_stream:
+            guarded = _guard_exchange(handler.stream_stream, handler.request_deserializer)
+            return handler._replace(request_deserializer=None, stream_stream=guarded)
         return handler
 
 
@@ -66,6 +69,20 @@ def _guard_stream(behavior: Handler, deserialize: Deserializer) -> Handler:
     return guarded
 
 
+def _guard_exchange(behavior: Handler, deserialize: Deserializer) -> Handler:
+    async def guarded(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        parsed = (_parse(request, deserialize) async for request in requests)
+        try:
+            async for response in behavior(parsed, context):
+                yield response
+        except Exception as error:
+            await abort(context, error)
+
+    return guarded
+
+
 def _parse(request: bytes, deserialize: Deserializer) -> Any:
     try:
         return deserialize(request)
@@ -83,18 +100,22 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -
     await context.abort_with_status(rpc_status.to_status(error_to_pb(error)))
 
 
+def code_of(error: Exception) -> grpc.StatusCode:
+    """What `abort` ends a call with."""
+    return error.code if isinstance(error, PacelineError) else PeerFailed.code
+
+
 def ended_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
     """What a call ended with, asked in a done callback of its context; it had `timeout_s` when it began."""
-    return context.code() or grpc.StatusCode.OK if context.done() else cut_off_code(context, timeout_s)
+    return context.code() or grpc.StatusCode.OK if context.done() else cut_off_code(context.time_remaining(), timeout_s)
 
 
-def cut_off_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
-    """Why a call ended under its servicer: it was cancelled, or its deadline passed.
+def cut_off_code(remaining_s: float | None, timeout_s: float | None) -> grpc.StatusCode:
+    """Why a call ended under its servicer, with so much of its time left: it was cancelled, or its deadline passed.
 
     The client says the same of both, and perhaps before the deadline that is known here, for the message takes its
     time, and the wire rounds timeouts up by as much as 1 %. Whoever cancels as late as that is taken for timed out.
     """
-    remaining_s = context.time_remaining()
     if timeout_s is not None and remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + timeout_s / 100:
         return grpc.StatusCode.DEADLINE_EXCEEDED
     return grpc.StatusCode.CANCELLED

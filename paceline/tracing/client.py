@@ -5,7 +5,10 @@ interceptors: they run every unary call in a task of its own, at a quarter of a 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -93,7 +96,13 @@ class TracedChannel(grpc.aio.Channel):
         return self._channel.stream_unary(method, *codec, **named)
 
     def stream_stream(self, method: str, *codec: Any, **named: Any) -> Any:
-        return self._channel.stream_stream(method, *codec, **named)
+        make_call: Callable[..., Any] = self._channel.stream_stream(method, *codec, **named)
+
+        def call(request_iterator: Any = None, **how: Any) -> Any:
+            stream = make_call(request_iterator, **how)
+            return TracedStream(stream, partial(self._start, method)) if request_iterator is None else stream
+
+        return call
 
     def _start(self, method: str) -> Span | None:
         """Start the call's span; None where the call is not traced."""
@@ -101,6 +110,58 @@ class TracedChannel(grpc.aio.Channel):
             return None
         attributes = self._server | call_attributes(method)
         return self._tracer.start_span(span_name(method), kind=SpanKind.CLIENT, attributes=attributes)
+
+
+class TracedStream:
+    """Is to an `Exchange` what the stream within is. From a request to its answer is a call of its own."""
+
+    def __init__(self, stream: Any, start: Callable[[], Span | None]) -> None:
+        self._stream = stream
+        self._start = start
+        self._span: Span | None = None
+        self._ends = 0.0
+
+    async def write(self, request: Any) -> None:
+        self._span = self._start()
+        self._ends = time.perf_counter() + request.context.timeout_s
+        if self._span:
+            propagate.inject(request.context.trace_headers, trace.set_span_in_context(self._span))
+        with self._ending_if_it_fails():
+            await self._stream.write(request)
+
+    async def read(self) -> Any:
+        with self._ending_if_it_fails():
+            answer = await self._stream.read()
+        self._end(grpc.StatusCode.UNAVAILABLE if answer is grpc.aio.EOF else grpc.StatusCode.OK)
+        return answer
+
+    async def done_writing(self) -> None:
+        await self._stream.done_writing()
+
+    def done(self) -> bool:
+        return bool(self._stream.done())
+
+    def cancel(self) -> bool:
+        return bool(self._stream.cancel())
+
+    @contextmanager
+    def _ending_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            self._end(error.code())
+            raise
+        except asyncio.InvalidStateError:
+            self._end(grpc.StatusCode.UNAVAILABLE)
+            raise
+        except asyncio.CancelledError:
+            is_late = time.perf_counter() >= self._ends
+            self._end(grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED)
+            raise
+
+    def _end(self, code: grpc.StatusCode) -> None:
+        if self._span:
+            end_call(self._span, SpanKind.CLIENT, code)
 
 
 def _carrying(span: Span, metadata: Metadata) -> Metadata:

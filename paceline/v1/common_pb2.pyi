@@ -227,6 +227,56 @@ class TokenLogprob(_message.Message):
 Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
+class RequestContext(_message.Message):
+    """Holds what gRPC sends once with a call, for one of the many requests that share a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TraceHeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    TRACE_HEADERS_FIELD_NUMBER: _builtins.int
+    timeout_s: _builtins.float
+    """Seconds the caller waits for the answer; it gives the stream up after them. Unset: for as long as it takes."""
+    @_builtins.property
+    def trace_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Headers of the caller's trace: `traceparent` and `tracestate` (W3C Trace Context), `baggage` (W3C Baggage)."""
+
+    def __init__(
+        self,
+        *,
+        timeout_s: _builtins.float | None = ...,
+        trace_headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s", "trace_headers", b"trace_headers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+
+Global___RequestContext: _TypeAlias = RequestContext  # noqa: Y015
+
+@_typing.final
 class CallTiming(_message.Message):
     """Says what a model service did with a call's time; what the caller saw beyond it was the wire's."""
 

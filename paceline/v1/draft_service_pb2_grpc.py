@@ -37,7 +37,7 @@ class DraftServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.ProposeTokens = channel.unary_unary(
+        self.ProposeTokens = channel.stream_stream(
                 '/paceline.v1.DraftService/ProposeTokens',
                 request_serializer=paceline_dot_v1_dot_draft__service__pb2.ProposeTokensRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_draft__service__pb2.ProposeTokensResponse.FromString,
@@ -65,11 +65,14 @@ class DraftServiceServicer:
     Caches are hints: each row says which cached prefix it relies on, so a lost, repeated or late call does no harm.
     """
 
-    def ProposeTokens(self, request, context):
+    def ProposeTokens(self, request_iterator, context):
         """Appends each row's tokens to its cache and proposes tokens to follow them.
 
-        Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the call itself fails with
-        INVALID_ARGUMENT when the request as a whole is malformed.
+        A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
+        one by one; to have several in work, open several streams.
+
+        Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the stream itself fails with
+        INVALID_ARGUMENT when a request as a whole is malformed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +102,7 @@ class DraftServiceServicer:
 
 def add_DraftServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'ProposeTokens': grpc.unary_unary_rpc_method_handler(
+            'ProposeTokens': grpc.stream_stream_rpc_method_handler(
                     servicer.ProposeTokens,
                     request_deserializer=paceline_dot_v1_dot_draft__service__pb2.ProposeTokensRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_draft__service__pb2.ProposeTokensResponse.SerializeToString,
@@ -134,7 +137,7 @@ class DraftService:
     """
 
     @staticmethod
-    def ProposeTokens(request,
+    def ProposeTokens(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -144,8 +147,8 @@ class DraftService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/paceline.v1.DraftService/ProposeTokens',
             paceline_dot_v1_dot_draft__service__pb2.ProposeTokensRequest.SerializeToString,

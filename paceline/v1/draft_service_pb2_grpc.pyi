@@ -36,11 +36,14 @@ class DraftServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DraftServiceAsyncStub: ...
-    ProposeTokens: _grpc.UnaryUnaryMultiCallable[_draft_service_pb2.ProposeTokensRequest, _draft_service_pb2.ProposeTokensResponse]
+    ProposeTokens: _grpc.StreamStreamMultiCallable[_draft_service_pb2.ProposeTokensRequest, _draft_service_pb2.ProposeTokensResponse]
     """Appends each row's tokens to its cache and proposes tokens to follow them.
 
-    Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the call itself fails with
-    INVALID_ARGUMENT when the request as a whole is malformed.
+    A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
+    one by one; to have several in work, open several streams.
+
+    Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the stream itself fails with
+    INVALID_ARGUMENT when a request as a whole is malformed.
     """
     RollbackDraftSequences: _grpc.UnaryUnaryMultiCallable[_draft_service_pb2.RollbackDraftSequencesRequest, _draft_service_pb2.RollbackDraftSequencesResponse]
     """Truncates each named sequence's cache to a length. Safe to repeat."""
@@ -57,11 +60,14 @@ class DraftServiceAsyncStub(DraftServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    ProposeTokens: _aio.UnaryUnaryMultiCallable[_draft_service_pb2.ProposeTokensRequest, _draft_service_pb2.ProposeTokensResponse]  # type: ignore[assignment]
+    ProposeTokens: _aio.StreamStreamMultiCallable[_draft_service_pb2.ProposeTokensRequest, _draft_service_pb2.ProposeTokensResponse]  # type: ignore[assignment]
     """Appends each row's tokens to its cache and proposes tokens to follow them.
 
-    Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the call itself fails with
-    INVALID_ARGUMENT when the request as a whole is malformed.
+    A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
+    one by one; to have several in work, open several streams.
+
+    Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the stream itself fails with
+    INVALID_ARGUMENT when a request as a whole is malformed.
     """
     RollbackDraftSequences: _aio.UnaryUnaryMultiCallable[_draft_service_pb2.RollbackDraftSequencesRequest, _draft_service_pb2.RollbackDraftSequencesResponse]  # type: ignore[assignment]
     """Truncates each named sequence's cache to a length. Safe to repeat."""
@@ -79,13 +85,16 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ProposeTokens(
         self,
-        request: _draft_service_pb2.ProposeTokensRequest,
+        request_iterator: _MaybeAsyncIterator[_draft_service_pb2.ProposeTokensRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_draft_service_pb2.ProposeTokensResponse, _abc.Awaitable[_draft_service_pb2.ProposeTokensResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_draft_service_pb2.ProposeTokensResponse], _abc.AsyncIterator[_draft_service_pb2.ProposeTokensResponse]]:
         """Appends each row's tokens to its cache and proposes tokens to follow them.
 
-        Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the call itself fails with
-        INVALID_ARGUMENT when the request as a whole is malformed.
+        A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
+        one by one; to have several in work, open several streams.
+
+        Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the stream itself fails with
+        INVALID_ARGUMENT when a request as a whole is malformed.
         """
 
     @_abc_1.abstractmethod

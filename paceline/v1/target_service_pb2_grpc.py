@@ -37,7 +37,7 @@ class TargetServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.VerifyTokens = channel.unary_unary(
+        self.VerifyTokens = channel.stream_stream(
                 '/paceline.v1.TargetService/VerifyTokens',
                 request_serializer=paceline_dot_v1_dot_target__service__pb2.VerifyTokensRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_target__service__pb2.VerifyTokensResponse.FromString,
@@ -70,12 +70,16 @@ class TargetServiceServicer:
     Caches are hints: each row says which cached prefix it relies on, so a lost, repeated or late call does no harm.
     """
 
-    def VerifyTokens(self, request, context):
+    def VerifyTokens(self, request_iterator, context):
         """Appends each row's tokens, verifies its draft tokens in the same pass and keeps the accepted part of the cache.
 
-        A row without draft tokens decodes one token: prefill and plain decoding are this same call. Safe to repeat.
-        Rows fail one by one, in `VerifyTokensResult.status`; the call itself fails with INVALID_ARGUMENT when the
-        request as a whole is malformed.
+        A row without draft tokens decodes one token: prefill and plain decoding are this same request.
+
+        A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
+        one by one; to have several in work, open several streams.
+
+        Safe to repeat. Rows fail one by one, in `VerifyTokensResult.status`; the stream itself fails with
+        INVALID_ARGUMENT when a request as a whole is malformed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,7 +118,7 @@ class TargetServiceServicer:
 
 def add_TargetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'VerifyTokens': grpc.unary_unary_rpc_method_handler(
+            'VerifyTokens': grpc.stream_stream_rpc_method_handler(
                     servicer.VerifyTokens,
                     request_deserializer=paceline_dot_v1_dot_target__service__pb2.VerifyTokensRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_target__service__pb2.VerifyTokensResponse.SerializeToString,
@@ -154,7 +158,7 @@ class TargetService:
     """
 
     @staticmethod
-    def VerifyTokens(request,
+    def VerifyTokens(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -164,8 +168,8 @@ class TargetService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/paceline.v1.TargetService/VerifyTokens',
             paceline_dot_v1_dot_target__service__pb2.VerifyTokensRequest.SerializeToString,

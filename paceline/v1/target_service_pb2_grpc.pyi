@@ -36,12 +36,16 @@ class TargetServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TargetServiceAsyncStub: ...
-    VerifyTokens: _grpc.UnaryUnaryMultiCallable[_target_service_pb2.VerifyTokensRequest, _target_service_pb2.VerifyTokensResponse]
+    VerifyTokens: _grpc.StreamStreamMultiCallable[_target_service_pb2.VerifyTokensRequest, _target_service_pb2.VerifyTokensResponse]
     """Appends each row's tokens, verifies its draft tokens in the same pass and keeps the accepted part of the cache.
 
-    A row without draft tokens decodes one token: prefill and plain decoding are this same call. Safe to repeat.
-    Rows fail one by one, in `VerifyTokensResult.status`; the call itself fails with INVALID_ARGUMENT when the
-    request as a whole is malformed.
+    A row without draft tokens decodes one token: prefill and plain decoding are this same request.
+
+    A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
+    one by one; to have several in work, open several streams.
+
+    Safe to repeat. Rows fail one by one, in `VerifyTokensResult.status`; the stream itself fails with
+    INVALID_ARGUMENT when a request as a whole is malformed.
     """
     RollbackTargetSequences: _grpc.UnaryUnaryMultiCallable[_target_service_pb2.RollbackTargetSequencesRequest, _target_service_pb2.RollbackTargetSequencesResponse]
     """Truncates each named sequence's cache to a length. Safe to repeat."""
@@ -63,12 +67,16 @@ class TargetServiceAsyncStub(TargetServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    VerifyTokens: _aio.UnaryUnaryMultiCallable[_target_service_pb2.VerifyTokensRequest, _target_service_pb2.VerifyTokensResponse]  # type: ignore[assignment]
+    VerifyTokens: _aio.StreamStreamMultiCallable[_target_service_pb2.VerifyTokensRequest, _target_service_pb2.VerifyTokensResponse]  # type: ignore[assignment]
     """Appends each row's tokens, verifies its draft tokens in the same pass and keeps the accepted part of the cache.
 
-    A row without draft tokens decodes one token: prefill and plain decoding are this same call. Safe to repeat.
-    Rows fail one by one, in `VerifyTokensResult.status`; the call itself fails with INVALID_ARGUMENT when the
-    request as a whole is malformed.
+    A row without draft tokens decodes one token: prefill and plain decoding are this same request.
+
+    A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
+    one by one; to have several in work, open several streams.
+
+    Safe to repeat. Rows fail one by one, in `VerifyTokensResult.status`; the stream itself fails with
+    INVALID_ARGUMENT when a request as a whole is malformed.
     """
     RollbackTargetSequences: _aio.UnaryUnaryMultiCallable[_target_service_pb2.RollbackTargetSequencesRequest, _target_service_pb2.RollbackTargetSequencesResponse]  # type: ignore[assignment]
     """Truncates each named sequence's cache to a length. Safe to repeat."""
@@ -91,14 +99,18 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def VerifyTokens(
         self,
-        request: _target_service_pb2.VerifyTokensRequest,
+        request_iterator: _MaybeAsyncIterator[_target_service_pb2.VerifyTokensRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_target_service_pb2.VerifyTokensResponse, _abc.Awaitable[_target_service_pb2.VerifyTokensResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_target_service_pb2.VerifyTokensResponse], _abc.AsyncIterator[_target_service_pb2.VerifyTokensResponse]]:
         """Appends each row's tokens, verifies its draft tokens in the same pass and keeps the accepted part of the cache.
 
-        A row without draft tokens decodes one token: prefill and plain decoding are this same call. Safe to repeat.
-        Rows fail one by one, in `VerifyTokensResult.status`; the call itself fails with INVALID_ARGUMENT when the
-        request as a whole is malformed.
+        A row without draft tokens decodes one token: prefill and plain decoding are this same request.
+
+        A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
+        one by one; to have several in work, open several streams.
+
+        Safe to repeat. Rows fail one by one, in `VerifyTokensResult.status`; the stream itself fails with
+        INVALID_ARGUMENT when a request as a whole is malformed.
         """
 
     @_abc_1.abstractmethod

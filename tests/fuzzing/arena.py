@@ -37,6 +37,11 @@ second, for which there is `LastingServer`."""
 SETTLING_TURNS = 3000
 """Looks at what is left before it counts as left behind."""
 
+TASKS_OF_A_STREAM = 3
+"""Two of gRPC's stub, and the handler's."""
+MOST_STREAMS = 4
+"""Two lanes, two model services."""
+
 
 class Unsound(AssertionError):
     """A service answered wrongly, or is not as it was before."""
@@ -134,10 +139,17 @@ class Arena:
         described = await self._running.client.describe()
         live, waiting = described.live_sequence_count, described.waiting_sequence_count
         held = self._running.held_sequence_count
-        tasks = len(asyncio.all_tasks())
-        if live or waiting or held or tasks > self._idle_task_count:
-            return f"{live} live, {waiting} waiting, {held} cached sequences, {tasks} of {self._idle_task_count} tasks"
+        tasks, streams = self._task_count(), self._running.kept_stream_count
+        if live or waiting or held or tasks > self._idle_task_count or streams > MOST_STREAMS:
+            return (
+                f"{live} live, {waiting} waiting, {held} cached sequences, {tasks} of {self._idle_task_count} tasks, "
+                f"{streams} streams"
+            )
         return ""
+
+    def _task_count(self) -> int:
+        """Tasks but those of streams that the coordinator keeps: how many it needs at once is chance."""
+        return len(asyncio.all_tasks()) - TASKS_OF_A_STREAM * self._running.kept_stream_count
 
     async def settle(self) -> None:
         """Note how many tasks an idle cluster has, after healthy requests have opened all connections."""
@@ -146,7 +158,7 @@ class Arena:
         await self.attack([], at_once=True)
         counts: list[int] = []
         while len(counts) < 50 or len(set(counts[-50:])) > 1:
-            counts.append(len(asyncio.all_tasks()))
+            counts.append(self._task_count())
             await asyncio.sleep(0.01)
         self._idle_task_count = counts[-1]
 

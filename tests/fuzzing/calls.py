@@ -153,7 +153,7 @@ def allowed_codes(one: Call) -> set[Code]:
     }
     allowed = by_ending.get(one.ending, set())
     if one.ending is Ending.NOTHING:
-        return allowed
+        return {*allowed, Code.OK} if one.method.client_streaming else allowed
     if len(one.payload) > MAX_MESSAGE_BYTES:
         return allowed | {Code.RESOURCE_EXHAUSTED}
     if parsed(one) is None:

@@ -114,7 +114,9 @@ def _values(field: FieldDescriptor) -> Values:
 
 
 def _set(message: Message, field: FieldDescriptor, value: Any) -> None:
-    if field.is_repeated:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        getattr(message, field.name).update({entry.key: entry.value for entry in value})
+    elif field.is_repeated:
         getattr(message, field.name).extend(value)
     elif field.message_type is not None:
         getattr(message, field.name).CopyFrom(value)

@@ -1,0 +1,64 @@
+"""The serving side of `Exchange`: requests of a stream are answered one after another.
+
+Owns the streams' ends: whoever serves can end those that wait for a request, for their callers keep them open.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any
+
+from opentelemetry.trace import Tracer
+
+
+class Exchanges:
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        """With a tracer, requests have spans, as calls have."""
+        self._tracer = tracer
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._generation = 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Streams that have no request in work."""
+        return len(self._waiting)
+
+    async def answers(
+        self, method: str, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
+    ) -> AsyncIterator[Any]:
+        """Answer each request. `method` is the path that spans are named after."""
+        generation = self._generation
+        while (request := await self._next(requests, generation)) is not None:
+            with self._span(method, request):
+                response = await answer(request)
+            yield response
+
+    def end_streams(self) -> None:
+        """End the streams there are: those that have no request in work now, and the others after their answer."""
+        self._generation += 1
+        for task in self._waiting:
+            task.cancel()
+
+    async def _next(self, requests: AsyncIterator[Any], generation: int) -> Any:
+        """The next request; None when there is none, or the stream is to end."""
+        if generation != self._generation:
+            return None
+        task = asyncio.current_task()
+        assert task
+        self._waiting.add(task)
+        try:
+            return await anext(requests, None)
+        except asyncio.CancelledError:
+            if generation == self._generation or task.uncancel():
+                raise
+            return None
+        finally:
+            self._waiting.discard(task)
+
+    def _span(self, method: str, request: Any) -> Any:
+        if self._tracer is None:
+            return nullcontext()
+        # Not loaded where tracing is off, as in `open_channel`.
+        from paceline.tracing.server import request_span
+
+        return request_span(self._tracer, method, request.context)

@@ -1,0 +1,198 @@
+"""Requests over kept streams, over real gRPC: how many there are, and what becomes of them when something fails."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
+from paceline.rpc import Exchange, Exchanges, open_channel, running_server, translated_errors
+from paceline.rpc.reopening import ReopeningChannel
+from paceline.v1 import draft_service_pb2 as pb
+from paceline.v1.draft_service_pb2_grpc import (
+    DraftServiceServicer,
+    DraftServiceStub,
+    add_DraftServiceServicer_to_server,
+)
+from tests.spans import until
+
+TIMEOUT_S = 60.0
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Servicer(DraftServiceServicer):
+    """Answers with the name of the sequence it was asked for; some names it does not answer. Counts its streams."""
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self.exchanges = exchanges
+        self.stream_count = self.open_count = self.cancelled_count = 0
+        self.entered = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def ProposeTokens(
+        self, requests: AsyncIterator[pb.ProposeTokensRequest], context: Context
+    ) -> AsyncIterator[pb.ProposeTokensResponse]:
+        self.stream_count += 1
+        self.open_count += 1
+        context.add_done_callback(self._ended)  # type: ignore[arg-type]
+        async for response in self.exchanges.answers("/a.Service/Method", requests, self._answer):
+            yield response
+
+    def _ended(self, _: object) -> None:
+        self.open_count -= 1
+
+    async def _answer(self, request: pb.ProposeTokensRequest) -> pb.ProposeTokensResponse:
+        name = request.rows[0].sequence_id
+        self.entered.set()
+        if name == "refused":
+            raise InvalidRequest("no", field="rows")
+        if name == "broken":
+            raise RuntimeError
+        try:
+            if name == "held":
+                await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled_count += 1
+            raise
+        return pb.ProposeTokensResponse(results=[pb.ProposeTokensResult(sequence_id=name)])
+
+
+@asynccontextmanager
+async def serving(port: int = 0, grace_s: float = 0) -> AsyncIterator[tuple[Servicer, str]]:
+    servicer = Servicer(Exchanges())  # type: ignore[abstract]
+    async with running_server(
+        "127.0.0.1",
+        port,
+        [],
+        lambda server: add_DraftServiceServicer_to_server(servicer, server),
+        grace_s=grace_s,
+        exchanges=servicer.exchanges,
+    ) as server:
+        yield servicer, server.address
+
+
+@asynccontextmanager
+async def exchange_with(address: str) -> AsyncIterator[Exchange]:
+    async with open_channel(address) as channel:
+        yield Exchange(DraftServiceStub(channel).ProposeTokens)
+
+
+async def ask(exchange: Exchange, name: str, timeout_s: float = TIMEOUT_S) -> str:
+    with translated_errors():
+        answer = await exchange.ask(pb.ProposeTokensRequest(rows=[pb.ProposeTokensRow(sequence_id=name)]), timeout_s)
+    return str(answer.results[0].sequence_id)
+
+
+async def test_requests_one_after_another_share_a_stream() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        assert [await ask(exchange, str(n)) for n in range(20)] == [str(n) for n in range(20)]
+    assert servicer.stream_count == 1
+
+
+async def test_requests_at_once_have_a_stream_each_and_get_their_own_answers() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        for _ in range(3):
+            names = [f"sequence {n}" for n in range(5)]
+            assert await asyncio.gather(*(ask(exchange, name) for name in names)) == names
+    assert servicer.stream_count == 5
+
+
+@pytest.mark.parametrize(("name", "error"), [("refused", InvalidRequest), ("broken", PeerFailed)])
+async def test_a_request_that_fails_says_why_and_the_next_one_is_answered(name: str, error: type[Exception]) -> None:
+    async with serving() as (_, address), exchange_with(address) as exchange:
+        assert await ask(exchange, "before") == "before"
+        with pytest.raises(error):
+            await ask(exchange, name)
+        assert await ask(exchange, "after") == "after"
+
+
+async def test_a_request_that_is_given_up_is_given_up_by_the_server_too() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        with pytest.raises(CallTimedOut, match=r"no answer came within 0\.5 s"):
+            await ask(exchange, "held", timeout_s=0.5)
+        await until(lambda: servicer.cancelled_count == 1)
+        servicer.entered.clear()
+        task = asyncio.create_task(ask(exchange, "held"))
+        await servicer.entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: servicer.cancelled_count == 2)
+        assert await ask(exchange, "after") == "after"
+
+
+async def test_a_peer_that_was_replaced_while_nobody_asked_goes_unnoticed() -> None:
+    async with AsyncExitStack() as stack:
+        async with serving() as (_, address):
+            exchange = await stack.enter_async_context(exchange_with(address))
+            await asyncio.gather(*(ask(exchange, "before") for _ in range(3)))
+        async with serving(int(address.rpartition(":")[2])) as (servicer, _):
+            assert await ask(exchange, "after") == "after"
+        assert servicer.stream_count == 1
+
+
+async def test_a_peer_that_is_gone_is_unavailable() -> None:
+    async with AsyncExitStack() as stack:
+        async with serving() as (_, address):
+            exchange = await stack.enter_async_context(exchange_with(address))
+            await ask(exchange, "before")
+        with pytest.raises(PeerUnavailable):
+            await ask(exchange, "after")
+
+
+async def test_a_stream_that_is_to_end_is_answered_first() -> None:
+    async with serving(grace_s=TIMEOUT_S) as (servicer, address), exchange_with(address) as exchange:
+        await asyncio.gather(*(ask(exchange, "before") for _ in range(3)))
+        servicer.entered.clear()
+        held = asyncio.create_task(ask(exchange, "held"))
+        await servicer.entered.wait()
+        servicer.exchanges.end_streams()
+        await until(lambda: servicer.open_count == 1)
+        assert not held.done()
+        servicer.go_on.set()
+        assert await held == "held"
+        await until(lambda: servicer.open_count == 0)
+
+
+async def test_a_server_stops_at_once_for_all_the_streams_that_are_kept() -> None:
+    async with AsyncExitStack() as stack:
+        async with serving(grace_s=10 * TIMEOUT_S) as (_, address):
+            exchange = await stack.enter_async_context(exchange_with(address))
+            await asyncio.gather(*(ask(exchange, "before") for _ in range(3)))
+        with pytest.raises(PeerUnavailable):
+            await ask(exchange, "after")
+
+
+async def test_a_closed_exchange_leaves_no_stream_behind() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        await asyncio.gather(*(ask(exchange, "before") for _ in range(3)))
+        await exchange.close()
+        await until(lambda: servicer.open_count == 0)
+
+
+async def test_streams_move_to_the_channel_that_replaces_theirs() -> None:
+    opened: list[grpc.aio.Channel] = []
+    opening: list[object] = [object()]
+    async with serving() as (servicer, address):
+
+        def open_one(_: object) -> grpc.aio.Channel:
+            opened.append(open_channel(address))
+            return opened[-1]
+
+        async with ReopeningChannel(lambda: opening[0], open_one) as channel:
+            exchange = Exchange(DraftServiceStub(channel).ProposeTokens)
+            await ask(exchange, "before")
+            servicer.entered.clear()
+            held = asyncio.create_task(ask(exchange, "held"))
+            await servicer.entered.wait()
+            opening[0] = object()
+            channel.get_state()  # whatever is asked of it, it notices
+            assert await ask(exchange, "after") == "after"
+            servicer.go_on.set()
+            assert await held == "held"
+            await until(lambda: opened[0].get_state() is grpc.ChannelConnectivity.SHUTDOWN)
+            assert opened[1].get_state() is grpc.ChannelConnectivity.READY
+            assert await ask(exchange, "later") == "later"
