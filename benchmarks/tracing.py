@@ -1,8 +1,9 @@
-"""What tracing costs: the built-in pair without it, and with every request traced to a file and to a collector.
+"""What tracing costs: the built-in pair with every request traced, to a file and to a collector, and with none.
 
 python -m benchmarks.tracing
 
-One cluster each, alternating over the demo's prompts; medians, and for the losses those of pairs of neighbouring runs,
+One cluster for each exporter, asked alternately by callers that sample and by one that does not: two clusters of the
+same options differ by up to 4 % for as long as they run. Medians, and for the losses those of neighbouring runs,
 which what else the machine does hits alike. Beside them stands the processor time of all services for a token. What is
 left in the code when tracing is off is too little for either: its calls are timed by themselves, and set against the
 time of a round.
@@ -14,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import grpc
 import psutil
 import typer
+from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from rich.console import Console
 
@@ -38,6 +40,9 @@ from paceline.types import GenerationRequest, Usage, UserMessage
 
 console = Console(highlight=False)
 
+UNSAMPLED = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
+"""Whoever asks inside of it wants no spans."""
+EXPORT_EVERY_S = 0.5
 TRACE_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 
@@ -56,34 +61,44 @@ def main(runs: int = 9, batch_size: int = 8, max_new_tokens: int = 160) -> None:
 
 
 async def _measure(runs: int, batch_size: int, max_new_tokens: int) -> dict[str, object]:
-    rates: dict[str, list[float]] = {"off": [], "file": [], "otlp": []}
-    cpu_ms: dict[str, list[float]] = {name: [] for name in rates}
-    async with AsyncExitStack() as stack:
-        clusters = {name: await stack.enter_async_context(_cluster(name, batch_size)) for name in rates}
-        for number in range(runs + 1):  # the first of each warms up
-            names = list(rates)
-            # Another one goes first each time, so that none always follows the same.
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                before_s = clusters[name].cpu_s()
-                token_count, elapsed_s = await _run(clusters[name].client, max_new_tokens)
-                rates[name].append(token_count / elapsed_s)
-                cpu_ms[name].append(1e3 * (clusters[name].cpu_s() - before_s) / token_count)
-        statistics = (await clusters["off"].client.describe()).statistics
-    timed = {name: all_rates[1:] for name, all_rates in rates.items()}
-    lost = {
-        name: 1 - median(one / off for one, off in zip(timed[name], timed["off"], strict=True))
-        for name in ("file", "otlp")
-    }
+    results: dict[str, object] = {}
+    for exporter in ("file", "otlp"):
+        async with _cluster(exporter, batch_size) as cluster:
+            results[exporter] = await _compare(cluster, runs, max_new_tokens)
+            statistics = (await cluster.client.describe()).statistics
     round_s = statistics.round_s / statistics.round_count
     off_s = _off_s_per_round(batch_size)
     return {
         "batch_size": batch_size,
-        "tokens_per_s": {name: round(median(all_rates)) for name, all_rates in timed.items()},
-        "cpu_ms_per_token": {name: round(median(all_ms[1:]), 3) for name, all_ms in cpu_ms.items()},
-        "lost_when_on": {name: round(share, 4) for name, share in lost.items()},
+        **results,
         "round_ms": round(1e3 * round_s, 2),
         "off_us_per_round": round(1e6 * off_s, 2),
         "lost_when_off": round(off_s / round_s, 6),
+    }
+
+
+async def _compare(cluster: "Cluster", runs: int, max_new_tokens: int) -> dict[str, object]:
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    cpu_ms: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(runs + 1):  # the first of each warms up
+        # The other one goes first each time, so that none always follows the same.
+        for is_traced in (True, False) if number % 2 else (False, True):
+            before_s = cluster.cpu_s()
+            with nullcontext() if is_traced else trace.use_span(UNSAMPLED):
+                token_count, elapsed_s = await _run(cluster.client, max_new_tokens)
+            await asyncio.sleep(2 * EXPORT_EVERY_S)  # what it left to export is its own cost
+            rates[is_traced].append(token_count / elapsed_s)
+            cpu_ms[is_traced].append(1e3 * (cluster.cpu_s() - before_s) / token_count)
+    pairs = list(zip(rates[True][1:], rates[False][1:], strict=True))
+    cpu_pairs = list(zip(cpu_ms[True][1:], cpu_ms[False][1:], strict=True))
+    return {
+        "tokens_per_s": {"traced": round(median(on for on, _ in pairs)), "not": round(median(off for _, off in pairs))},
+        "lost": round(1 - median(on / off for on, off in pairs), 4),
+        "cpu_ms_per_token": {
+            "traced": round(median(on for on, _ in cpu_pairs), 3),
+            "not": round(median(off for _, off in cpu_pairs), 3),
+        },
+        "cpu_more": round(median(on / off for on, off in cpu_pairs) - 1, 4),
     }
 
 
@@ -98,21 +113,22 @@ class Cluster:
 
 
 @asynccontextmanager
-async def _cluster(tracing: str, batch_size: int) -> AsyncIterator[Cluster]:
-    """Start services that trace in this way."""
+async def _cluster(exporter: str, batch_size: int) -> AsyncIterator[Cluster]:
+    """Start services whose spans go there."""
     async with AsyncExitStack() as stack:
-        variables = {"OTEL_TRACES_EXPORTER": "none"}
-        if tracing == "otlp":
+        variables = {"OTEL_TRACES_EXPORTER": "none", "OTEL_BSP_SCHEDULE_DELAY": f"{1e3 * EXPORT_EVERY_S:g}"}
+        if exporter == "otlp":
             collector = await stack.enter_async_context(running_server("127.0.0.1", 0, [], add_sink, grace_s=1))
-            variables = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}
-        trace_dir = stack.enter_context(tempfile.TemporaryDirectory()) if tracing == "file" else None
+            variables["OTEL_TRACES_EXPORTER"] = "otlp"
+            variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://{collector.address}"
+        trace_dir = stack.enter_context(tempfile.TemporaryDirectory()) if exporter == "file" else None
         others = {process.pid for process in psutil.Process().children()}
         with _environment(variables):
             addresses = await stack.enter_async_context(
                 running_cluster(ClusterOptions(batch_size=batch_size, trace_dir=trace_dir))
             )
         own = [process for process in psutil.Process().children() if process.pid not in others]
-        yield Cluster(await stack.enter_async_context(Client(addresses.coordinator)), own)
+        yield Cluster(await stack.enter_async_context(Client(addresses.coordinator, tracer=trace.NoOpTracer())), own)
 
 
 @contextmanager
@@ -127,9 +143,9 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 async def _run(client: Client, max_new_tokens: int) -> tuple[int, float]:
-    """Answer all prompts at once; return the tokens and the seconds."""
+    """Answer all prompts twice, at once; return the tokens and the seconds."""
     began = time.perf_counter()
-    requests = [GenerationRequest(UserMessage(prompt), max_new_tokens=max_new_tokens) for prompt in PROMPTS]
+    requests = [GenerationRequest(UserMessage(prompt), max_new_tokens=max_new_tokens) for prompt in 2 * PROMPTS]
     completions = await asyncio.gather(*map(client.complete, requests))
     return sum(len(one.tokens) for one in completions), time.perf_counter() - began
 

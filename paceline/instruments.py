@@ -3,19 +3,22 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 
 from paceline.metrics import count_tasks, metrics_served, new_registry
 from paceline.settings import ServiceSettings
 from paceline.tracing.setup import tracing
 
+if TYPE_CHECKING:
+    from paceline.tracing.lean import LeanTracer
+
 
 @dataclass(frozen=True)
 class Instruments:
     registry: CollectorRegistry
-    tracer: Tracer | None = None
+    tracer: "LeanTracer | None" = None
     """None: nothing is traced."""
     metrics_url: str | None = None
     """None: nobody can read the metrics."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 import grpc
-from opentelemetry.trace import Tracer
 
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
@@ -21,6 +20,7 @@ from paceline.instruments import Instruments
 from paceline.metrics import new_registry
 from paceline.rpc import Exchanges, ServerOptions, open_channel, running_server
 from paceline.security.channels import LOCAL, ChannelSecurity
+from paceline.tracing.lean import LeanTracer
 from target_service import servicer as target_servicer
 
 OPTIONS = EngineOptions(kv_memory="256MiB")
@@ -67,7 +67,7 @@ async def model_server(
     model: str | Path,
     options: EngineOptions = OPTIONS,
     dtype: DtypeName = "auto",
-    tracer: Tracer | None = None,
+    tracer: LeanTracer | None = None,
     server_options: ServerOptions | None = None,
     security: ChannelSecurity = LOCAL,
 ) -> AsyncIterator[ModelServer]:
@@ -75,7 +75,7 @@ async def model_server(
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
     # One thread: the tests run on machines with few cores, where more only wait for each other.
-    worker, exchanges = ModelWorker(1, tracer=tracer), Exchanges(tracer)
+    worker, exchanges = ModelWorker(1), Exchanges(tracer)
     runner = Runner(await worker.run(load_model, str(model), dtype), options)
     async with running_server(
         "127.0.0.1",
@@ -104,7 +104,7 @@ async def cluster(
     lanes: int | None = None,
     options: EngineOptions = OPTIONS,
     dtype: DtypeName = "auto",
-    tracer: Tracer | None = None,
+    tracer: LeanTracer | None = None,
 ) -> AsyncIterator[Cluster]:
     draft_options = replace(options, numerics="fast")
     async with (

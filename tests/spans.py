@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from paceline.tracing.file_exporter import to_record
-from paceline.tracing.provider import make_provider
+from paceline.tracing.provider import make_provider, make_tracer
 from paceline.tracing.spans import SpanRecord
 
 
@@ -17,10 +17,11 @@ class Spans:
         self._exporter = InMemorySpanExporter()
         provider = make_provider("test")
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.tracer = provider.get_tracer("test")
+        self.tracer = make_tracer(provider)
 
     def __call__(self, name: str = "", kind: str = "") -> list[SpanRecord]:
         """All that have ended, of one name and kind where given."""
+        self.tracer.flush()
         records = map(to_record, self._exporter.get_finished_spans())
         return [one for one in records if name in ("", one.name) and kind in ("", one.kind)]
 

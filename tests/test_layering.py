@@ -12,7 +12,7 @@ SERVICES = ("draft_service", "target_service", "coordinator")
 HEAVY = {"torch", "transformers", "safetensors"}
 MODEL_WORK = {"draft_service/drafter.py", "target_service/verifier.py"}
 WIRE = {"paceline/client.py", "coordinator/serving.py"}
-SPAN_MAKERS = {f"paceline/tracing/{name}.py" for name in ("provider", "sampling", "file_exporter")}
+SPAN_MAKERS = {f"paceline/tracing/{name}.py" for name in ("provider", "sampling", "lean", "file_exporter")}
 OTLP = {"paceline/tracing/receiver.py"}
 
 

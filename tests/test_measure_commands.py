@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -39,14 +40,17 @@ async def test_a_bench_leaves_its_result_a_table_and_two_plots(tmp_path: Path) -
 
 
 @pytest.mark.slow
-async def test_an_interrupted_bench_keeps_and_shows_what_it_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("interruption", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+async def test_an_interrupted_bench_keeps_and_shows_what_it_measured(
+    interruption: signal.Signals, expected: int, tmp_path: Path
+) -> None:
     process = await start("paceline", *BENCH, "--runs", "1000", "--output", str(tmp_path))
     while not (tmp_path / "result.json").exists():
         await asyncio.sleep(0.05)
     services = psutil.Process(process.pid).children()
-    process.terminate()
+    process.send_signal(interruption)
     status, out, _ = await ended(process)
-    assert status == 143
+    assert status == expected
     result = bench_result_from_json((tmp_path / "result.json").read_text())
     assert 0 < sum(len(one.runs) for one in result.systems) < 2000
     assert (tmp_path / "table.md").read_text().strip() in out

@@ -22,6 +22,7 @@ from paceline.client import Client
 from paceline.codec.generation import request_to_pb
 from paceline.errors import StartupError
 from paceline.rpc import open_channel, running_server
+from paceline.tracing.lean import LeanTracer
 from paceline.tracing.provider import MAX_LINKS
 from paceline.tracing.receiver import Receiver, add_receiver, running_receiver
 from paceline.tracing.setup import tracing
@@ -122,7 +123,7 @@ async def test_a_request_for_two_outputs_has_one_span_and_links_for_each(pairs: 
     assert server.parent_id == called.span_id
     assert server.attributes["gen_ai.usage.output_tokens"] == 40
     assert server.attributes["gen_ai.request.choice.count"] == 2
-    assert server.attributes["gen_ai.response.finish_reasons"] == ("length", "length")
+    assert server.attributes["gen_ai.response.finish_reasons"] == ["length", "length"]
     rounds = spans("round")
     assert {link.span_id for link in server.links} == {one.span_id for one in rounds}
     assert sum(sum(one.attributes["paceline.request.committed_count"]) for one in rounds) == 40
@@ -187,7 +188,7 @@ async def test_a_round_carries_the_baggage_that_its_members_share() -> None:
         "paceline.draft_count": 4,
         "paceline.lane": 1,
         "paceline.policy": "continuous",
-        "paceline.request.waited_s": (0.0, 0.0),
+        "paceline.request.waited_s": [0.0, 0.0],
     }
 
 
@@ -213,7 +214,7 @@ async def dead_collector() -> AsyncIterator[DeadCollector]:
         collector.over.set()
 
 
-async def answers(pair: PairOfCheckpoints, tracer: trace.Tracer | None) -> list[list[int]]:
+async def answers(pair: PairOfCheckpoints, tracer: LeanTracer | None) -> list[list[int]]:
     async with cluster(pair.target, pair.draft, tracer=tracer) as served:
         asked = [GenerationRequest(TokenIds((5, 6, n)), 12, ignore_end_tokens=True) for n in range(4)]
         return [one.token_ids for one in await asyncio.gather(*map(served.client.complete, asked))]

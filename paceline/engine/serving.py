@@ -36,7 +36,7 @@ async def serve_model(
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         exchanges = Exchanges(watched.tracer)
-        worker = ModelWorker(settings.threads, metrics.call_ended, watched.tracer)
+        worker = ModelWorker(settings.threads, metrics.call_ended)
         try:
             model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
             runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)

@@ -11,9 +11,8 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 import torch
-from opentelemetry.trace import Tracer
 
-from paceline.tracing.work import record_work
+from paceline.tracing.served import record_work
 from paceline.types import CallTiming
 
 NICENESS = 5
@@ -30,14 +29,12 @@ class ModelWorker:
         self,
         threads: int | None,
         on_call: Callable[[CallTiming], None] = lambda timing: None,
-        tracer: Tracer | None = None,
     ) -> None:
         """`threads` is how many the operations of one call may use; None leaves it to torch.
 
-        `on_call` is told of every call of `run_timed` that ended well; with a tracer they have spans.
+        `on_call` is told of every call of `run_timed` that ended well.
         """
         self._on_call = on_call
-        self._tracer = tracer
         self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads))
 
     async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
@@ -57,8 +54,7 @@ class ModelWorker:
             return result, CallTiming(began - asked, time.perf_counter() - began)
 
         result, timing = await self.run(timed)
-        if self._tracer:
-            record_work(self._tracer, asked_ns, timing)
+        record_work(asked_ns, timing)
         self._on_call(timing)
         return result, timing
 

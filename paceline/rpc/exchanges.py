@@ -6,15 +6,16 @@ Owns the streams' ends: whoever serves can end those that wait for a request, fo
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opentelemetry.trace import Tracer
+if TYPE_CHECKING:
+    from paceline.tracing.lean import LeanTracer
 
 
 class Exchanges:
-    def __init__(self, tracer: Tracer | None = None) -> None:
+    def __init__(self, tracer: "LeanTracer | None" = None) -> None:
         """With a tracer, requests have spans, as calls have."""
-        self._tracer = tracer
+        self._spans = _request_spans(tracer) if tracer else None
         self._waiting: set[asyncio.Task[Any]] = set()
         self._generation = 0
 
@@ -56,9 +57,11 @@ class Exchanges:
             self._waiting.discard(task)
 
     def _span(self, method: str, request: Any) -> Any:
-        if self._tracer is None:
-            return nullcontext()
-        # Not loaded where tracing is off, as in `open_channel`.
-        from paceline.tracing.server import request_span
+        return self._spans.request(method, request.context) if self._spans else nullcontext()
 
-        return request_span(self._tracer, method, request.context)
+
+def _request_spans(tracer: "LeanTracer") -> Any:
+    # Not loaded where tracing is off, as in `open_channel`.
+    from paceline.tracing.request_spans import RequestSpans
+
+    return RequestSpans(tracer)

@@ -5,10 +5,7 @@ interceptors: they run every unary call in a task of its own, at a quarter of a 
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +14,8 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from paceline.tracing.conventions import call_attributes, end_call, span_name, starts_trace
+from paceline.tracing.lean import LeanTracer
+from paceline.tracing.stream import TracedStream
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -100,7 +99,9 @@ class TracedChannel(grpc.aio.Channel):
 
         def call(request_iterator: Any = None, **how: Any) -> Any:
             stream = make_call(request_iterator, **how)
-            return TracedStream(stream, partial(self._start, method)) if request_iterator is None else stream
+            if request_iterator is None and isinstance(self._tracer, LeanTracer):
+                return TracedStream(stream, self._tracer, method, self._server)
+            return stream
 
         return call
 
@@ -110,58 +111,6 @@ class TracedChannel(grpc.aio.Channel):
             return None
         attributes = self._server | call_attributes(method)
         return self._tracer.start_span(span_name(method), kind=SpanKind.CLIENT, attributes=attributes)
-
-
-class TracedStream:
-    """Is to an `Exchange` what the stream within is. From a request to its answer is a call of its own."""
-
-    def __init__(self, stream: Any, start: Callable[[], Span | None]) -> None:
-        self._stream = stream
-        self._start = start
-        self._span: Span | None = None
-        self._ends = 0.0
-
-    async def write(self, request: Any) -> None:
-        self._span = self._start()
-        self._ends = time.perf_counter() + request.context.timeout_s
-        if self._span:
-            propagate.inject(request.context.trace_headers, trace.set_span_in_context(self._span))
-        with self._ending_if_it_fails():
-            await self._stream.write(request)
-
-    async def read(self) -> Any:
-        with self._ending_if_it_fails():
-            answer = await self._stream.read()
-        self._end(grpc.StatusCode.UNAVAILABLE if answer is grpc.aio.EOF else grpc.StatusCode.OK)
-        return answer
-
-    async def done_writing(self) -> None:
-        await self._stream.done_writing()
-
-    def done(self) -> bool:
-        return bool(self._stream.done())
-
-    def cancel(self) -> bool:
-        return bool(self._stream.cancel())
-
-    @contextmanager
-    def _ending_if_it_fails(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            self._end(error.code())
-            raise
-        except asyncio.InvalidStateError:
-            self._end(grpc.StatusCode.UNAVAILABLE)
-            raise
-        except asyncio.CancelledError:
-            is_late = time.perf_counter() >= self._ends
-            self._end(grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED)
-            raise
-
-    def _end(self, code: grpc.StatusCode) -> None:
-        if self._span:
-            end_call(self._span, SpanKind.CLIENT, code)
 
 
 def _carrying(span: Span, metadata: Metadata) -> Metadata:

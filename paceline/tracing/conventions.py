@@ -37,10 +37,10 @@ def call_attributes(method: str) -> dict[str, str]:
     return {"rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
 
 
-def end_call(span: Span, kind: SpanKind, code: grpc.StatusCode) -> None:
-    """Give a call's span its status and end it."""
+def end_call(span: Span, kind: SpanKind, code: grpc.StatusCode, end_ns: int | None = None) -> None:
+    """Give a call's span its status and end it; None: now."""
     span.set_attribute("rpc.response.status_code", code.name)
     if code is not grpc.StatusCode.OK and (kind is SpanKind.CLIENT or code in _SERVER_FAULTS):
         span.set_attribute("error.type", code.name)
         span.set_status(StatusCode.ERROR)
-    span.end()
+    span.end(end_ns)

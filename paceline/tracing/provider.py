@@ -13,15 +13,17 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 from paceline.tracing.file_exporter import FileExporter
+from paceline.tracing.lean import LeanTracer
 from paceline.tracing.sampling import LinkedSampler
 
+SCOPE = "paceline"
 FLUSH_TIMEOUT_S = 3.0
 MAX_LINKS = 1024
 """A request has a link to each of its rounds; the SDK would keep 128."""
 
 
 @contextmanager
-def running_provider(service: str, *, sends_otlp: bool, trace_file: Path | None) -> Iterator[TracerProvider]:
+def running_tracer(service: str, *, sends_otlp: bool, trace_file: Path | None) -> Iterator[LeanTracer]:
     """Export spans while the block runs, in threads of the SDK; on leaving, what is left.
 
     Raises StartupError for a file that cannot be written, ValueError for a variable that is wrong.
@@ -32,18 +34,29 @@ def running_provider(service: str, *, sends_otlp: bool, trace_file: Path | None)
     provider = make_provider(service)
     for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(exporter))
+    tracer = make_tracer(provider)
     try:
-        yield provider
+        yield tracer
     finally:
+        tracer.flush()
         _close(provider, exporters)
 
 
 def make_provider(service: str) -> TracerProvider:
     """Make a provider without exporters, with the sampler and the resource that the standard variables ask for."""
-    limits = SpanLimits() if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ else SpanLimits(max_links=MAX_LINKS)
-    provider = TracerProvider(resource=_resource(service), span_limits=limits, shutdown_on_exit=False)
+    provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
     provider.sampler = LinkedSampler(provider.sampler)
     return provider
+
+
+def make_tracer(provider: TracerProvider) -> LeanTracer:
+    """Make the tracer that this project's spans come from."""
+    return LeanTracer(provider, SCOPE, _limits())
+
+
+def _limits() -> SpanLimits:
+    """What the standard variables say, but for links."""
+    return SpanLimits() if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ else SpanLimits(max_links=MAX_LINKS)
 
 
 def _close(provider: TracerProvider, exporters: Iterable[SpanExporter]) -> None:

@@ -5,9 +5,7 @@ handler runs. A unary call's ends with its handler, a stream's with the call, ho
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,7 @@ from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from paceline.rpc.status import code_of, cut_off_code, ended_code
+from paceline.rpc.status import cut_off_code, ended_code
 from paceline.tracing.conventions import call_attributes, end_call, span_name, starts_trace
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
@@ -79,37 +77,10 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):
 
     def _start(self, method: str, parent: contexts.Context) -> Span:
         """Start the call's span and make it current in the call's task, of which nothing remains after the call."""
-        span = _start_span(self._tracer, method, parent)
+        attributes = call_attributes(method)
+        span = self._tracer.start_span(span_name(method), parent, kind=SpanKind.SERVER, attributes=attributes)
         contexts.attach(trace.set_span_in_context(span, parent))
         return span
-
-
-@contextmanager
-def request_span(tracer: Tracer, method: str, request: Any) -> Iterator[None]:
-    """Trace one of a stream's requests as a call of its own, if its `RequestContext` names a caller's span."""
-    parent = propagate.extract(request.trace_headers)
-    if not trace.get_current_span(parent).get_span_context().is_valid:
-        yield
-        return
-    span, began = _start_span(tracer, method, parent), time.perf_counter()
-    token = contexts.attach(trace.set_span_in_context(span, parent))
-    code = grpc.StatusCode.OK
-    try:
-        yield
-    except asyncio.CancelledError:
-        timeout_s = request.timeout_s if request.HasField("timeout_s") else None
-        code = cut_off_code((timeout_s or 0.0) - (time.perf_counter() - began), timeout_s)
-        raise
-    except Exception as error:
-        code = code_of(error)
-        raise
-    finally:
-        contexts.detach(token)
-        end_call(span, SpanKind.SERVER, code)
-
-
-def _start_span(tracer: Tracer, method: str, parent: contexts.Context) -> Span:
-    return tracer.start_span(span_name(method), parent, kind=SpanKind.SERVER, attributes=call_attributes(method))
 
 
 def _carrier(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:

@@ -8,16 +8,18 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-from opentelemetry.trace import Tracer
+from typing import TYPE_CHECKING
 
 from paceline.errors import StartupError
+
+if TYPE_CHECKING:
+    from paceline.tracing.lean import LeanTracer
 
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
 @contextmanager
-def tracing(service: str, trace_file: Path | None) -> Iterator[Tracer | None]:
+def tracing(service: str, trace_file: Path | None) -> Iterator["LeanTracer | None"]:
     """Yield the service's tracer, None where tracing is off; on leaving, send what is left within a few seconds.
 
     Raises StartupError when a variable or the file is wrong.
@@ -31,13 +33,12 @@ def tracing(service: str, trace_file: Path | None) -> Iterator[Tracer | None]:
             # Imports read some of the variables already.
             from opentelemetry import propagate  # noqa: F401
 
-            from paceline.tracing.provider import running_provider
+            from paceline.tracing.provider import running_tracer
 
-            running = running_provider(service, sends_otlp=sends_otlp, trace_file=trace_file)
-            provider = stack.enter_context(running)
+            tracer = stack.enter_context(running_tracer(service, sends_otlp=sends_otlp, trace_file=trace_file))
         except ValueError as error:
             raise StartupError(f"tracing cannot be set up, one of the OTEL_ variables is wrong: {error}") from error
-        yield provider.get_tracer("paceline")
+        yield tracer
 
 
 def _sends_otlp(environment: Mapping[str, str]) -> bool:

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/common.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\"\x1a\n\x08TokenIds\x12\x0e\n\x06values\x18\x01 \x03(\x05\"\x96\x02\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12*\n\nlogit_bias\x18\x05 \x03(\x0b\x32\x16.paceline.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x16\n\x0emin_new_tokens\x18\t \x01(\x05\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"z\n\nChoiceRule\x12\x31\n\x08sampling\x18\x01 \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x14\n\x0cprompt_count\x18\x03 \x01(\x05\x12\x15\n\rend_token_ids\x18\x04 \x03(\x05\"H\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.paceline.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xb1\x01\n\x0eRequestContext\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x44\n\rtrace_headers\x18\x02 \x03(\x0b\x32-.paceline.v1.RequestContext.TraceHeadersEntry\x1a\x33\n\x11TraceHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_timeout_s\"2\n\nCallTiming\x12\x10\n\x08queued_s\x18\x01 \x01(\x01\x12\x12\n\nexecuted_s\x18\x02 \x01(\x01\"5\n\x0eSequenceLength\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x05\"`\n\x0eRollbackResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x15\n\rcached_length\x18\x02 \x01(\x05\x12\"\n\x06status\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status\"\xb0\x02\n\x10ModelDescription\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x12\n\nmax_length\x18\x05 \x01(\x05\x12\x15\n\rend_token_ids\x18\x06 \x03(\x05\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x17\n\x0fparameter_count\x18\t \x01(\x03\x12\x19\n\x11has_chat_template\x18\n \x01(\x08\x12\x10\n\x08numerics\x18\x0b \x01(\t\x12,\n\x05\x63\x61\x63he\x18\x0c \x01(\x0b\x32\x1d.paceline.v1.CacheDescription\"\xa2\x02\n\x10\x43\x61\x63heDescription\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\x12\x12\n\nused_bytes\x18\x03 \x01(\x03\x12\x12\n\nidle_bytes\x18\x04 \x01(\x03\x12\x16\n\x0esequence_count\x18\x05 \x01(\x05\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bpage_tokens\x18\x07 \x01(\x05\x12\x1c\n\x14prefill_chunk_tokens\x18\x08 \x01(\x05\x12\x1a\n\x12shared_token_count\x18\t \x01(\x03\x12\x17\n\x0frealigned_bytes\x18\n \x01(\x03\x12\x15\n\rrealignment_s\x18\x0b \x01(\x01\x12\x12\n\nmax_length\x18\x0c \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/common.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\"\x1a\n\x08TokenIds\x12\x0e\n\x06values\x18\x01 \x03(\x05\"\x96\x02\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12*\n\nlogit_bias\x18\x05 \x03(\x0b\x32\x16.paceline.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x16\n\x0emin_new_tokens\x18\t \x01(\x05\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"z\n\nChoiceRule\x12\x31\n\x08sampling\x18\x01 \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x14\n\x0cprompt_count\x18\x03 \x01(\x05\x12\x15\n\rend_token_ids\x18\x04 \x03(\x05\"H\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.paceline.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"]\n\x0eRequestContext\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12%\n\x04span\x18\x02 \x01(\x0b\x32\x17.paceline.v1.CallerSpanB\x0c\n\n_timeout_s\"\xab\x01\n\nCallerSpan\x12\x10\n\x08trace_id\x18\x01 \x01(\x0c\x12\x0f\n\x07span_id\x18\x02 \x01(\x06\x12\x13\n\x0btrace_flags\x18\x03 \x01(\r\x12\x35\n\x07headers\x18\x04 \x03(\x0b\x32$.paceline.v1.CallerSpan.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"2\n\nCallTiming\x12\x10\n\x08queued_s\x18\x01 \x01(\x01\x12\x12\n\nexecuted_s\x18\x02 \x01(\x01\"5\n\x0eSequenceLength\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x05\"`\n\x0eRollbackResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x15\n\rcached_length\x18\x02 \x01(\x05\x12\"\n\x06status\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status\"\xb0\x02\n\x10ModelDescription\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x12\n\nmax_length\x18\x05 \x01(\x05\x12\x15\n\rend_token_ids\x18\x06 \x03(\x05\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x17\n\x0fparameter_count\x18\t \x01(\x03\x12\x19\n\x11has_chat_template\x18\n \x01(\x08\x12\x10\n\x08numerics\x18\x0b \x01(\t\x12,\n\x05\x63\x61\x63he\x18\x0c \x01(\x0b\x32\x1d.paceline.v1.CacheDescription\"\xa2\x02\n\x10\x43\x61\x63heDescription\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\x12\x12\n\nused_bytes\x18\x03 \x01(\x03\x12\x12\n\nidle_bytes\x18\x04 \x01(\x03\x12\x16\n\x0esequence_count\x18\x05 \x01(\x05\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bpage_tokens\x18\x07 \x01(\x05\x12\x1c\n\x14prefill_chunk_tokens\x18\x08 \x01(\x05\x12\x1a\n\x12shared_token_count\x18\t \x01(\x03\x12\x17\n\x0frealigned_bytes\x18\n \x01(\x03\x12\x15\n\rrealignment_s\x18\x0b \x01(\x01\x12\x12\n\nmax_length\x18\x0c \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTCONTEXT_TRACEHEADERSENTRY']._loaded_options = None
-  _globals['_REQUESTCONTEXT_TRACEHEADERSENTRY']._serialized_options = b'8\001'
+  _globals['_CALLERSPAN_HEADERSENTRY']._loaded_options = None
+  _globals['_CALLERSPAN_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_TOKENIDS']._serialized_start=66
   _globals['_TOKENIDS']._serialized_end=92
   _globals['_SAMPLINGPARAMETERS']._serialized_start=95
@@ -46,18 +46,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROBS']._serialized_end=616
   _globals['_TOKENLOGPROB']._serialized_start=618
   _globals['_TOKENLOGPROB']._serialized_end=667
-  _globals['_REQUESTCONTEXT']._serialized_start=670
-  _globals['_REQUESTCONTEXT']._serialized_end=847
-  _globals['_REQUESTCONTEXT_TRACEHEADERSENTRY']._serialized_start=782
-  _globals['_REQUESTCONTEXT_TRACEHEADERSENTRY']._serialized_end=833
-  _globals['_CALLTIMING']._serialized_start=849
-  _globals['_CALLTIMING']._serialized_end=899
-  _globals['_SEQUENCELENGTH']._serialized_start=901
-  _globals['_SEQUENCELENGTH']._serialized_end=954
-  _globals['_ROLLBACKRESULT']._serialized_start=956
-  _globals['_ROLLBACKRESULT']._serialized_end=1052
-  _globals['_MODELDESCRIPTION']._serialized_start=1055
-  _globals['_MODELDESCRIPTION']._serialized_end=1359
-  _globals['_CACHEDESCRIPTION']._serialized_start=1362
-  _globals['_CACHEDESCRIPTION']._serialized_end=1652
+  _globals['_REQUESTCONTEXT']._serialized_start=669
+  _globals['_REQUESTCONTEXT']._serialized_end=762
+  _globals['_CALLERSPAN']._serialized_start=765
+  _globals['_CALLERSPAN']._serialized_end=936
+  _globals['_CALLERSPAN_HEADERSENTRY']._serialized_start=890
+  _globals['_CALLERSPAN_HEADERSENTRY']._serialized_end=936
+  _globals['_CALLTIMING']._serialized_start=938
+  _globals['_CALLTIMING']._serialized_end=988
+  _globals['_SEQUENCELENGTH']._serialized_start=990
+  _globals['_SEQUENCELENGTH']._serialized_end=1043
+  _globals['_ROLLBACKRESULT']._serialized_start=1045
+  _globals['_ROLLBACKRESULT']._serialized_end=1141
+  _globals['_MODELDESCRIPTION']._serialized_start=1144
+  _globals['_MODELDESCRIPTION']._serialized_end=1448
+  _globals['_CACHEDESCRIPTION']._serialized_start=1451
+  _globals['_CACHEDESCRIPTION']._serialized_end=1741
 # @@protoc_insertion_point(module_scope)

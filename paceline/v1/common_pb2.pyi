@@ -232,8 +232,38 @@ class RequestContext(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
+    timeout_s: _builtins.float
+    """Seconds the caller waits for the answer; it gives the stream up after them. Unset: for as long as it takes."""
+    @_builtins.property
+    def span(self) -> Global___CallerSpan:
+        """Span that the request is sent from; unset: it is not traced."""
+
+    def __init__(
+        self,
+        *,
+        timeout_s: _builtins.float | None = ...,
+        span: Global___CallerSpan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "span", b"span", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "span", b"span", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+
+Global___RequestContext: _TypeAlias = RequestContext  # noqa: Y015
+
+@_typing.final
+class CallerSpan(_message.Message):
+    """Identifies a span, as W3C Trace Context's headers do in a call's metadata."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     @_typing.final
-    class TraceHeadersEntry(_message.Message):
+    class HeadersEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -252,29 +282,35 @@ class RequestContext(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    TIMEOUT_S_FIELD_NUMBER: _builtins.int
-    TRACE_HEADERS_FIELD_NUMBER: _builtins.int
-    timeout_s: _builtins.float
-    """Seconds the caller waits for the answer; it gives the stream up after them. Unset: for as long as it takes."""
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    SPAN_ID_FIELD_NUMBER: _builtins.int
+    TRACE_FLAGS_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    trace_id: _builtins.bytes
+    """16 bytes."""
+    span_id: _builtins.int
+    """Not 0."""
+    trace_flags: _builtins.int
+    """Flags of Trace Context; 1: the trace is sampled."""
     @_builtins.property
-    def trace_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers of the caller's trace: `traceparent` and `tracestate` (W3C Trace Context), `baggage` (W3C Baggage)."""
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """`tracestate` and `baggage`, as their headers have them, where there are any."""
 
     def __init__(
         self,
         *,
-        timeout_s: _builtins.float | None = ...,
-        trace_headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        trace_id: _builtins.bytes = ...,
+        span_id: _builtins.int = ...,
+        trace_flags: _builtins.int = ...,
+        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s", "trace_headers", b"trace_headers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "span_id", b"span_id", "trace_flags", b"trace_flags", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
-    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RequestContext: _TypeAlias = RequestContext  # noqa: Y015
+Global___CallerSpan: _TypeAlias = CallerSpan  # noqa: Y015
 
 @_typing.final
 class CallTiming(_message.Message):

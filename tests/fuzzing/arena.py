@@ -10,13 +10,13 @@ from shutil import copy
 from typing import Any
 
 import grpc
-from opentelemetry.sdk.trace import TracerProvider
 
 from coordinator.clients import RemoteDrafter, RemoteVerifier
 from paceline.builtin import __file__ as builtin_file
 from paceline.engine.options import EngineOptions
 from paceline.engine.reference import HuggingFaceReference
 from paceline.rpc import open_channel
+from paceline.tracing.provider import make_provider, make_tracer
 from paceline.types import GenerationRequest, SamplingParameters, TokenIds
 from tests.checkpoints import write_model, write_related_draft
 from tests.clusters import Cluster, cluster
@@ -201,7 +201,7 @@ async def arena(folder: Path) -> AsyncIterator[Arena]:
     """Serve a tiny pair, written to the folder, with tracing on."""
     target, draft = write_pair(folder)
     reference = HuggingFaceReference(str(target), "float32").generate(PROMPT, 12)
-    tracer = TracerProvider().get_tracer("fuzz")
+    tracer = make_tracer(make_provider("fuzz"))
     with logged_errors() as log:
         async with (
             cluster(target, draft, options=EngineOptions(kv_memory="4MiB"), tracer=tracer) as running,

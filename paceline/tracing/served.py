@@ -1,0 +1,32 @@
+"""What is noted of a traced request while a model service works for it. Its spans are made later, by `RequestSpans`."""
+
+import time
+
+import grpc
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext
+
+from paceline.types import CallTiming
+
+
+class ServedRequest(NonRecordingSpan):
+    """Is the current span while the request is served, so that logs and exemplars name it."""
+
+    def __init__(self, method: str, caller: SpanContext, span_id: int) -> None:
+        """`caller` is the span that the request was sent from."""
+        self.method = method
+        self.caller = caller
+        self.began_ns = self.ended_ns = time.time_ns()
+        self.code = grpc.StatusCode.OK
+        self.asked_ns = 0
+        """When its work was queued."""
+        self.timing: CallTiming | None = None
+        """Of its work; None while there was none that ended well."""
+        super().__init__(SpanContext(caller.trace_id, span_id, False, caller.trace_flags, caller.trace_state))
+
+
+def record_work(asked_ns: int, timing: CallTiming) -> None:
+    """Note the work for the current request; `asked_ns` is the time of day it was queued at."""
+    request = trace.get_current_span()
+    if isinstance(request, ServedRequest):
+        request.asked_ns, request.timing = asked_ns, timing

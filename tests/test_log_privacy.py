@@ -1,0 +1,32 @@
+"""What may never be in a log that is kept: text of prompts and of outputs."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from paceline.errors import CallTimedOut, InvalidRequest
+from paceline.types import GenerationRequest, Text, UserMessage
+from tests.clusters import cluster
+
+PROMPT = "Zebediah keeps 17 xylophones in 3 sheds."
+MARKS = ("Zebediah", "xylophones", "sheds")
+
+
+@pytest.mark.slow
+async def test_no_prompt_and_no_output_is_in_a_line_at_info_or_above() -> None:
+    asked = GenerationRequest(UserMessage(PROMPT), 24)
+    with capture_logs() as lines:
+        async with cluster("builtin:target", "builtin:draft") as served:
+            output = (await served.client.complete(asked)).text
+            with pytest.raises(InvalidRequest):
+                await served.client.complete(GenerationRequest(Text(PROMPT), 24, stop_strings=("",)))
+            with pytest.raises(InvalidRequest):
+                await served.client.complete(GenerationRequest(Text(PROMPT * 1000), 24))
+            with pytest.raises(CallTimedOut):
+                await served.client.complete(
+                    GenerationRequest(Text(PROMPT), 900, ignore_end_tokens=True), timeout_s=0.2
+                )
+    kept = [line for line in lines if line["log_level"] != "debug"]
+    assert sum(line["event"] == "request ended" for line in kept) == 4
+    words = {word for word in output.split() if len(word) > 4}
+    assert words
+    assert not [mark for mark in (*MARKS, output, *words) if mark in str(kept)]
