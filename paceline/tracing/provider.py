@@ -70,8 +70,19 @@ def _close(provider: TracerProvider, exporters: Iterable[SpanExporter]) -> None:
         closing.join(FLUSH_TIMEOUT_S)
 
 
+class HashedResource(Resource):
+    """Hashed once: the OTLP exporter looks up every span by its resource, which the SDK writes as JSON each time."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 def _resource(service: str) -> Resource:
     resource = Resource({"service.instance.id": str(uuid.uuid4())}).merge(Resource.create())
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
-        return resource.merge(Resource({"service.name": f"paceline-{service.removesuffix('_service')}"}))
-    return resource
+        resource = resource.merge(Resource({"service.name": f"paceline-{service.removesuffix('_service')}"}))
+    return HashedResource(resource)
