@@ -36,6 +36,7 @@ from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.rpc import running_server
+from paceline.tracing.lean import LATER_S
 from paceline.types import GenerationRequest, Usage, UserMessage
 
 console = Console(highlight=False)
@@ -86,7 +87,7 @@ async def _compare(cluster: "Cluster", runs: int, max_new_tokens: int) -> dict[s
             before_s = cluster.cpu_s()
             with nullcontext() if is_traced else trace.use_span(UNSAMPLED):
                 token_count, elapsed_s = await _run(cluster.client, max_new_tokens)
-            await asyncio.sleep(2 * EXPORT_EVERY_S)  # what it left to export is its own cost
+            await asyncio.sleep(LATER_S + 2 * EXPORT_EVERY_S)  # what it left to make and to export is its own cost
             rates[is_traced].append(token_count / elapsed_s)
             cpu_ms[is_traced].append(1e3 * (cluster.cpu_s() - before_s) / token_count)
     pairs = list(zip(rates[True][1:], rates[False][1:], strict=True))

@@ -29,6 +29,7 @@ class Servicer(DraftServiceServicer):
     def __init__(self, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
         self.stream_count = self.open_count = self.cancelled_count = 0
+        self.timeouts_s: list[float] = []
         self.entered = asyncio.Event()
         self.go_on = asyncio.Event()
 
@@ -46,6 +47,7 @@ class Servicer(DraftServiceServicer):
 
     async def _answer(self, request: pb.ProposeTokensRequest) -> pb.ProposeTokensResponse:
         name = request.rows[0].sequence_id
+        self.timeouts_s.append(request.context.timeout_s)
         self.entered.set()
         if name == "refused":
             raise InvalidRequest("no", field="rows")
@@ -155,6 +157,24 @@ async def test_a_stream_that_is_to_end_is_answered_first() -> None:
         servicer.go_on.set()
         assert await held == "held"
         await until(lambda: servicer.open_count == 0)
+
+
+async def test_a_stream_that_begins_while_its_server_closes_has_one_answer() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        await ask(exchange, "before")
+        servicer.exchanges.close()
+        for _ in range(3):
+            assert await ask(exchange, "late") == "late"
+            await until(lambda: servicer.open_count == 0)
+    assert servicer.stream_count == 4
+
+
+async def test_a_request_carries_what_is_left_of_its_time() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        await ask(exchange, "before", timeout_s=500)
+        assert 0 < servicer.timeouts_s[0] <= 500
+        await ask(exchange, "after", timeout_s=40)
+        assert 0 < servicer.timeouts_s[1] <= 40
 
 
 async def test_a_server_stops_at_once_for_all_the_streams_that_are_kept() -> None:

@@ -33,8 +33,8 @@ def open_channel(
     """Open a channel. Raises StartupError where it would be plaintext to another machine and that was not asked for.
 
     Calls to `retried_services` are repeated while the peer is UNAVAILABLE, 4 times in all: only for services whose
-    every method is safe to repeat. With a tracer, calls have spans. `authority` is the name that the peer is known by,
-    in its certificate too, where that is not its address.
+    every method is safe to repeat. With a tracer, calls have spans; requests on streams with this project's own only.
+    `authority` is the name that the peer is known by, in its certificate too, where that is not its address.
     """
     security.check(address)
     options: list[tuple[str, Any]] = [

@@ -6,6 +6,7 @@ request that fails ends its stream, with the status that a call of its own would
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -21,36 +22,37 @@ class Exchange:
 
     async def ask(self, request: Any, timeout_s: float) -> Any:
         """Return the answer. Raises AioRpcError, as a call would."""
-        request.context.timeout_s = timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._ask(request)
+            async with asyncio.timeout(timeout_s) as limit:
+                return await self._ask(request, limit)
         except TimeoutError as error:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer came within {timeout_s:g} s") from error
 
     async def close(self) -> None:
         """Tell the peer that nothing more will be asked."""
         while stream := self._take():
-            await stream.done_writing()
+            await half_close(stream)
 
-    async def _ask(self, request: Any) -> Any:
+    async def _ask(self, request: Any, limit: asyncio.Timeout) -> Any:
         while stream := self._take():
             try:
-                return await self._ask_on(stream, request)
+                return await self._ask_on(stream, request, limit)
             except _Gone:
                 pass  # while nobody used it, its peer may have ended and another may be there
         try:
-            return await self._ask_on(self._open_stream(), request)
+            return await self._ask_on(self._open_stream(), request, limit)
         except _Gone as gone:
             raise gone.reason from None
 
-    async def _ask_on(self, stream: Any, request: Any) -> Any:
+    async def _ask_on(self, stream: Any, request: Any, limit: asyncio.Timeout) -> Any:
+        request.context.timeout_s = max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
         try:
             await stream.write(request)
         except asyncio.InvalidStateError as error:
             raise _Gone from error
         except grpc.aio.AioRpcError as error:
-            raise _Gone(error) from error
+            # INTERNAL is the stub's own, in the place of what the peer may have said when it ended the stream.
+            raise _Gone(None if error.code() is grpc.StatusCode.INTERNAL else error) from error
         except asyncio.CancelledError:
             stream.cancel()
             raise
@@ -75,6 +77,12 @@ class Exchange:
             if not stream.done():
                 return stream
         return None
+
+
+async def half_close(stream: Any) -> None:
+    """Tell the peer that no more requests come on a stream."""
+    with suppress(Exception):  # it may have ended meanwhile, which gRPC tells by errors of its own
+        await stream.done_writing()
 
 
 def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:

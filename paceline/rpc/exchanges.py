@@ -18,6 +18,7 @@ class Exchanges:
         self._spans = _request_spans(tracer) if tracer else None
         self._waiting: set[asyncio.Task[Any]] = set()
         self._generation = 0
+        self._is_closed = False
 
     @property
     def waiting_count(self) -> int:
@@ -33,12 +34,20 @@ class Exchanges:
             with self._span(method, request):
                 response = await answer(request)
             yield response
+            if self._is_closed:
+                return
 
     def end_streams(self) -> None:
         """End the streams there are: those that have no request in work now, and the others after their answer."""
         self._generation += 1
-        for task in self._waiting:
+        waiting, self._waiting = self._waiting, set()
+        for task in waiting:
             task.cancel()
+
+    def close(self) -> None:
+        """End the streams there are, and let those that are yet to begin have one answer each."""
+        self._is_closed = True
+        self.end_streams()
 
     async def _next(self, requests: AsyncIterator[Any], generation: int) -> Any:
         """The next request; None when there is none, or the stream is to end."""

@@ -13,6 +13,8 @@ from weakref import WeakSet
 
 import grpc
 
+from paceline.rpc.exchange import half_close
+
 Opening = TypeVar("Opening")
 
 
@@ -94,7 +96,7 @@ class _Opened(Generic[Opening]):
         try:
             for call in list(self.calls):
                 if isinstance(call, grpc.aio.StreamStreamCall):
-                    await call.done_writing()
+                    await half_close(call)
             while calls := list(self.calls):
                 await asyncio.gather(*(call.code() for call in calls), return_exceptions=True)
         finally:

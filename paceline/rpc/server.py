@@ -100,7 +100,7 @@ async def running_server(
             yield running
         finally:
             await health_servicer.enter_graceful_shutdown()
-            exchanges.end_streams()
+            exchanges.close()
             await server.stop(grace_s)
 
 

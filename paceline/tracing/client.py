@@ -1,4 +1,4 @@
-"""A channel whose calls have spans, and carry their context in their metadata.
+"""A channel whose calls have spans, and carry their context in their metadata; see `TracedStream` for streams.
 
 A call is traced inside a trace; outside of any, only where it begins one (`conventions.starts_trace`). Why not gRPC's
 interceptors: they run every unary call in a task of its own, at a quarter of a millisecond a round.

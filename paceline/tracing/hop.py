@@ -37,4 +37,6 @@ def caller_of(request: Any) -> tuple[Context, SpanContext] | None:
         return _EMPTY, span
     traceparent = f"00-{trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
     context = propagate.extract({**caller.headers, "traceparent": traceparent})
-    return context, trace.get_current_span(context).get_span_context()
+    extracted = trace.get_current_span(context).get_span_context()
+    # Propagators that know nothing of traces, as OTEL_PROPAGATORS may have it, leave the ids that came as such.
+    return context, extracted if extracted.is_valid else span

@@ -38,8 +38,10 @@ def running_tracer(service: str, *, sends_otlp: bool, trace_file: Path | None) -
     try:
         yield tracer
     finally:
-        tracer.flush()
-        _close(provider, exporters)
+        try:
+            tracer.flush()
+        finally:
+            _close(provider, exporters)
 
 
 def make_provider(service: str) -> TracerProvider:

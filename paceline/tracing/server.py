@@ -1,5 +1,7 @@
 """Server interceptor for grpc.aio: a span a call, as a child of what the call's metadata names.
 
+Streams of requests have theirs from `RequestSpans`.
+
 Stands outside `rpc.ErrorInterceptor`, which lets no exception but an abort through. The span is current while the
 handler runs. A unary call's ends with its handler, a stream's with the call, however that comes about.
 """

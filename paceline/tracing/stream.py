@@ -10,6 +10,7 @@ import grpc
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
 
+from paceline.rpc.status import cut_off_code
 from paceline.tracing.conventions import call_attributes, end_call, span_name
 from paceline.tracing.hop import set_caller
 from paceline.tracing.lean import LeanTracer
@@ -26,12 +27,16 @@ class TracedStream:
         self._server = server
         self._around: Span | None = None
         """What the request in work is asked from; None: it is not traced."""
-        self._span_id = self._began_ns = self._deadline_ns = 0
+        self._span_id = self._began_ns = 0
+        self._timeout_s = 0.0
 
     async def write(self, request: Any) -> None:
         self._begin(request.context)
         try:
             await self._stream.write(request)
+        except asyncio.InvalidStateError:
+            self._around = None  # it was over before, nothing was sent
+            raise
         except BaseException as error:
             self._end(self._code_of(error))
             raise
@@ -60,7 +65,7 @@ class TracedStream:
         if self._around:
             parent = around.get_span_context()
             self._span_id, self._began_ns = self._tracer.new_span_id(), time.time_ns()
-            self._deadline_ns = self._began_ns + round(1e9 * request.timeout_s)
+            self._timeout_s = request.timeout_s
             set_caller(
                 request,
                 trace.SpanContext(parent.trace_id, self._span_id, False, parent.trace_flags, parent.trace_state),
@@ -85,6 +90,5 @@ class TracedStream:
         if isinstance(error, grpc.aio.AioRpcError):
             return error.code()
         if isinstance(error, asyncio.CancelledError):
-            is_late = time.time_ns() >= self._deadline_ns
-            return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+            return cut_off_code(self._timeout_s - (time.time_ns() - self._began_ns) / 1e9, self._timeout_s)
         return grpc.StatusCode.UNAVAILABLE
