@@ -13,7 +13,7 @@ from tests.fuzzing.arena import VOCABULARY_SIZE, Arena
 from tests.fuzzing.attack import attack_until, running_arena
 from tests.fuzzing.calls import METHODS, Answer, Call, Code, Ending
 
-INPUTS = 120
+INPUTS = 80
 METHOD = {method.name: method for method in METHODS}
 ALL_TOKENS = range(VOCABULARY_SIZE)
 SAMPLED = common_pb2.SamplingParameters(temperature=1, min_new_tokens=100)
@@ -38,7 +38,7 @@ def test_random_input_gets_canonical_answers_and_harms_nobody(attacked: tuple[as
     attack_until(runner, arena, INPUTS, first_seed=1)
     assert arena.input_count >= INPUTS
     assert arena.connection_count > 0
-    assert {path.rpartition("/")[2] for path, _ in arena.codes} == set(METHOD)
+    assert arena.called == set(METHOD)
     assert {"OK", "INVALID_ARGUMENT", "CANCELLED"} <= {code for _, code in arena.codes}
 
 

@@ -7,6 +7,7 @@ handler runs. A unary call's ends with its handler, a stream's with the call, ho
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -64,16 +65,19 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):
     def _trace_stream(self, behavior: Callable[..., Any], method: str, parent: contexts.Context) -> Callable[..., Any]:
         async def traced(request: Any, context: ServicerContext) -> AsyncIterator[Any]:
             span, timeout_s = self._start(method, parent), context.time_remaining()
+            answered_ns: int | None = None
 
             def ended(_: object) -> None:
                 # Soon, not now: handlers' own callbacks run after this one and may yet add to the span.
-                end = partial(end_call, span, SpanKind.SERVER, ended_code(context, timeout_s))
+                end = partial(end_call, span, SpanKind.SERVER, ended_code(context, timeout_s), answered_ns)
                 asyncio.get_running_loop().call_soon(end)
 
             # A stream's handler is not always there to see the call's end: it may be held up between two messages.
             context.add_done_callback(ended)  # type: ignore[arg-type]
             async for response in behavior(request, context):
                 yield response
+            # Before the client can know: it would have seen the end before the server did.
+            answered_ns = time.time_ns()
 
         return traced
 

@@ -70,6 +70,11 @@ class Arena:
     def input_count(self) -> int:
         return sum(self.codes.values())
 
+    @property
+    def called(self) -> set[str]:
+        """Methods, by name, that an answer came from."""
+        return {path.rpartition("/")[2] for path, _ in self.codes}
+
     async def attack(self, batch: Sequence[Call], *, at_once: bool) -> list[Answer]:
         """Send the calls while healthy requests run; Unsound when an answer is not as it should be."""
         healthy = asyncio.gather(*(self._tokens(request) for request in HEALTHY))

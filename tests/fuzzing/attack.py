@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.fuzzing.arena import Arena, arena
-from tests.fuzzing.calls import Call, calls
+from tests.fuzzing.calls import METHODS, Call, calls
 from tests.fuzzing.connections import streams
 
 BATCHES = 100
@@ -35,12 +35,18 @@ def running_arena() -> Iterator[tuple[asyncio.Runner, Arena]]:
 
 
 def attack_until(runner: asyncio.Runner, attacked: Arena, input_count: int, first_seed: int) -> None:
-    """Attack until so many calls were made, with broken connections between; Unsound at the first thing wrong."""
+    """Attack until so many calls were made, and one of each method, with broken connections between.
+
+    Unsound at the first thing wrong.
+    """
     batch_count = 0
+
+    def is_enough() -> bool:
+        return attacked.input_count >= input_count and attacked.called >= {method.name for method in METHODS}
 
     def send(batch: tuple[list[Call], bool]) -> None:
         nonlocal batch_count
-        if attacked.input_count < input_count:
+        if not is_enough():
             batch_count += 1
             runner.run(attacked.attack(batch[0], at_once=batch[1]))
             if batch_count % BATCHES_BETWEEN_CHECKS == 0:
@@ -49,7 +55,7 @@ def attack_until(runner: asyncio.Runner, attacked: Arena, input_count: int, firs
     batches = st.tuples(st.lists(calls(), min_size=5, max_size=20), st.booleans())
     contents = st.lists(streams(attacked.recorded), min_size=1, max_size=5)
     chosen_seed = first_seed
-    while attacked.input_count < input_count:
+    while not is_enough():
         _for_each(contents, CONNECTION_BATCHES, chosen_seed, lambda batch: runner.run(attacked.disturb(batch)))
         _for_each(batches, BATCHES, chosen_seed, send)
         runner.run(attacked.check())

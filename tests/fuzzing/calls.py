@@ -76,7 +76,7 @@ _METADATA = (
 )
 
 
-_WEIGHTED_METHODS = tuple(method for method in METHODS for _ in range(3 if method.input_type.fields else 1))
+_WEIGHTED_METHODS = tuple(method for method in METHODS for _ in range(5 if method.input_type.fields else 1))
 
 
 @st.composite
