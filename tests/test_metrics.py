@@ -3,13 +3,9 @@
 import asyncio
 import re
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -18,23 +14,11 @@ from coordinator.metrics import RoundMetrics
 from coordinator.round import RoundReport, RowReport
 from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.runner import PassSize
-from paceline.errors import AddressInUse, InvalidRequest, PeerFailed, PeerUnavailable
-from paceline.metrics import CallCounter, count_tasks, metrics_served, new_registry
-from paceline.rpc import Exchange, open_channel, running_server
+from paceline.errors import AddressInUse, PeerFailed, PeerUnavailable
+from paceline.metrics import count_tasks, metrics_served, new_registry
 from paceline.types import CacheDescription, CallTiming, GenerationRequest, HopTime, TokenIds
-from paceline.v1 import generation_service_pb2 as generation_pb
-from paceline.v1 import target_service_pb2 as target_pb
-from paceline.v1.generation_service_pb2_grpc import (
-    GenerationServiceServicer,
-    GenerationServiceStub,
-    add_GenerationServiceServicer_to_server,
-)
-from paceline.v1.target_service_pb2_grpc import (
-    TargetServiceServicer,
-    TargetServiceStub,
-    add_TargetServiceServicer_to_server,
-)
 from tests.coordinators import fake_cluster
+from tests.counted_calls import counted_calls, release
 from tests.fakes import FakeDrafter, FakeVerifier, describe
 from tests.prometheus import promtool
 from tests.scrapes import by_label, value
@@ -158,118 +142,6 @@ def test_metrics_are_served_over_http_and_the_port_is_free_again_afterwards() ->
         assert again == url
     with metrics_served(registry, "127.0.0.1", None) as nothing:
         assert nothing is None
-
-
-class Obedient(TargetServiceServicer, GenerationServiceServicer):
-    """Does what it is told: by the first sequence id of a release, by the text of a prompt."""
-
-    def __init__(self) -> None:
-        self.hung = asyncio.Event()
-
-    async def ReleaseTargetSequences(
-        self, request: target_pb.ReleaseTargetSequencesRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> target_pb.ReleaseTargetSequencesResponse:
-        await self._obey(request.sequence_ids[0])
-        return target_pb.ReleaseTargetSequencesResponse()
-
-    async def VerifyTokens(
-        self, requests: AsyncIterator[target_pb.VerifyTokensRequest], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[target_pb.VerifyTokensResponse]:
-        async for request in requests:
-            await self._obey(request.rows[0].sequence_id)
-            yield target_pb.VerifyTokensResponse()
-
-    async def GenerateText(
-        self, request: generation_pb.GenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[generation_pb.GenerateTextResponse]:
-        yield generation_pb.GenerateTextResponse()
-        await self._obey(request.text)
-
-    async def _obey(self, order: str) -> None:
-        if order == "refuse":
-            raise InvalidRequest("as told")
-        if order == "break":
-            raise ValueError("as told")
-        if order == "hang":
-            self.hung.set()
-            await asyncio.Event().wait()
-
-
-@asynccontextmanager
-async def counted_calls(registry: CollectorRegistry) -> AsyncIterator[tuple[Obedient, grpc.aio.Channel]]:
-    servicer = Obedient()  # type: ignore[abstract]
-
-    def add(server: grpc.aio.Server) -> None:
-        add_TargetServiceServicer_to_server(servicer, server)
-        add_GenerationServiceServicer_to_server(servicer, server)
-
-    counter = CallCounter(registry, "target")
-    async with (
-        running_server("127.0.0.1", 0, [], add, grace_s=1, interceptors=[counter]) as server,
-        open_channel(server.address) as channel,
-    ):
-        yield servicer, channel
-
-
-async def release(channel: grpc.aio.Channel, order: str, timeout_s: float = 60) -> None:
-    request = target_pb.ReleaseTargetSequencesRequest(sequence_ids=[order])
-    await TargetServiceStub(channel).ReleaseTargetSequences(request, timeout=timeout_s)
-
-
-async def drain(channel: grpc.aio.Channel, order: str, timeout_s: float = 60) -> None:
-    call = GenerationServiceStub(channel).GenerateText(generation_pb.GenerateTextRequest(text=order), timeout=timeout_s)
-    try:
-        async for _ in call:
-            pass
-    finally:
-        # Under load a stub whose reader is cancelled was seen not to cancel its call.
-        call.cancel()
-
-
-async def test_requests_on_streams_are_counted_as_calls_and_the_streams_are_not() -> None:
-    registry = CollectorRegistry()
-    async with counted_calls(registry) as (servicer, channel):
-        exchange = Exchange(TargetServiceStub(channel).VerifyTokens)
-
-        async def send(order: str) -> None:
-            await exchange.ask(target_pb.VerifyTokensRequest(rows=[target_pb.VerifyTokensRow(sequence_id=order)]), 60)
-
-        for order in ("answer", "answer", "refuse", "answer", "break", "answer"):
-            with suppress(grpc.aio.AioRpcError):
-                await send(order)
-        hanging = asyncio.ensure_future(send("hang"))
-        await servicer.hung.wait()
-        hanging.cancel()
-        while sum((counts := by_label(registry, "rpc_calls_total", "code")).values()) < 7:
-            await asyncio.sleep(0.01)
-        await send("answer")
-    # By now the last stream has been cut off, with nothing in work.
-    counts = by_label(registry, "rpc_calls_total", "code")
-    assert counts == {"OK": 5, "INVALID_ARGUMENT": 1, "INTERNAL": 1, "CANCELLED": 1}
-    assert set(by_label(registry, "rpc_calls_total", "method")) == {"VerifyTokens"}
-
-
-@pytest.mark.parametrize(("send", "method"), [(release, "ReleaseTargetSequences"), (drain, "GenerateText")])
-async def test_calls_are_counted_by_method_and_status(send: Callable[..., Awaitable[None]], method: str) -> None:
-    registry = CollectorRegistry()
-    async with counted_calls(registry) as (servicer, channel):
-        await send(channel, "answer")
-        for order in ("refuse", "break"):
-            with pytest.raises(grpc.aio.AioRpcError):
-                await send(channel, order)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await send(channel, "hang", 2)
-        # On a busy machine the server may begin it only now; what it sets then is not to stand for the next one.
-        await servicer.hung.wait()
-        servicer.hung.clear()
-        hanging = asyncio.ensure_future(send(channel, "hang"))
-        await servicer.hung.wait()
-        hanging.cancel()
-        # The server learns of it in its own time.
-        while sum((counts := by_label(registry, "rpc_calls_total", "code")).values()) < 5:
-            await asyncio.sleep(0.01)
-    assert counts == {"OK": 1, "INVALID_ARGUMENT": 1, "INTERNAL": 1, "DEADLINE_EXCEEDED": 1, "CANCELLED": 1}
-    assert set(by_label(registry, "rpc_calls_total", "method")) == {method}
 
 
 async def test_tasks_are_counted_from_any_thread() -> None:

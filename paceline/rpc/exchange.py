@@ -47,16 +47,7 @@ class Exchange:
     async def _ask_on(self, stream: Any, request: Any, limit: asyncio.Timeout) -> Any:
         request.context.timeout_s = max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
         try:
-            await stream.write(request)
-        except asyncio.InvalidStateError as error:
-            raise _Gone from error
-        except grpc.aio.AioRpcError as error:
-            # INTERNAL is the stub's own, in the place of what the peer may have said when it ended the stream.
-            raise _Gone(None if error.code() is grpc.StatusCode.INTERNAL else error) from error
-        except asyncio.CancelledError:
-            stream.cancel()
-            raise
-        try:
+            await _send(stream, request)
             answer = await stream.read()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
@@ -77,6 +68,17 @@ class Exchange:
             if not stream.done():
                 return stream
         return None
+
+
+async def _send(stream: Any, request: Any) -> None:
+    """Raises _Gone, for a stream that took no request."""
+    try:
+        await stream.write(request)
+    except asyncio.InvalidStateError as error:
+        raise _Gone from error
+    except grpc.aio.AioRpcError as error:
+        # INTERNAL is the stub's own, in the place of what the peer may have said when it ended the stream.
+        raise _Gone(None if error.code() is grpc.StatusCode.INTERNAL else error) from error
 
 
 async def half_close(stream: Any) -> None:

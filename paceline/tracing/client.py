@@ -13,7 +13,7 @@ import grpc
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from paceline.tracing.conventions import call_attributes, end_call, span_name, starts_trace
+from paceline.tracing.conventions import end_call, start_call, starts_trace
 from paceline.tracing.lean import LeanTracer
 from paceline.tracing.stream import TracedStream
 
@@ -109,8 +109,7 @@ class TracedChannel(grpc.aio.Channel):
         """Start the call's span; None where the call is not traced."""
         if not trace.get_current_span().is_recording() and not starts_trace(method):
             return None
-        attributes = self._server | call_attributes(method)
-        return self._tracer.start_span(span_name(method), kind=SpanKind.CLIENT, attributes=attributes)
+        return start_call(self._tracer, method, SpanKind.CLIENT, server=self._server)
 
 
 def _carrying(span: Span, metadata: Metadata) -> Metadata:

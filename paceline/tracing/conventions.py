@@ -4,8 +4,12 @@ RPC attributes follow OpenTelemetry's semantic conventions 1.44. So does what co
 client, and to a server only those that are its own fault.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import grpc
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 
 GENERATE = "/paceline.v1.GenerationService/GenerateText"
 SPAN_NAMES = {
@@ -23,7 +27,7 @@ _SERVER_FAULTS = {
 }
 
 
-def span_name(method: str) -> str:
+def _span_name(method: str) -> str:
     """Short for the calls of the hot path, else the convention's: `package.Service/Method`."""
     return SPAN_NAMES.get(method, method.removeprefix("/"))
 
@@ -33,8 +37,17 @@ def starts_trace(method: str) -> bool:
     return method == GENERATE
 
 
-def call_attributes(method: str) -> dict[str, str]:
-    return {"rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
+def start_call(
+    tracer: Tracer,
+    method: str,
+    kind: SpanKind,
+    context: Context | None = None,
+    server: Mapping[str, str | int] = {},
+    **how: Any,
+) -> Span:
+    """Start a call's span; `server` is what a client's says of the server, `how` is the tracer's."""
+    attributes = {**server, "rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
+    return tracer.start_span(_span_name(method), context, kind, attributes, **how)
 
 
 def end_call(span: Span, kind: SpanKind, code: grpc.StatusCode, end_ns: int | None = None) -> None:

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
 from paceline.rpc.status import code_of, cut_off_code
-from paceline.tracing.conventions import call_attributes, end_call, span_name
+from paceline.tracing.conventions import end_call, start_call
 from paceline.tracing.hop import caller_of
 from paceline.tracing.lean import LeanTracer
 from paceline.tracing.served import ServedRequest
@@ -50,11 +50,12 @@ class RequestSpans:
             self._tracer.later(partial(self._make, served))
 
     def _make(self, served: ServedRequest) -> None:
-        span = self._tracer.start_span(
-            span_name(served.method),
-            trace.set_span_in_context(trace.NonRecordingSpan(served.caller)),
+        caller = trace.set_span_in_context(trace.NonRecordingSpan(served.caller))
+        span = start_call(
+            self._tracer,
+            served.method,
             SpanKind.SERVER,
-            call_attributes(served.method),
+            caller,
             start_time=served.began_ns,
             span_id=served.get_span_context().span_id,
         )

@@ -18,7 +18,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from paceline.rpc.status import cut_off_code, ended_code
-from paceline.tracing.conventions import call_attributes, end_call, span_name, starts_trace
+from paceline.tracing.conventions import end_call, start_call, starts_trace
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
@@ -83,8 +83,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):
 
     def _start(self, method: str, parent: contexts.Context) -> Span:
         """Start the call's span and make it current in the call's task, of which nothing remains after the call."""
-        attributes = call_attributes(method)
-        span = self._tracer.start_span(span_name(method), parent, kind=SpanKind.SERVER, attributes=attributes)
+        span = start_call(self._tracer, method, SpanKind.SERVER, parent)
         contexts.attach(trace.set_span_in_context(span, parent))
         return span
 

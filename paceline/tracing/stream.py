@@ -11,7 +11,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
 
 from paceline.rpc.status import cut_off_code
-from paceline.tracing.conventions import call_attributes, end_call, span_name
+from paceline.tracing.conventions import end_call, start_call
 from paceline.tracing.hop import set_caller
 from paceline.tracing.lean import LeanTracer
 
@@ -76,13 +76,9 @@ class TracedStream:
             self._tracer.later(partial(self._make, self._around, self._span_id, self._began_ns, time.time_ns(), code))
 
     def _make(self, around: Span, span_id: int, began_ns: int, ended_ns: int, code: grpc.StatusCode) -> None:
-        span = self._tracer.start_span(
-            span_name(self._method),
-            trace.set_span_in_context(around),
-            SpanKind.CLIENT,
-            {**self._server, **call_attributes(self._method)},
-            start_time=began_ns,
-            span_id=span_id,
+        context = trace.set_span_in_context(around)
+        span = start_call(
+            self._tracer, self._method, SpanKind.CLIENT, context, self._server, start_time=began_ns, span_id=span_id
         )
         end_call(span, SpanKind.CLIENT, code, ended_ns)
 
