@@ -73,9 +73,11 @@ class PlainDecoder:
         hidden = F.embedding(token_ids[0], self._embedding)
         cos, sin = self._rotary(hidden, positions)
         turn = _Rotation(cos[0], sin[0])
-        for layer in self._layers:
+        for layer in self._layers[:-1]:
             hidden = layer(hidden, turn, attention)
-        return self._head(self._norm(hidden[wanted]))
+        # Of a prompt's other tokens the last layer gives keys and values, and nobody reads what else it would make.
+        hidden = self._layers[-1](hidden, turn, attention, wanted)
+        return self._head(self._norm(hidden))
 
 
 class _Rotation:
@@ -112,8 +114,10 @@ class _Layer:
         self._attention_norm = _Norm(layer.input_layernorm)
         self._feed_forward_norm = _Norm(layer.post_attention_layernorm)
 
-    def __call__(self, hidden: torch.Tensor, turn: _Rotation, attention: Attention) -> torch.Tensor:
-        """[T, hidden size] to the same."""
+    def __call__(
+        self, hidden: torch.Tensor, turn: _Rotation, attention: Attention, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, hidden size] to the same, or to [W, hidden size] where only tokens `wanted` [W] are read afterwards."""
         projected = self._projection(self._attention_norm(hidden)).view(hidden.shape[0], -1, self._head_size)
         turned, value = (heads.transpose(0, 1) for heads in projected.split_with_sizes(self._counts, dim=1))
         if self._query_norm and self._key_norm:
@@ -121,7 +125,10 @@ class _Layer:
             turned = torch.cat((self._query_norm(query), self._key_norm(key)))
         query, key = turn(turned).split_with_sizes(self._turned_counts)
         attended = attention.attend(self._number, query, key, value, self._scaling)
-        hidden = hidden + self._output(attended.transpose(0, 1).reshape(hidden.shape[0], -1))
+        attended = attended.transpose(0, 1)
+        if wanted is not None:
+            hidden, attended = hidden[wanted], attended[wanted]
+        hidden = hidden + self._output(attended.flatten(1))
         normed = self._feed_forward_norm(hidden)
         gate, up = self._gate_and_up(normed).chunk(2, dim=-1)
         return hidden + self._down(self._activation(gate).mul_(up))
