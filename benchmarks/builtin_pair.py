@@ -35,7 +35,7 @@ def main(
 ) -> None:
     _, unseen = problems.load(data)
     questions = [problem.question for problem in unseen[:problem_count]]
-    options = ClusterOptions(batch_size=batch_size, draft_count=draft_count)
+    options = ClusterOptions(batch_size=batch_size, draft_count=draft_count, prefix_sharing=False)
     console.print_json(json.dumps(asyncio.run(measure(questions, options, runs, max_new_tokens))))
 
 

@@ -5,7 +5,6 @@ docs/numerics.md. `python -m benchmarks.numerics`; CPU, random weights and the b
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +74,7 @@ async def outputs(max_new_tokens: int, repeats: int, threads: int) -> Table:
     title = f"built-in pair, bfloat16, B = 8, {len(PROMPTS)} prompts"
     table = Table("numerics", "equal to plain", "plain tokens/s", "speculative tokens/s", title=title)
     for numerics in ("fast", "strict"):
-        options = replace(ClusterOptions(), dtype="bfloat16", numerics=numerics, target_threads=threads)
+        options = ClusterOptions(dtype="bfloat16", numerics=numerics, target_threads=threads, prefix_sharing=False)
         async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
             runs = []
             for _ in range(repeats):

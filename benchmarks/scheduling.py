@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -119,7 +119,7 @@ async def _clusters(
     """Start the clusters; return a client with the addresses, and the coordinator's process, of each."""
     clusters, coordinators = {}, {}
     for name, options in systems.items():
-        addresses = await stack.enter_async_context(running_cluster(options))
+        addresses = await stack.enter_async_context(running_cluster(replace(options, prefix_sharing=False)))
         clusters[name] = (await stack.enter_async_context(Client(addresses.coordinator)), addresses)
         coordinators[name] = coordinator_process()
     return clusters, coordinators

@@ -126,7 +126,7 @@ async def _cluster(exporter: str, batch_size: int) -> AsyncIterator[Cluster]:
         others = {process.pid for process in psutil.Process().children()}
         with _environment(variables):
             addresses = await stack.enter_async_context(
-                running_cluster(ClusterOptions(batch_size=batch_size, trace_dir=trace_dir))
+                running_cluster(ClusterOptions(batch_size=batch_size, prefix_sharing=False, trace_dir=trace_dir))
             )
         own = [process for process in psutil.Process().children() if process.pid not in others]
         yield Cluster(await stack.enter_async_context(Client(addresses.coordinator, tracer=trace.NoOpTracer())), own)

@@ -26,6 +26,8 @@ class ClusterOptions:
     device: str = "auto"
     kv_memory: str = "2GiB"
     layout: str = "paged"
+    prefix_sharing: bool = True
+    """False where the same prompts are timed again: each is to be computed each time."""
     numerics: str = "fast"
     batch_size: int = 8
     draft_count: str = "5"
@@ -123,6 +125,7 @@ def _model_flags(options: ClusterOptions, role: str) -> list[str]:
         *("--model", model, "--dtype", options.dtype, "--device", options.device, "--log-level", options.log_level),
         *("--host", HOST, "--port", str(port), "--threads", str(threads)),
         *("--kv-memory", options.kv_memory, "--layout", options.layout),
+        *(() if options.prefix_sharing else ("--prefix-sharing", "false")),
         *(("--numerics", options.numerics) if role == "target" else ()),
         *_metrics_flags(options, 2 if role == "target" else 1),
         *_trace_flags(options, role),

@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.builtin import resolve_model
+from paceline.client import Client, describe_draft, describe_target
 from paceline.engine.traffic import pass_traffic
 from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, TokenizerNotFound
-from paceline.launcher import ClusterOptions
+from paceline.launcher import ClusterOptions, running_cluster
 from paceline.measure import grid
 from paceline.measure.agreement import Mismatch
 from paceline.measure.alternate import alternate
 from paceline.measure.bench_report import bench_report, round_table, throughput_table
+from paceline.measure.cluster import ClusterSystem
 from paceline.measure.files import prepare_folder
 from paceline.measure.grid import BenchPlan, SystemSpec
 from paceline.measure.llama_cpp import check_llama_cpp
@@ -109,6 +111,17 @@ def test_one_sequence_at_a_time_and_plain_decoding_have_one_lane() -> None:
     layouts = {spec.policy: one.layout for spec, one in options.items() if spec.kind == grid.SPECULATIVE}
     assert layouts == {"continuous": "paged", "eqspec": "dense"}
     assert {one.draft_count for spec, one in options.items() if spec.kind == grid.PLAIN} == {"0"}
+
+
+async def test_no_pass_finds_its_prompts_cached_by_the_one_before(pairs: dict[str, PairOfCheckpoints]) -> None:
+    pair = ClusterOptions(target_model=str(pairs["Llama"].target), draft_model=str(pairs["Llama"].draft))
+    options = grid.cluster_options(SystemSpec(grid.SPECULATIVE, 2, AUTO, "continuous", "3"), pair)
+    async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
+        system = ClusterSystem(client, addresses, 4)
+        first, again = [await system.run([tuple(range(10, 74))]) for _ in range(2)]
+        assert first.outputs == again.outputs
+        for model in (await describe_target(addresses.target), await describe_draft(addresses.draft)):
+            assert model.cache.shared_token_count == 0
 
 
 def test_rounds_are_the_difference_of_two_moments() -> None:

@@ -66,6 +66,7 @@ def command(
 
 async def _demo(options: ClusterOptions, max_new_tokens: int, runs: int) -> None:
     console = Console(highlight=False)
+    options = replace(options, prefix_sharing=False)
     with console.status("starting coordinator, draft service and target service") as status:
         async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
             cluster = await client.describe()

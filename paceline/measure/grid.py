@@ -100,13 +100,14 @@ def cluster_options(spec: SystemSpec, pair: ClusterOptions) -> ClusterOptions:
     """How our services run for a system.
 
     Plain decoding has one lane and every core for the target, which is the most it can use. So has B = 1, where two
-    lanes would be two sequences at once.
+    lanes would be two sequences at once. No pass finds its prompts cached by the one before: peers compute theirs too.
     """
     policy = spec.policy or "continuous"
     one_lane = spec.kind == PLAIN or spec.batch_size == 1 or policy != "continuous"
     return replace(
         with_precision(pair, spec.precision, policy),
         batch_size=spec.batch_size,
+        prefix_sharing=False,
         draft_count=spec.draft_count or "0",
         lanes=1 if one_lane else pair.lanes,
     )
