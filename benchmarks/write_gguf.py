@@ -1,0 +1,92 @@
+"""Write the built-in target as a GGUF file in float32, for llama.cpp as a peer: `python -m benchmarks.write_gguf FILE`.
+
+Needs `pip install 'paceline[llama-cpp]'`. For published models llama.cpp has converters of its own.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+import typer
+from transformers import AutoModelForCausalLM
+
+from paceline.builtin import resolve_model
+
+LAYER_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Names of a layer's weights, ours and GGUF's."""
+
+
+def main(file: Path) -> None:
+    folder = resolve_model("builtin:target")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    writer: Any = gguf.GGUFWriter(file, "llama")
+    add_shape(writer, model.config)
+    add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), model.config)
+    add_weights(writer, model.state_dict(), model.config)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_shape(writer: Any, config: Any) -> None:
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def add_tokenizer(writer: Any, tokenizer: Any, config: Any) -> None:
+    bpe = tokenizer["model"]
+    ids = bpe["vocab"] | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    token_of = {number: token for token, number in ids.items()}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_token_list([token_of.get(number, f"<unused {number}>") for number in range(config.vocab_size)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in bpe["merges"]])
+    writer.add_eos_token_id(config.eos_token_id)
+    writer.add_bos_token_id(config.eos_token_id)  # it has none, and llama.cpp wants one
+    writer.add_add_bos_token(False)
+
+
+def add_weights(writer: Any, weights: dict[str, torch.Tensor], config: Any) -> None:
+    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"].numpy())
+    writer.add_tensor("output_norm.weight", weights["model.norm.weight"].numpy())
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for layer in range(config.num_hidden_layers):
+        for own, name in LAYER_PARTS.items():
+            weight = weights[f"model.layers.{layer}.{own}.weight"]
+            if name in heads:
+                weight = _interleaved(weight, heads[name])
+            writer.add_tensor(f"blk.{layer}.{name}.weight", weight.contiguous().numpy())
+
+
+def _interleaved(weight: torch.Tensor, head_count: int) -> torch.Tensor:
+    """Rows in llama.cpp's order: it turns neighbours against each other, transformers a head's two halves."""
+    return weight.view(head_count, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+if __name__ == "__main__":
+    typer.run(main)
