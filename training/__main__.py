@@ -111,7 +111,7 @@ def train_draft(
     teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
     lessons = list(outputs.lessons(teacher, bucketed([*own, *gold], 8192, rng), console.print))
     model = (
-        LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32)
+        draft.widened(LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32))
         if start_from
         else new_model(draft.DRAFT_SHAPE, tokenizer.get_vocab())
     )
