@@ -28,6 +28,8 @@ _REFUSED = {
     "alibi": "uses ALiBi position biases",
 }
 """Configuration fields that, when set, mean a kind of model the engine does not run."""
+LENGTH_DEPENDENT_ROPES = {"dynamic", "longrope"}
+"""Kinds of rotary embedding whose frequencies follow from the longest sequence in sight."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,18 @@ def _read_config(model: str, folder: Path) -> Any:
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         raise ModelNotUsable(f"model {model!r} has layers of kind {', '.join(sorted(kinds))}; only full_attention runs")
+    _check_positions(model, getattr(config, "rope_parameters", None) or {})
     return config
+
+
+def _check_positions(model: str, rope: dict[str, Any]) -> None:
+    """Refuse rotary embeddings that depend on the longest sequence of a pass: rows would change each other's output."""
+    kinds = {str(one.get("rope_type")) for one in (rope, *rope.values()) if isinstance(one, dict)}
+    if wrong := sorted(kinds & LENGTH_DEPENDENT_ROPES):
+        raise ModelNotUsable(
+            f"model {model!r} has position embeddings that change with a sequence's length "
+            f"(rope_type is {wrong[0]!r}), which the engine does not run"
+        )
 
 
 def _check_architecture(model: str, architectures: list[str], raw: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ class PlainDecoder:
     def __init__(self, module: PreTrainedModel) -> None:
         model: Any = module
         self._embedding = model.get_input_embeddings().weight
-        self._rotary = model.model.rotary_emb
+        self._turns = _Turns(model.model.rotary_emb, self._embedding, model.config.max_position_embeddings)
         self._layers = [_Layer(layer, number) for number, layer in enumerate(model.model.layers)]
         self._norm = _Norm(model.model.norm)
         self._head = take(model.get_output_embeddings())
@@ -71,8 +71,7 @@ class PlainDecoder:
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
         hidden = F.embedding(token_ids[0], self._embedding)
-        cos, sin = self._rotary(hidden, positions)
-        turn = _Rotation(cos[0], sin[0])
+        turn = self._turns.at(positions[0])
         for layer in self._layers[:-1]:
             hidden = layer(hidden, turn, attention)
         # Of a prompt's other tokens the last layer gives keys and values, and nobody reads what else it would make.
@@ -80,19 +79,34 @@ class PlainDecoder:
         return self._head(self._norm(hidden))
 
 
+class _Turns:
+    """What the model's rotary embedding gives for every position there is: the loader refuses what depends on more."""
+
+    def __init__(self, embedding: Any, like: torch.Tensor, max_length: int) -> None:
+        """`like` is of the type and device to compute with."""
+        cos, sin = embedding(like, torch.arange(max_length, device=like.device)[None])
+        half = cos.shape[-1] // 2
+        self._cos = cos[0]
+        # The half that is turned backwards has its sign here.
+        self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+
+    def at(self, positions: torch.Tensor) -> "_Rotation":
+        """Of positions [T]."""
+        return _Rotation(self._cos[positions], self._sin[positions])
+
+
+@dataclass(frozen=True)
 class _Rotation:
     """Rotary embedding at T positions (Su et al., arXiv 2104.09864), the halves of a head turned against each other."""
 
-    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """`cos` and `sin` are [T, D]."""
-        self._cos = cos
-        self._half = cos.shape[-1] // 2
-        # The half that is turned backwards has its sign here, once for all layers and heads.
-        self._sin = torch.cat((-sin[:, : self._half], sin[:, self._half :]), dim=-1)
+    cos: torch.Tensor
+    """[T, D]"""
+    signed_sin: torch.Tensor
+    """[T, D]"""
 
     def __call__(self, heads: torch.Tensor) -> torch.Tensor:
         """Turn [H, T, D]."""
-        return torch.addcmul(heads * self._cos, heads.roll(self._half, -1), self._sin)
+        return torch.addcmul(heads * self.cos, heads.roll(heads.shape[-1] // 2, -1), self.signed_sin)
 
 
 class _Layer:
