@@ -18,13 +18,6 @@ from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 
 WEIGHTS = "model.safetensors"
-SCALED_ROPE = {
-    "rope_theta": 10000.0,
-    "factor": 2.0,
-    "original_max_position_embeddings": 256,
-    "short_factor": [1.0] * 8,
-    "long_factor": [2.0] * 8,
-}
 
 
 @pytest.fixture
@@ -60,11 +53,7 @@ def cut(folder: Path) -> None:
         (lambda folder: edit(folder, layer_types=["full_attention", "linear_attention"]), "kind linear_attention"),
         (lambda folder: edit(folder, architectures=None), "architecture none"),
         (lambda folder: edit(folder, use_sliding_window=True), "sliding-window"),
-        (lambda folder: edit(folder, rope_parameters=SCALED_ROPE | {"rope_type": "dynamic"}), "rope_type is 'dynamic'"),
-        (
-            lambda folder: edit(folder, rope_parameters=SCALED_ROPE | {"rope_type": "longrope"}),
-            "rope_type is 'longrope'",
-        ),
+        (lambda folder: edit(folder, quantization_config={"quant_method": "fp8"}), "is quantised"),
         (lambda folder: edit(folder, dtype="float64"), "states dtype torch.float64"),
         (lambda folder: (folder / WEIGHTS).unlink(), "no safetensors weights"),
         (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "no safetensors weights"),
@@ -79,13 +68,6 @@ def test_a_broken_checkpoint_is_refused_by_name(checkpoint: Path, damage: Callab
         load_model(str(checkpoint))
     assert words in refusal.value.message
     assert str(checkpoint) in refusal.value.message
-
-
-@pytest.mark.parametrize("kind", ["linear", "yarn"])
-def test_scaled_rotary_positions_run_where_they_depend_on_nothing_else(checkpoint: Path, kind: str) -> None:
-    """That they are right is what the check at load compares."""
-    edit(checkpoint, rope_parameters=SCALED_ROPE | {"rope_type": kind})
-    assert load_model(str(checkpoint)).description.max_length == MAX_LENGTH
 
 
 def test_an_unknown_built_in_name_lists_the_known_ones() -> None:

@@ -26,10 +26,9 @@ _REFUSED = {
     "attn_logit_softcapping": "soft-caps its attention scores",
     "kv_lora_rank": "compresses keys and values (multi-head latent attention)",
     "alibi": "uses ALiBi position biases",
+    "quantization_config": "is quantised, so that rows of a pass may be rounded together",
 }
 """Configuration fields that, when set, mean a kind of model the engine does not run."""
-LENGTH_DEPENDENT_ROPES = {"dynamic", "longrope"}
-"""Kinds of rotary embedding whose frequencies follow from the longest sequence in sight."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +87,19 @@ def _read_config(model: str, folder: Path) -> Any:
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         raise ModelNotUsable(f"model {model!r} has layers of kind {', '.join(sorted(kinds))}; only full_attention runs")
-    _check_positions(model, getattr(config, "rope_parameters", None) or {})
     return config
 
 
-def _check_positions(model: str, rope: dict[str, Any]) -> None:
-    """Refuse rotary embeddings that depend on the longest sequence of a pass: rows would change each other's output."""
-    kinds = {str(one.get("rope_type")) for one in (rope, *rope.values()) if isinstance(one, dict)}
-    if wrong := sorted(kinds & LENGTH_DEPENDENT_ROPES):
-        raise ModelNotUsable(
-            f"model {model!r} has position embeddings that change with a sequence's length "
-            f"(rope_type is {wrong[0]!r}), which the engine does not run"
-        )
+def max_length_of(config: Any) -> int:
+    """The longest sequence that may be served.
+
+    With `longrope` one token beyond the original length changes the frequencies of all tokens of a call, those of other
+    sequences too; up to there nothing does.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [one for one in (rope, *rope.values()) if isinstance(one, dict)]
+    original = [int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"]
+    return min([int(config.max_position_embeddings), *original])
 
 
 def _check_architecture(model: str, architectures: list[str], raw: dict[str, Any]) -> None:

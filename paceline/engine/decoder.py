@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from paceline.engine.checkpoint import max_length_of
 from paceline.engine.kv_cache import Attention
 from paceline.engine.linear import pack_layers, take
 
@@ -62,7 +63,7 @@ class PlainDecoder:
     def __init__(self, module: PreTrainedModel) -> None:
         model: Any = module
         self._embedding = model.get_input_embeddings().weight
-        self._turns = _Turns(model.model.rotary_emb, self._embedding, model.config.max_position_embeddings)
+        self._turns = _Turns(model.model.rotary_emb, self._embedding, max_length_of(model.config))
         self._layers = [_Layer(layer, number) for number, layer in enumerate(model.model.layers)]
         self._norm = _Norm(model.model.norm)
         self._head = take(model.get_output_embeddings())
@@ -80,10 +81,10 @@ class PlainDecoder:
 
 
 class _Turns:
-    """What the model's rotary embedding gives for every position there is: the loader refuses what depends on more."""
+    """What the model's rotary embedding gives for every position there is, [max_length, D] twice."""
 
     def __init__(self, embedding: Any, like: torch.Tensor, max_length: int) -> None:
-        """`like` is of the type and device to compute with."""
+        """`embedding` is asked once; `like` is of the type and device to compute with."""
         cos, sin = embedding(like, torch.arange(max_length, device=like.device)[None])
         half = cos.shape[-1] // 2
         self._cos = cos[0]

@@ -13,7 +13,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.attention import ATTENTION_NAME
-from paceline.engine.checkpoint import Checkpoint, find_checkpoint, label_of, read_tokenizer
+from paceline.engine.checkpoint import Checkpoint, find_checkpoint, label_of, max_length_of, read_tokenizer
 from paceline.engine.decoder import make_decoder
 from paceline.engine.kv_cache import KvShape
 from paceline.engine.model import LoadedModel
@@ -55,7 +55,7 @@ def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles 
         architecture=type(module).__name__,
         vocabulary_size=config.vocab_size,
         tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
-        max_length=config.max_position_embeddings,
+        max_length=max_length_of(config),
         end_token_ids=_end_token_ids(module),
         device=str(module.device),
         dtype=str(module.dtype).removeprefix("torch."),

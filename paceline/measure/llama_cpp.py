@@ -42,6 +42,7 @@ class LlamaCppPeer:
 
     def _answer(self, prompt: Sequence[int], stop: Event) -> list[int]:
         output: list[int] = []
+        self._model.reset()  # or what the prompt shares with the one before would not be computed
         for token in self._model.generate(list(prompt), temp=0.0, repeat_penalty=1.0):
             output.append(token)
             if token == self._model.token_eos() or len(output) == self._max_new_tokens or stop.is_set():

@@ -112,9 +112,9 @@ class BlockPasses(FastPasses):
     def _forward(self, rows: BlockRows, wanted: torch.Tensor) -> torch.Tensor:
         pool = self._pool
         attention = BlockAttention(pool.memory, rows, pool.page_tokens, self._scratch_page, self._kernel)
-        return self._model.decoder.logits(
-            rows.token_ids.reshape(1, -1), rows.positions.reshape(1, -1), wanted, attention
-        )
+        # Padding after a sequence of full length would lie where there are no positions.
+        positions = rows.positions.clamp_max(self._model.description.max_length - 1)
+        return self._model.decoder.logits(rows.token_ids.reshape(1, -1), positions.reshape(1, -1), wanted, attention)
 
 
 class _Pass:
