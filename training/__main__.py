@@ -100,7 +100,7 @@ def train_draft(
     token_budget: int = 4096,
     seed: int = 3,
     start_from: Annotated[
-        Path | None, typer.Option(help="Draft to go on from, widened where it is narrower; unset: a fresh one")
+        Path | None, typer.Option(help="Draft to go on from, widened if narrower; unset: a fresh one")
     ] = None,
 ) -> None:
     """Distil the draft from the target's own outputs and the worked answers; `minutes` begin when it has read them."""
