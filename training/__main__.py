@@ -99,9 +99,7 @@ def train_draft(
     minutes: float = 30,
     token_budget: int = 4096,
     seed: int = 3,
-    start_from: Annotated[
-        Path | None, typer.Option(help="Draft to go on from, widened if narrower; unset: a fresh one")
-    ] = None,
+    start_from: Annotated[Path | None, typer.Option(help="Draft to go on from; unset: a fresh one")] = None,
 ) -> None:
     """Distil the draft from the target's own outputs and the worked answers; `minutes` begin when it has read them."""
     torch.manual_seed(seed)
@@ -113,7 +111,7 @@ def train_draft(
     teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
     lessons = list(outputs.lessons(teacher, bucketed([*own, *gold], 8192, rng), console.print))
     model = (
-        draft.widened(LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32))
+        LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32)
         if start_from
         else new_model(draft.DRAFT_SHAPE, tokenizer.get_vocab())
     )

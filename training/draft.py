@@ -10,28 +10,14 @@ from itertools import count
 
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from training.loop import Shape, bucketed
 from training.outputs import Lesson, Output, padded
 from training.problems import Problem, prompt_text
 from training.target import example_text
 
-DRAFT_SHAPE = Shape(hidden_size=128, layer_count=2, head_count=4, kv_head_count=2, mlp_size=768)
-
-
-def widened(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Give an earlier, narrower draft the feed-forward of today's shape.
-
-    Until it learns on, it says what it said before: what its new neurons write begins at zero.
-    """
-    wide = LlamaForCausalLM(LlamaConfig(**model.config.to_dict() | {"intermediate_size": DRAFT_SHAPE.mlp_size}))
-    wider = wide.state_dict()
-    for name, weight in model.state_dict().items():
-        if name.endswith("down_proj.weight"):
-            wider[name].zero_()
-        wider[name][tuple(map(slice, weight.shape))] = weight
-    return wide
+DRAFT_SHAPE = Shape(hidden_size=128, layer_count=2, head_count=4, kv_head_count=2, mlp_size=384)
 
 
 def as_output(problem: Problem, tokenizer: Tokenizer) -> Output:
