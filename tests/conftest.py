@@ -1,5 +1,6 @@
 """Fixtures that cost seconds, made once a session."""
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,12 @@ class PairOfCheckpoints:
 def one_torch_thread() -> None:
     """Small passes on few cores: more threads than cores only wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heeded_interrupts() -> None:
+    """In a shell's background Ctrl-C is ignored, and commands that tests start would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
