@@ -71,6 +71,7 @@ def test_an_exception_in_a_span_is_an_error_without_its_message() -> None:
     (span,) = exporter.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
     assert [event.attributes for event in span.events] == [{"exception.type": "ValueError"}]
+    assert SECRET not in str([event.attributes for event in span.events])
     assert span.status.description is None
 
 
