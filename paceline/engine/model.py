@@ -13,3 +13,8 @@ class LoadedModel:
     description: ModelDescription
     kv_shape: KvShape
     tokenizer: TokenizerFiles | None
+
+    @property
+    def layer_parameter_count(self) -> int:
+        """On average, embedding and head shared out."""
+        return self.description.parameter_count // self.kv_shape.layer_count

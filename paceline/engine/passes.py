@@ -7,6 +7,7 @@ import torch
 
 from paceline.engine.kv_cache import KvCache, Span
 from paceline.engine.model import LoadedModel
+from paceline.engine.threads import fitting_threads
 
 STRICT_ROWS = 64
 """Tokens of every model call in strict numerics, padding included."""
@@ -60,12 +61,13 @@ class FastPasses:
             spans.append(Span(piece.sequence_id, start, len(token_ids), piece.length))
         device = self._model.kv_shape.device
         padding = [0] * (token_count - len(token_ids))
-        logits = self._model.decoder.logits(
-            torch.tensor([token_ids + padding], device=device),
-            torch.tensor([positions + padding], device=device),
-            torch.tensor(wanted + [0] * (logit_count - len(wanted)), dtype=torch.long, device=device),
-            self._cache.attention(spans),
-        )
+        with fitting_threads(self._model.layer_parameter_count, len(token_ids) + len(padding)):
+            logits = self._model.decoder.logits(
+                torch.tensor([token_ids + padding], device=device),
+                torch.tensor([positions + padding], device=device),
+                torch.tensor(wanted + [0] * (logit_count - len(wanted)), dtype=torch.long, device=device),
+                self._cache.attention(spans),
+            )
         return logits[: len(wanted)]
 
 

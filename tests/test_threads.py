@@ -1,0 +1,78 @@
+"""A pass is shared among threads where a layer is enough work, and the caller's count of threads is left as it was."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.engine.decoder import Decoder
+from paceline.engine.kv_cache import Attention
+from paceline.engine.loader import load_model
+from paceline.engine.options import EngineOptions
+from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.threads import READING_TOKENS, SHARED_WORK, fitting_threads
+from tests.conftest import PairOfCheckpoints
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Watched:
+    """A decoder that notes how many threads each pass may use."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.thread_counts: list[int] = []
+
+    def logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
+        self.thread_counts.append(torch.get_num_threads())
+        return self._decoder.logits(token_ids, positions, wanted, attention)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(
+    ("parameter_count", "token_count", "expected"),
+    [
+        pytest.param(1_000_000, 24, 1, id="little work"),
+        pytest.param(1_000_000, 25, 2, id="many tokens"),
+        pytest.param(SHARED_WORK // READING_TOKENS + 1, 1, 2, id="one token, but weights that take long to read"),
+        pytest.param(SHARED_WORK // READING_TOKENS, 1, 1, id="one token, small weights"),
+    ],
+)
+def test_threads_follow_the_work_of_a_layer(parameter_count: int, token_count: int, expected: int) -> None:
+    with fitting_threads(parameter_count, token_count):
+        assert torch.get_num_threads() == expected
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_failed_pass_leaves_the_threads_as_they_were() -> None:
+    with pytest.raises(ZeroDivisionError), fitting_threads(1, 1):
+        1 / 0  # noqa: B018
+    assert torch.get_num_threads() == 2
+
+
+def test_one_allowed_thread_stays_one() -> None:
+    assert torch.get_num_threads() == 1
+    with fitting_threads(10**9, 100):
+        assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_prompt_is_shared_out_and_a_decoded_token_is_not(pairs: dict[str, PairOfCheckpoints]) -> None:
+    loaded = load_model(str(pairs["Llama"].target))
+    long_count = SHARED_WORK // loaded.layer_parameter_count + 1
+    watched = Watched(loaded.decoder)
+    runner = Runner(replace(loaded, decoder=watched), EngineOptions(kv_memory="64MiB", prefill_chunk_tokens=long_count))
+    prompt = tuple(1 + number % 50 for number in range(long_count))
+    runner.forward([PackedRow("a", 0, prompt)])
+    runner.forward([PackedRow("a", long_count, (7,))])
+    assert watched.thread_counts == [2, 1]
