@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from coordinator.ahead import AheadDrafter
 from coordinator.dispatcher import Dispatcher
 from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.statistics import Statistics
@@ -19,9 +20,12 @@ from paceline.types import CircuitState, ReplicaDescription, ReplicaState
 class ClusterCollector(Collector):
     """Counts and states, read at the moment of the scrape, in its thread."""
 
-    def __init__(self, dispatcher: Dispatcher, drafter: ReplicatedDrafter, statistics: Statistics) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, drafter: ReplicatedDrafter, ahead: AheadDrafter, statistics: Statistics
+    ) -> None:
         self._dispatcher = dispatcher
         self._drafter = drafter
+        self._ahead = ahead
         self._statistics = statistics
 
     def collect(self) -> Iterator[Metric]:
@@ -44,6 +48,8 @@ class ClusterCollector(Collector):
             ("draft_tokens", "Draft tokens verified.", counted.drafted_count),
             ("accepted_tokens", "Draft tokens accepted.", counted.accepted_count),
             ("committed_tokens", "Output tokens, accepted and the target's own.", counted.committed_count),
+            ("ahead_calls", "Calls for drafts ahead of a round.", self._ahead.asked_count),
+            ("ahead_calls_used", "Those whose drafts a round could use.", self._ahead.used_count),
             ("preemptions", "Sequences that gave their cache up for others.", counted.preemption_count),
             ("sequences_moved", "Sequences that lost their target and were sent to another.", dispatcher.moved_count),
         ):

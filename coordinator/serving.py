@@ -7,6 +7,7 @@ import grpc
 import structlog
 
 from coordinator.admission import Admission
+from coordinator.ahead import AheadDrafter
 from coordinator.background import Background, background
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.cluster_metrics import ClusterCollector
@@ -56,13 +57,14 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
         security.check(str(address))
     async with background() as tasks:
         drafter, statistics = ReplicatedDrafter(), Statistics()
-        make_scheduler = _scheduler_maker(settings, drafter, statistics, watched)
+        ahead = AheadDrafter(drafter, watched.tracer)
+        make_scheduler = _scheduler_maker(settings, ahead, statistics, watched)
         dispatcher = Dispatcher(
             make_scheduler, tasks, queue_limit=settings.queue_limit, target_wait_s=settings.target_wait_s
         )
         try:
             served = await _find_models(settings, security, drafter, dispatcher, tasks, watched)
-            watched.registry.register(ClusterCollector(dispatcher, drafter, statistics))
+            watched.registry.register(ClusterCollector(dispatcher, drafter, ahead, statistics))
             admission = Admission(
                 served,
                 default_max_new_tokens=settings.max_new_tokens,
@@ -135,7 +137,7 @@ async def _find_models(
 
 
 def _scheduler_maker(
-    settings: CoordinatorSettings, drafter: ReplicatedDrafter, statistics: Statistics, watched: Instruments
+    settings: CoordinatorSettings, drafter: AheadDrafter, statistics: Statistics, watched: Instruments
 ) -> MakeScheduler:
     """Return what makes the scheduler of a target; all of them count together."""
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
@@ -36,6 +37,8 @@ class Cluster:
     target: Runner
     exchanges: tuple[Exchanges, Exchanges]
     """Of draft and target."""
+    registry: CollectorRegistry
+    """The coordinator's."""
 
     @property
     def addresses(self) -> tuple[str, str, str]:
@@ -129,4 +132,5 @@ async def cluster(
                 drafting.runner,
                 verifying.runner,
                 (drafting.exchanges, verifying.exchanges),
+                watched.registry,
             )

@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
+from coordinator.ahead import AheadDrafter
 from coordinator.background import background
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
@@ -173,7 +174,9 @@ async def fake_server(
     async with dispatching(
         [drafter], [verifier], batch_size=1, draft_count=4, queue_limit=queue_limit, registry=registry
     ) as running:
-        registry.register(ClusterCollector(running.dispatcher, running.drafter, running.statistics))
+        registry.register(
+            ClusterCollector(running.dispatcher, running.drafter, AheadDrafter(running.drafter), running.statistics)
+        )
         settings = CoordinatorSettings(draft="unused:1", target="unused:1")
         servicer = GenerationServicer(
             settings,

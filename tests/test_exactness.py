@@ -13,10 +13,11 @@ from paceline.cli.prompts import PROMPTS
 from paceline.engine import short_attention
 from paceline.engine.options import EngineOptions, Layout
 from paceline.engine.reference import HuggingFaceReference
-from paceline.types import GenerationRequest, TokenIds, Usage, UserMessage
+from paceline.types import GenerationRequest, SamplingParameters, TokenIds, Usage, UserMessage
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
 from tests.clusters import Cluster, cluster
 from tests.conftest import PairOfCheckpoints
+from tests.scrapes import value
 
 BATCH_SIZES = (1, 4, 8)
 DRAFT_COUNTS = (0, 1, 5)
@@ -64,6 +65,25 @@ async def test_tiny_pairs_equal_hugging_face(family: str, pairs: dict[str, PairO
                 assert all(usage.drafted_count == 0 for usage in usages) or draft_count > 0
     # Rejections alone would leave the accepting path untried, and the other way round.
     assert accepted > 100
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+async def test_drafts_made_ahead_for_a_single_request_change_no_output(
+    is_right: bool, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    pair = pairs["Llama"]
+    prompts = requests(seed=4)
+    reference = HuggingFaceReference(str(pair.target), "float32")
+    sampled = GenerationRequest(TokenIds((9, 10, 11)), 60, sampling=SamplingParameters(temperature=0.7), seed=8)
+    async with cluster(pair.target, pair.target if is_right else pair.draft) as running:
+        for prompt, limit in prompts:
+            outputs, _ = await generate(running, [(prompt, limit)], None)
+            assert outputs == [reference.generate(prompt, limit)]
+        drafted = await running.client.complete(sampled)
+        plain = await running.client.complete(replace(sampled, max_draft_count=0))
+        assert drafted.token_ids == plain.token_ids
+        asked, used = (value(running.registry, f"ahead_calls{one}_total") for one in ("", "_used"))
+        assert used >= 5 if is_right else asked >= 5
 
 
 @pytest.mark.slow
