@@ -9,7 +9,8 @@ whether that pays; knows nothing of rounds.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from opentelemetry import trace
@@ -110,27 +111,36 @@ class AheadDrafter:
         if row.base_length:
             self._last = row.sequence_id, goes_ahead, now_s
 
-    async def _call_ahead(self, row: ProposeRow, patience: Patience) -> Proposals:
-        """Ask, in a trace of its own: it belongs to no round's time. It links the round that it ran beside."""
+    async def _call_ahead(self, row: ProposeRow, patience: Patience) -> Proposal | None:
+        """Ask; None where there is no answer, which costs no more than that."""
+        try:
+            with self._traced():
+                result = (await self._drafter.propose([row], patience)).results[0]
+        except PacelineError:
+            return None
+        return result if isinstance(result, Proposal) else None
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        """In a trace of its own: it belongs to no round's time. It links the round that it runs beside."""
         around = trace.get_current_span()
         if self._tracer is None or not around.is_recording():
-            return await self._drafter.propose([row], patience)
+            yield
+            return
         links = [Link(around.get_span_context())]
         with self._tracer.start_as_current_span("draft_ahead", Context(), links=links):
-            return await self._drafter.propose([row], patience)
+            yield
 
 
 @dataclass(frozen=True)
 class _Ahead:
     row: ProposeRow
-    answering: asyncio.Task[Proposals]
+    answering: asyncio.Task[Proposal | None]
 
     def answer(self, row: ProposeRow) -> Proposal | None:
         """What was found for the row, which must be the one that was expected, with the guess as its last token."""
-        if self.answering.cancelled() or isinstance(self.answering.exception(), PacelineError):
-            return None
-        found = self.answering.result().results[0]
-        if not isinstance(found, Proposal) or len(found.draft_token_ids) < 2:
+        found = None if self.answering.cancelled() else self.answering.result()
+        if found is None or len(found.draft_token_ids) < 2:
             return None
         guess, *drafts = found.draft_token_ids[: row.draft_count + 1]
         expected = replace(self.row, token_ids=(*self.row.token_ids, guess), draft_count=row.draft_count)
