@@ -1,18 +1,22 @@
 """The part of a model service's life that draft and target share: load, serve until told to stop, drain."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
+from typing import Any
 
 import grpc
 import structlog
+import torch
 
 from paceline.engine.loader import load_model
 from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
+from paceline.errors import PeerUnavailable
 from paceline.instruments import instruments
 from paceline.metrics import CallCounter
 from paceline.rpc import Exchanges, ServerOptions, running_server, termination
@@ -31,7 +35,10 @@ async def serve_model(
     service_name: str,
     add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int], None],
 ) -> None:
-    """Load the model in its thread, then serve it until SIGTERM or SIGINT."""
+    """Load the model in its thread, then serve it until SIGTERM or SIGINT.
+
+    Raises PeerUnavailable when the device is lost meanwhile: whoever runs services starts this one anew.
+    """
     role = name.removesuffix("_service")
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
@@ -39,6 +46,7 @@ async def serve_model(
         worker = ModelWorker(settings.threads, metrics.call_ended)
         try:
             model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
+            worker.watch_device(partial(try_device, model.description.device))
             runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
             watched.registry.register(ModelCollector(role, runner.describe))
             log.info(
@@ -59,14 +67,33 @@ async def serve_model(
                 await server.set_serving(True)
                 announce(name, server.address, watched.metrics_url)
                 dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
-                await termination(stop_with_stdin=settings.stop_with_stdin)
-                dropping.cancel()
+                try:
+                    await stopped_or_lost(termination(stop_with_stdin=settings.stop_with_stdin), worker)
+                finally:
+                    dropping.cancel()
                 log.info("stopping", grace_s=settings.shutdown_grace_s)
                 # Coordinators that see this move what they have here to other replicas, if there are any.
                 await server.set_serving(False)
                 await until_empty(runner, settings.shutdown_grace_s / 2)
         finally:
             worker.close()
+
+
+async def stopped_or_lost(stopped: Coroutine[Any, Any, None], worker: ModelWorker) -> None:
+    """Wait until the service is told to stop. Raises PeerUnavailable when its device is lost before."""
+    told, lost = asyncio.create_task(stopped), asyncio.create_task(worker.device_lost.wait())
+    try:
+        await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
+        if not told.done():
+            raise PeerUnavailable("the device failed and computes nothing any more; start the service anew")
+    finally:
+        told.cancel()
+        lost.cancel()
+
+
+def try_device(device: str) -> None:
+    """Raise what torch raises when the device computes nothing any more."""
+    torch.ones(1, device=device).add_(1).item()
 
 
 def engine_options(settings: ModelServiceSettings) -> EngineOptions:

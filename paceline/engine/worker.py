@@ -10,10 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+import structlog
 import torch
 
+from paceline.errors import PacelineError, PeerUnavailable
 from paceline.tracing.served import record_work
 from paceline.types import CallTiming
+
+log = structlog.get_logger()
 
 NICENESS = 5
 """How far the model's thread steps back."""
@@ -35,12 +39,26 @@ class ModelWorker:
         `on_call` is told of every call of `run_timed` that ended well.
         """
         self._on_call = on_call
+        self._try_device: Callable[[], None] = lambda: None
+        self.device_lost = asyncio.Event()
+        """Set once a call has failed and the device computes nothing any more, nor will in this process."""
         self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads))
 
+    def watch_device(self, try_device: Callable[[], None]) -> None:
+        """From now on ask this after a call that failed: it computes something, and raises when that cannot be."""
+        self._try_device = try_device
+
     async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Run `work` in the thread. A caller that is cancelled while waiting takes its call out of the queue."""
+        """Run `work` in the thread. A caller that is cancelled while waiting takes its call out of the queue.
+
+        Raises PeerUnavailable, whatever `work` raised, when the device is lost: another replica may do it.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
+        try:
+            return await loop.run_in_executor(self._executor, self._run, partial(work, *args, **kwargs))
+        except _DeviceLost:
+            self.device_lost.set()
+            raise
 
     async def run_timed(
         self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
@@ -61,6 +79,24 @@ class ModelWorker:
     def close(self) -> None:
         """Wait for the running call, drop the waiting ones."""
         self._executor.shutdown(cancel_futures=True)
+
+    def _run(self, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        except PacelineError:
+            raise
+        except Exception as error:
+            # It may be the call's own fault, or a device that fails every call from now on, as CUDA does after some.
+            try:
+                self._try_device()
+            except Exception as failure:
+                log.error("the device is lost", exc_info=error)
+                raise _DeviceLost(f"the device is lost: {type(failure).__name__}; the service ends") from error
+            raise
+
+
+class _DeviceLost(PeerUnavailable):
+    """Told apart within this module only."""
 
 
 def _begin(threads: int | None) -> None:

@@ -1,0 +1,66 @@
+"""A device that computes nothing any more: its calls go to another replica, and its service ends to be started anew."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from coordinator.clients import RemoteVerifier
+from paceline.engine.kv_pool import KvPool
+from paceline.engine.serving import stopped_or_lost, try_device
+from paceline.engine.worker import ModelWorker
+from paceline.errors import InvalidRequest, PeerFailed, PeerUnavailable
+from paceline.types import VerifyRow
+from tests.clusters import model_server
+from tests.conftest import PairOfCheckpoints
+
+ROW = VerifyRow("a", 0, (20, 21, 22), (23,))
+
+
+@pytest.fixture
+def target_model(pairs: dict[str, PairOfCheckpoints]) -> Path:
+    return pairs["Llama"].target
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_only_a_failure_of_the_device_itself_sends_a_call_elsewhere(target_model: Path, is_lost: bool) -> None:
+    async with model_server("target", target_model) as server:
+        verifier = RemoteVerifier(server.channel, 60.0)
+        await verifier.verify([ROW])
+        # Nothing can be read from this one: a pass fails there, as does whatever tries it.
+        pool = server.runner.cache
+        assert isinstance(pool, KvPool)
+        pool.memory = pool.memory.to("meta")
+        server.worker.watch_device(partial(try_device, "meta" if is_lost else "cpu"))
+        with pytest.raises(PeerUnavailable if is_lost else PeerFailed):
+            await verifier.verify([ROW])
+        assert server.worker.device_lost.is_set() is is_lost
+
+
+async def test_a_refused_call_is_no_reason_to_try_the_device() -> None:
+    def refuse() -> None:
+        raise InvalidRequest("no")
+
+    worker = ModelWorker(1)
+    worker.watch_device(partial(try_device, "meta"))
+    with pytest.raises(InvalidRequest):
+        await worker.run(refuse)
+    assert not worker.device_lost.is_set()
+    worker.close()
+
+
+async def test_a_service_whose_device_is_lost_ends_with_an_error_and_one_that_is_told_to_stop_without() -> None:
+    worker, told = ModelWorker(1), asyncio.Event()
+
+    async def stopped() -> None:
+        await told.wait()
+
+    waiting = asyncio.create_task(stopped_or_lost(stopped(), worker))
+    await asyncio.sleep(0)
+    worker.device_lost.set()
+    with pytest.raises(PeerUnavailable, match="start the service anew"):
+        await waiting
+    told.set()
+    await stopped_or_lost(stopped(), worker)
+    worker.close()
