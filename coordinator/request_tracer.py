@@ -7,6 +7,7 @@ from collections.abc import Sequence as Sequences
 
 from opentelemetry import context, trace
 
+from coordinator.request_trace import RequestTrace
 from coordinator.sequence import Sequence
 from paceline.types import GenerationRequest, UserMessage
 
@@ -33,16 +34,17 @@ def begin_request(request: GenerationRequest, sequences: Sequences[Sequence], mo
     if request.max_new_tokens is not None:
         span.set_attribute("gen_ai.request.max_tokens", request.max_new_tokens)
     for sequence in sequences:
-        sequence.trace_context = context.get_current()
+        sequence.traced = RequestTrace.of(context.get_current())
 
 
 def end_request(sequences: Sequences[Sequence]) -> None:
     """Add to the request's span what its outputs came to, ended or not. One that was refused has no sequences."""
-    if not sequences or sequences[0].trace_context is None:
+    if not sequences or sequences[0].traced is None:
         return
+    span = sequences[0].traced.span
     usages = [sequence.usage for sequence in sequences]
     reasons = [sequence.output.finish_reason for sequence in sequences]
-    trace.get_current_span(sequences[0].trace_context).set_attributes(
+    span.set_attributes(
         {
             "gen_ai.usage.output_tokens": sum(usage.output_count for usage in usages),
             "gen_ai.response.finish_reasons": [reason.value for reason in reasons if reason],
@@ -51,3 +53,6 @@ def end_request(sequences: Sequences[Sequence]) -> None:
             "paceline.round_count": sum(usage.round_count for usage in usages),
         }
     )
+    for sequence in sequences:
+        for round_span in sequence.traced.rounds if sequence.traced else ():
+            span.add_link(round_span)

@@ -1,32 +1,42 @@
 """A span for each round that serves a traced request, linked to the requests it serves and they to it.
 
 A round serves many requests, so it is the child of none but the root of a trace of its own (OpenTelemetry: links stand
-for batches). It exists when any member's request is sampled; `paceline.tracing.sampling` makes the SDK agree.
+for batches). It exists when any member's request is sampled; `paceline.tracing.sampling` makes the SDK agree. What it
+tells is noted while it runs and written into it later: see `LeanTracer.later`.
 
 What concerns one member stands in lists, `paceline.request.*`, in the order of the links. Attributes of the links
 themselves would cost three times as much: the SDK makes an object of each link's.
 """
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Group
 from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from opentelemetry import baggage, trace
 from opentelemetry import context as contexts
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, StatusCode, Tracer
+from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from coordinator.request_trace import RequestTrace
 from coordinator.round import RoundReport
 from coordinator.sequence import Sequence
 from paceline.errors import PacelineError
 from paceline.types import HopTime, Usage
 
+if TYPE_CHECKING:
+    from paceline.tracing.lean import LeanTracer
+
 Record = Callable[[RoundReport], None]
+Attributes = dict[str, AttributeValue]
+MakeAttributes = Callable[[], Attributes]
 
 
 class RoundTracer:
-    def __init__(self, tracer: Tracer | None, policy: str) -> None:
+    def __init__(self, tracer: "LeanTracer | None", policy: str) -> None:
         """Without a tracer nothing is recorded."""
         self._tracer = tracer
         self._policy = policy
@@ -39,30 +49,25 @@ class RoundTracer:
 
         `waits_s` is how long each sequence waited to be grouped.
         """
-        members = [one for one in group if one.trace_context]
+        members = [one for one in group if one.traced]
         if not self._tracer or not members:
             yield _ignore
             return
-        attributes = {
-            "paceline.group_size": len(group),
-            "paceline.draft_count": max(draft_counts),
-            "paceline.lane": lane,
-            "paceline.policy": self._policy,
-            **_waits(members, [wait_s for one, wait_s in zip(group, waits_s, strict=True) if one.trace_context]),
-        }
-        links = [Link(trace.get_current_span(one.trace_context).get_span_context()) for one in members]
-        span = self._tracer.start_span("round", Context(), links=links, attributes=attributes)
+        traces = [one.traced for one in group if one.traced]
+        waited_s = [wait_s for one, wait_s in zip(group, waits_s, strict=True) if one.traced]
+        span = self._tracer.start_span(
+            "round", Context(), links=[one.link for one in traces], attributes=_waits(members, waited_s)
+        )
         before = [one.usage for one in members]
+        told = [partial(self._asked, len(group), draft_counts, lane)]
 
         def record(report: RoundReport) -> None:
-            span.set_attributes(_outcome(report) | _gains(before, [one.usage for one in members]))
-            for one in members:
-                request = trace.get_current_span(one.trace_context)
-                if request.is_recording():  # one that ended meanwhile takes nothing more
-                    request.add_link(span.get_span_context())
+            told.append(partial(_outcome, report))
+            told.append(partial(_gains, before, [one.usage for one in members]))
+            for one in traces:
+                one.rounds.append(span.get_span_context())
 
-        shared = _shared_baggage([one.trace_context or Context() for one in members])
-        token = contexts.attach(trace.set_span_in_context(span, shared))
+        token = contexts.attach(trace.set_span_in_context(span, _shared_baggage(traces)))
         try:
             yield record
         except BaseException as error:  # cancelled, too: the target was lost under it
@@ -72,12 +77,20 @@ class RoundTracer:
             raise
         finally:
             contexts.detach(token)
-            span.end()
+            self._tracer.later(partial(_end, span, told, time.time_ns()))
+
+    def _asked(self, group_size: int, draft_counts: Group[int], lane: int) -> Attributes:
+        return {
+            "paceline.group_size": group_size,
+            "paceline.draft_count": max(draft_counts),
+            "paceline.lane": lane,
+            "paceline.policy": self._policy,
+        }
 
 
-def _waits(members: Group[Sequence], waits_s: Group[float]) -> dict[str, AttributeValue]:
+def _waits(members: Group[Sequence], waited_s: Group[float]) -> Attributes:
     """What each member waited for, and which output of its request it is, where that is not the first."""
-    attributes: dict[str, AttributeValue] = {"paceline.request.waited_s": waits_s}
+    attributes: Attributes = {"paceline.request.waited_s": waited_s}
     if any(one.queued_s for one in members):
         attributes["paceline.request.queued_s"] = [one.queued_s for one in members]
     if any(one.completion_index for one in members):
@@ -89,7 +102,13 @@ def _ignore(report: RoundReport) -> None:
     pass
 
 
-def _outcome(report: RoundReport) -> dict[str, AttributeValue]:
+def _end(span: Span, told: Iterable[MakeAttributes], ended_ns: int) -> None:
+    for make_attributes in told:
+        span.set_attributes(make_attributes())
+    span.end(ended_ns)
+
+
+def _outcome(report: RoundReport) -> Attributes:
     return {
         "paceline.drafted_count": report.drafted_count,
         "paceline.accepted_count": sum(row.accepted_count for row in report.rows),
@@ -107,7 +126,7 @@ def _hop_attributes(service: str, hop: HopTime) -> dict[str, float]:
     }
 
 
-def _gains(before: Group[Usage], after: Group[Usage]) -> dict[str, AttributeValue]:
+def _gains(before: Group[Usage], after: Group[Usage]) -> Attributes:
     """What the round brought each member."""
     pairs = list(zip(before, after, strict=True))
     return {
@@ -117,12 +136,9 @@ def _gains(before: Group[Usage], after: Group[Usage]) -> dict[str, AttributeValu
     }
 
 
-def _shared_baggage(members: Group[Context]) -> Context:
+def _shared_baggage(members: Group[RequestTrace]) -> Context:
     """Baggage that all members' callers sent alike: of what they disagree on, a call for all can carry none."""
-    shared = set(baggage.get_all(members[0]).items()).intersection(
-        *(set(baggage.get_all(member).items()) for member in members[1:])
-    )
     context = Context()
-    for name, value in shared:
+    for name, value in frozenset.intersection(*(one.baggage for one in members)):
         context = baggage.set_baggage(name, value, context)
     return context

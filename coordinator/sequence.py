@@ -7,10 +7,9 @@ sequence.
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field, replace
 
-from opentelemetry.context import Context
-
 from coordinator.acceptance import Acceptance
 from coordinator.output import Output
+from coordinator.request_trace import RequestTrace
 from coordinator.stream import Stream
 from paceline.errors import PacelineError
 from paceline.types import (
@@ -51,8 +50,8 @@ class Sequence:
     """When it last became live or came back from a round: since then it waits to be grouped."""
     queued_s: float = 0.0
     """How long it was queued between then, or its last round, and becoming live; 0 after a round."""
-    trace_context: Context | None = None
-    """Of its request, where that is traced: the request's span, and its caller's baggage."""
+    traced: RequestTrace | None = None
+    """Where its request is traced."""
     deadline_s: float | None = None
     """When its request is to be answered at the latest, by the clock of rounds; None: whenever."""
     runs_alone: bool = False

@@ -15,6 +15,7 @@ from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
 from coordinator.output import Output, StopRules
+from coordinator.request_trace import RequestTrace
 from coordinator.round_tracer import RoundTracer
 from coordinator.sequence import Sequence
 from coordinator.stream import Stream
@@ -172,7 +173,7 @@ def member(baggage_items: dict[str, str], span_id: int) -> Sequence:
     context = set_span_in_context(trace.NonRecordingSpan(SpanContext(1, span_id, False, TraceFlags(1))))
     for name, value in baggage_items.items():
         context = baggage.set_baggage(name, value, context)
-    return Sequence(str(span_id), [1], output, 64, Usage(1), Stream(), trace_context=context)
+    return Sequence(str(span_id), [1], output, 64, Usage(1), Stream(), traced=RequestTrace.of(context))
 
 
 async def test_a_round_carries_the_baggage_that_its_members_share() -> None:

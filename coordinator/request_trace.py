@@ -1,0 +1,30 @@
+"""What a round needs to know of a traced request, found out once, and the request of its rounds.
+
+Between passes of the models little costs much, so neither asks OpenTelemetry for anything while rounds run.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from opentelemetry import baggage, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext
+
+
+@dataclass(frozen=True)
+class RequestTrace:
+    """Of one output of the request: several may be in one round."""
+
+    span: Span
+    """The request's."""
+    link: Link
+    """To that."""
+    baggage: frozenset[tuple[str, object]]
+    """What its caller sent along."""
+    rounds: list[SpanContext] = field(default_factory=list)
+    """Spans of the rounds that brought it forward; the request's span links them when it ends."""
+
+    @classmethod
+    def of(cls, context: Context) -> Self:
+        span = trace.get_current_span(context)
+        return cls(span, Link(span.get_span_context()), frozenset(baggage.get_all(context).items()))
