@@ -56,9 +56,9 @@ class ModelWorker:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._executor, self._run, partial(work, *args, **kwargs))
-        except _DeviceLost:
+        except _DeviceLost as lost:
             self.device_lost.set()
-            raise
+            raise PeerUnavailable("the device of this service is lost; the service ends") from lost.__cause__
 
     async def run_timed(
         self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
@@ -89,14 +89,14 @@ class ModelWorker:
             # It may be the call's own fault, or a device that fails every call from now on, as CUDA does after some.
             try:
                 self._try_device()
-            except Exception as failure:
+            except Exception:
                 log.error("the device is lost", exc_info=error)
-                raise _DeviceLost(f"the device is lost: {type(failure).__name__}; the service ends") from error
+                raise _DeviceLost from error
             raise
 
 
-class _DeviceLost(PeerUnavailable):
-    """Told apart within this module only."""
+class _DeviceLost(Exception):
+    """From the thread to the loop."""
 
 
 def _begin(threads: int | None) -> None:
