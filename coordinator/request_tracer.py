@@ -7,8 +7,8 @@ from collections.abc import Sequence as Sequences
 
 from opentelemetry import context, trace
 
-from coordinator.request_trace import RequestTrace
 from coordinator.sequence import Sequence
+from coordinator.traced_request import TracedRequest
 from paceline.types import GenerationRequest, UserMessage
 
 
@@ -33,15 +33,17 @@ def begin_request(request: GenerationRequest, sequences: Sequences[Sequence], mo
     )
     if request.max_new_tokens is not None:
         span.set_attribute("gen_ai.request.max_tokens", request.max_new_tokens)
+    traced = TracedRequest.of(context.get_current())
     for sequence in sequences:
-        sequence.traced = RequestTrace.of(context.get_current())
+        sequence.traced = traced
 
 
 def end_request(sequences: Sequences[Sequence]) -> None:
     """Add to the request's span what its outputs came to, ended or not. One that was refused has no sequences."""
-    if not sequences or sequences[0].traced is None:
+    traced = sequences[0].traced if sequences else None
+    if traced is None:
         return
-    span = sequences[0].traced.span
+    span = traced.span
     usages = [sequence.usage for sequence in sequences]
     reasons = [sequence.output.finish_reason for sequence in sequences]
     span.set_attributes(
@@ -53,6 +55,5 @@ def end_request(sequences: Sequences[Sequence]) -> None:
             "paceline.round_count": sum(usage.round_count for usage in usages),
         }
     )
-    for sequence in sequences:
-        for round_span in sequence.traced.rounds if sequence.traced else ():
-            span.add_link(round_span)
+    for round_span in traced.rounds:
+        span.add_link(round_span)

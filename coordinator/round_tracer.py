@@ -21,9 +21,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from coordinator.request_trace import RequestTrace
 from coordinator.round import RoundReport
 from coordinator.sequence import Sequence
+from coordinator.traced_request import TracedRequest
 from paceline.errors import PacelineError
 from paceline.types import HopTime, Usage
 
@@ -65,7 +65,7 @@ class RoundTracer:
             told.append(partial(_outcome, report))
             told.append(partial(_gains, before, [one.usage for one in members]))
             for one in traces:
-                one.rounds.append(span.get_span_context())
+                one.note(span.get_span_context())
 
         token = contexts.attach(trace.set_span_in_context(span, _shared_baggage(traces)))
         try:
@@ -136,7 +136,7 @@ def _gains(before: Group[Usage], after: Group[Usage]) -> Attributes:
     }
 
 
-def _shared_baggage(members: Group[RequestTrace]) -> Context:
+def _shared_baggage(members: Group[TracedRequest]) -> Context:
     """Baggage that all members' callers sent alike: of what they disagree on, a call for all can carry none."""
     context = Context()
     for name, value in frozenset.intersection(*(one.baggage for one in members)):

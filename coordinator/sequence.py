@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.acceptance import Acceptance
 from coordinator.output import Output
-from coordinator.request_trace import RequestTrace
 from coordinator.stream import Stream
+from coordinator.traced_request import TracedRequest
 from paceline.errors import PacelineError
 from paceline.types import (
     GREEDY,
@@ -50,7 +50,7 @@ class Sequence:
     """When it last became live or came back from a round: since then it waits to be grouped."""
     queued_s: float = 0.0
     """How long it was queued between then, or its last round, and becoming live; 0 after a round."""
-    traced: RequestTrace | None = None
+    traced: TracedRequest | None = None
     """Where its request is traced."""
     deadline_s: float | None = None
     """When its request is to be answered at the latest, by the clock of rounds; None: whenever."""

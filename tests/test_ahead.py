@@ -1,6 +1,7 @@
 """Drafts made ahead: they save the drafting of rounds that they fit, and change no output, cache or release."""
 
 import asyncio
+import gc
 from collections.abc import Sequence
 
 from hypothesis import given, settings
@@ -191,6 +192,20 @@ async def test_a_failure_ahead_costs_a_call_and_nothing_else() -> None:
     await drafts_of(drafter, whole_row("a", 0))
     assert await drafts_of(drafter, whole_row("a", 4, cached_length=5)) == tuple(truth[4:7])
     assert [call[0].base_length for call in inner.calls] == [0, 5, 5]
+
+
+async def test_a_failure_ahead_that_nobody_asks_after_any_more_is_no_complaint_of_the_loop() -> None:
+    def fail_second(number: int) -> None:
+        if number == 2:
+            raise PeerUnavailable("gone")
+
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    drafter = AheadDrafter(FakeDrafter(skill=1.0, before=fail_second))
+    await drafts_of(drafter, whole_row("a", 0))
+    await drafter.release(["a"])
+    gc.collect()
+    assert not complaints
 
 
 async def test_a_call_ahead_has_a_trace_of_its_own_that_links_its_round() -> None:

@@ -1,14 +1,14 @@
 """A device that computes nothing any more: its calls go to another replica, and its service ends to be started anew."""
 
 import asyncio
-from functools import partial
+import threading
 from pathlib import Path
 
 import pytest
 
 from coordinator.clients import RemoteVerifier
 from paceline.engine.kv_pool import KvPool
-from paceline.engine.serving import stopped_or_lost, try_device
+from paceline.engine.serving import device_trial, stopped_or_lost
 from paceline.engine.worker import ModelWorker
 from paceline.errors import InvalidRequest, PeerFailed, PeerUnavailable
 from paceline.types import VerifyRow
@@ -32,7 +32,7 @@ async def test_only_a_failure_of_the_device_itself_sends_a_call_elsewhere(target
         pool = server.runner.cache
         assert isinstance(pool, KvPool)
         pool.memory = pool.memory.to("meta")
-        server.worker.watch_device(partial(try_device, "meta" if is_lost else "cpu"))
+        server.worker.watch_device(device_trial("meta" if is_lost else "cpu"))
         with pytest.raises(PeerUnavailable if is_lost else PeerFailed):
             await verifier.verify([ROW])
         assert server.worker.device_lost.is_set() is is_lost
@@ -43,7 +43,7 @@ async def test_a_refused_call_is_no_reason_to_try_the_device() -> None:
         raise InvalidRequest("no")
 
     worker = ModelWorker(1)
-    worker.watch_device(partial(try_device, "meta"))
+    worker.watch_device(device_trial("meta"))
     with pytest.raises(InvalidRequest):
         await worker.run(refuse)
     assert not worker.device_lost.is_set()
@@ -63,4 +63,32 @@ async def test_a_service_whose_device_is_lost_ends_with_an_error_and_one_that_is
         await waiting
     told.set()
     await stopped_or_lost(stopped(), worker)
+    worker.close()
+
+
+async def test_what_goes_wrong_while_a_service_waits_to_be_told_is_not_taken_for_its_being_told() -> None:
+    async def stopped() -> None:
+        raise PermissionError
+
+    worker = ModelWorker(1)
+    with pytest.raises(PermissionError):
+        await stopped_or_lost(stopped(), worker)
+    worker.close()
+
+
+async def test_a_loss_is_noticed_though_the_caller_has_gone() -> None:
+    began, over = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        began.set()
+        over.wait()
+        raise RuntimeError
+
+    worker = ModelWorker(1)
+    worker.watch_device(device_trial("meta"))
+    calling = asyncio.create_task(worker.run(fail))
+    await asyncio.to_thread(began.wait)
+    calling.cancel()
+    over.set()
+    await worker.device_lost.wait()
     worker.close()

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import grpc
@@ -46,7 +45,7 @@ async def serve_model(
         worker = ModelWorker(settings.threads, metrics.call_ended)
         try:
             model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
-            worker.watch_device(partial(try_device, model.description.device))
+            worker.watch_device(device_trial(model.description.device))
             runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
             watched.registry.register(ModelCollector(role, runner.describe))
             log.info(
@@ -86,14 +85,20 @@ async def stopped_or_lost(stopped: Coroutine[Any, Any, None], worker: ModelWorke
         await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
         if not told.done():
             raise PeerUnavailable("the device failed and computes nothing any more; start the service anew")
+        told.result()
     finally:
         told.cancel()
         lost.cancel()
 
 
-def try_device(device: str) -> None:
-    """Raise what torch raises when the device computes nothing any more."""
-    torch.ones(1, device=device).add_(1).item()
+def device_trial(device: str) -> Callable[[], None]:
+    """Make what raises, as torch does, when the device computes nothing any more."""
+    number = torch.ones(1, device=device)  # made now: a device that is merely full is not lost
+
+    def try_device() -> None:
+        number.add_(1).item()
+
+    return try_device
 
 
 def engine_options(settings: ModelServiceSettings) -> EngineOptions:

@@ -54,11 +54,7 @@ class ModelWorker:
         Raises PeerUnavailable, whatever `work` raised, when the device is lost: another replica may do it.
         """
         loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._executor, self._run, partial(work, *args, **kwargs))
-        except _DeviceLost as lost:
-            self.device_lost.set()
-            raise PeerUnavailable("the device of this service is lost; the service ends") from lost.__cause__
+        return await loop.run_in_executor(self._executor, self._run, partial(work, *args, **kwargs), loop)
 
     async def run_timed(
         self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
@@ -80,7 +76,7 @@ class ModelWorker:
         """Wait for the running call, drop the waiting ones."""
         self._executor.shutdown(cancel_futures=True)
 
-    def _run(self, work: Callable[[], Result]) -> Result:
+    def _run(self, work: Callable[[], Result], loop: asyncio.AbstractEventLoop) -> Result:
         try:
             return work()
         except PacelineError:
@@ -91,12 +87,10 @@ class ModelWorker:
                 self._try_device()
             except Exception:
                 log.error("the device is lost", exc_info=error)
-                raise _DeviceLost from error
+                # From here, for the caller may have gone.
+                loop.call_soon_threadsafe(self.device_lost.set)
+                raise PeerUnavailable("the device of this service is lost; the service ends") from error
             raise
-
-
-class _DeviceLost(Exception):
-    """From the thread to the loop."""
 
 
 def _begin(threads: int | None) -> None:

@@ -12,9 +12,7 @@ from opentelemetry.trace import Link, Span, SpanContext
 
 
 @dataclass(frozen=True)
-class RequestTrace:
-    """Of one output of the request: several may be in one round."""
-
+class TracedRequest:
     span: Span
     """The request's."""
     link: Link
@@ -23,6 +21,11 @@ class RequestTrace:
     """What its caller sent along."""
     rounds: list[SpanContext] = field(default_factory=list)
     """Spans of the rounds that brought it forward; the request's span links them when it ends."""
+
+    def note(self, round_span: SpanContext) -> None:
+        """A round brought one of its outputs forward; of several in one round the first notes it."""
+        if not self.rounds or self.rounds[-1] is not round_span:
+            self.rounds.append(round_span)
 
     @classmethod
     def of(cls, context: Context) -> Self:
