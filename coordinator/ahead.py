@@ -19,11 +19,10 @@ from opentelemetry.trace import Link, Tracer
 
 from coordinator.round import Patience
 from coordinator.scheduler import ReleasingDrafter
+from coordinator.smoothing import smoothed
 from paceline.errors import PacelineError
 from paceline.types import CallTiming, Proposal, Proposals, ProposeRow
 
-MEMORY = 0.9
-"""Weight of earlier rounds after one more."""
 LONGEST = 3
 """A round counts as no longer than so many usual ones: a pause of the machine says nothing."""
 WORTHWHILE = 0.98
@@ -166,7 +165,7 @@ class _RoundTimes:
 
     def add(self, is_ahead: bool, round_s: float) -> None:
         mean_s = self._means_s.get(is_ahead, round_s)
-        self._means_s[is_ahead] = MEMORY * mean_s + (1 - MEMORY) * min(round_s, LONGEST * mean_s)
+        self._means_s[is_ahead] = smoothed(mean_s, min(round_s, LONGEST * mean_s))
 
     def choose(self) -> bool:
         """Whether to ask ahead now: what was faster, and now and then the other."""

@@ -6,9 +6,7 @@ lanes they overlap, and the slower one sets the pace: drafts help while propose 
 """
 
 from coordinator.round import RoundReport
-
-MEMORY = 0.9
-"""Weight of earlier rounds after one more."""
+from coordinator.smoothing import smoothed
 
 
 class DraftWorth:
@@ -26,11 +24,7 @@ class DraftWorth:
         return max(0.0, (self._tokens + self._lanes - 2) * self._verify_s)
 
     def observe(self, report: RoundReport) -> None:
-        self._verify_s = _mean(self._verify_s, report.verify.total_s)
+        self._verify_s = smoothed(self._verify_s, report.verify.total_s)
         drafted = [row for row in report.rows if row.drafted_count]
         if drafted:
-            self._tokens = _mean(self._tokens, sum(row.committed_count for row in drafted) / len(drafted))
-
-
-def _mean(mean: float | None, value: float) -> float:
-    return value if mean is None else MEMORY * mean + (1 - MEMORY) * value
+            self._tokens = smoothed(self._tokens, sum(row.committed_count for row in drafted) / len(drafted))

@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from coordinator.smoothing import smoothed
+
 MEMORY = 0.8
 """Weight of what was known of an amount of work after one more measurement of it."""
 KEPT = 48
@@ -20,7 +22,7 @@ class Regression:
         self._weights: list[float] | None = [0.0] * feature_count
 
     def add(self, features: tuple[float, ...], y: float) -> None:
-        self._measured[features] = MEMORY * self._measured.get(features, y) + (1 - MEMORY) * y
+        self._measured[features] = smoothed(self._measured.get(features), y, MEMORY)
         self._measured.move_to_end(features)
         if len(self._measured) > KEPT:
             self._measured.popitem(last=False)

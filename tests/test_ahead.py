@@ -181,11 +181,13 @@ async def test_a_sequence_is_freed_after_what_was_asked_ahead_for_it() -> None:
     await time.run(ask_and_free())
 
 
-async def test_a_failure_ahead_costs_a_call_and_nothing_else() -> None:
-    def fail_second(number: int) -> None:
-        if number == 2:
-            raise PeerUnavailable("gone")
+def fail_second(number: int) -> None:
+    """Of a drafter's calls, that which is asked ahead."""
+    if number == 2:
+        raise PeerUnavailable("gone")
 
+
+async def test_a_failure_ahead_costs_a_call_and_nothing_else() -> None:
     inner = FakeDrafter(skill=1.0, before=fail_second)
     drafter = AheadDrafter(inner)
     truth = continuation(PROMPT, 8)
@@ -195,10 +197,6 @@ async def test_a_failure_ahead_costs_a_call_and_nothing_else() -> None:
 
 
 async def test_a_failure_ahead_that_nobody_asks_after_any_more_is_no_complaint_of_the_loop() -> None:
-    def fail_second(number: int) -> None:
-        if number == 2:
-            raise PeerUnavailable("gone")
-
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     drafter = AheadDrafter(FakeDrafter(skill=1.0, before=fail_second))
