@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.engine.decoder import PlainDecoder
 from paceline.engine.loader import load_model
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
@@ -64,11 +63,11 @@ def test_a_pass_that_fails_leaves_what_rows_relied_on(
     expected = runner.forward([*rows, PackedRow("c", 0, PROMPT[:20])])
     again = [PackedRow("a", 30, PROMPT[30:]), PackedRow("b", 0, PROMPT[3:])]
     with monkeypatch.context() as patch:
-        patch.setattr(PlainDecoder, "logits", fail(RuntimeError("broken")))
+        patch.setattr(type(model.decoder), "logits", fail(RuntimeError("broken")))
         with pytest.raises(RuntimeError, match="broken"):
             runner.forward(again)
         assert [runner.cache.length(one) for one in "abc"] == [30, 0, 20]
-        patch.setattr(PlainDecoder, "logits", fail(torch.OutOfMemoryError("none left")))
+        patch.setattr(type(model.decoder), "logits", fail(torch.OutOfMemoryError("none left")))
         assert all(isinstance(one, Overloaded) for one in runner.forward(again))
         assert [runner.cache.length(one) for one in "abc"] == [30, 0, 20]
     for outcome, before in zip(runner.forward(again), expected, strict=False):

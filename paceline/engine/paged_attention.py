@@ -7,6 +7,7 @@ A sequence whose pages lie side by side is read as one view. One that shares a b
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -43,8 +44,42 @@ class PagedAttention:
         slots: torch.Tensor,
     ) -> None:
         """`memory` is the pool's; `slots` [T] is where the new tokens go."""
+        self.spans = spans
+        self.segments = segments
+        """Each row's cached tokens, the new ones included."""
+        self._memory = memory
+        self._group_size = group_size
         self._layers = memory.unbind(0)
         self._slots = slots
+
+    def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all slots, [KV heads, slots, D] each."""
+        return self._layers[2 * layer], self._layers[2 * layer + 1]
+
+    @cached_property
+    def _readings(self) -> "_Readings":
+        """Made when torch's operations are to read them."""
+        return _Readings(self._memory, self._group_size, self.spans, self.segments)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        keys, values = self.memory(layer)
+        write(keys, self._slots, key)
+        write(values, self._slots, value)
+        return self._readings.attend(layer, query, scaling)
+
+
+class _Readings:
+    """How torch's operations attend, row by row."""
+
+    def __init__(
+        self,
+        memory: torch.Tensor,
+        group_size: int,
+        spans: Sequence[Span],
+        segments: Sequence[Sequence[Segment]],
+    ) -> None:
         self._counts = [span.count for span in spans]
         self._whole: dict[int, _Reading] = {}
         self._short: defaultdict[int, dict[int, _Reading]] = defaultdict(dict)  # by count, then by row
@@ -60,11 +95,8 @@ class PagedAttention:
             rows = self._short[span.count] if is_short(span, memory) else self._whole
             rows[index] = _Reading(span, part_views[0], mask)
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
-    ) -> torch.Tensor:
-        write(self._layers[2 * layer], self._slots, key)
-        write(self._layers[2 * layer + 1], self._slots, value)
+    def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """`query` and what is returned are [H, T, D]."""
         rows = query.split_with_sizes(self._counts, dim=1)
         outputs = self._segmented.attend(layer, rows, scaling)
         for index, reading in self._whole.items():

@@ -22,6 +22,13 @@ def fitting_threads(layer_parameter_count: int, token_count: int) -> Iterator[No
     if allowed == 1 or layer_parameter_count * max(token_count, READING_TOKENS) >= SHARED_WORK:
         yield
         return
+    with one_thread():
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    allowed = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield

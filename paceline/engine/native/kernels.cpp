@@ -1,0 +1,269 @@
+// What a float32 decoder does between its products, on one thread of a CPU: `kernels.py` says when, and calls it.
+//
+// Every function is one pass over memory with its sums in registers; torch's operations take longer to begin than such
+// work takes. Sixteen numbers at a time, in GCC's and Clang's vector extension, which is compiled for whatever the
+// processor has. Sums are added in an order that depends on sizes alone.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+// One version for each generation of processors; which one runs is decided where it runs.
+#define KERNEL extern "C" __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define KERNEL extern "C"
+#endif
+
+constexpr int LANES = 16;
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+constexpr float HIDDEN = -1e30f;  // score of a key that a query does not see
+
+INLINE Floats all(float value) { return Floats{} + value; }
+INLINE Floats load(const float *from) { return *reinterpret_cast<const Unaligned *>(from); }
+INLINE void store(float *to, Floats values) { *reinterpret_cast<Unaligned *>(to) = values; }
+INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+INLINE float sum(Floats values) {
+    float total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += values[lane];
+    return total;
+}
+
+// e to the x, for x <= 0: 2^k e^r with |r| <= ln(2) / 2, the second factor by Cephes' polynomial; off by 2e-7 of itself.
+INLINE Floats exp_of(Floats x) {
+    const Floats least = all(-87);
+    x = x < least ? least : x;
+    const Ints k = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);
+    const Floats whole = __builtin_convertvector(k, Floats);
+    const Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Floats series = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    series = series * r + 8.3334519073e-3f;
+    series = series * r + 4.1665795894e-2f;
+    series = series * r + 1.6666665459e-1f;
+    series = series * r + 5.0000001201e-1f;
+    series = series * r * r + r + 1.0f;
+    return series * reinterpret_cast<Floats>((k + 127) << 23);
+}
+
+// Sum of squares.
+INLINE float square_sum(const float *values, int64_t size) {
+    Floats squares{};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) squares += load(values + i) * load(values + i);
+    float total = sum(squares);
+    for (; i < size; i++) total += values[i] * values[i];
+    return total;
+}
+
+INLINE float inverse_root(const float *values, int64_t size, float epsilon) {
+    return 1.0f / std::sqrt(square_sum(values, size) / size + epsilon);
+}
+
+// `hidden` += `added`, where there is any, and `normed` is its root mean square norm; all [tokens, size].
+KERNEL void paceline_add_and_norm(
+    float *hidden, const float *added, const float *weight, float epsilon, int64_t tokens, int64_t size, float *normed) {
+    for (int64_t token = 0; token < tokens; token++) {
+        float *own = hidden + token * size;
+        if (added)
+            for (int64_t i = 0; i < size; i++) own[i] += added[token * size + i];
+        const float scale = inverse_root(own, size, epsilon);
+        for (int64_t i = 0; i < size; i++) normed[token * size + i] = own[i] * scale * weight[i];
+    }
+}
+
+// silu(gate) * up; `gate_and_up` is [tokens, 2, size], `gated` [tokens, size].
+KERNEL void paceline_gate(const float *gate_and_up, int64_t tokens, int64_t size, float *gated) {
+    for (int64_t token = 0; token < tokens; token++) {
+        const float *gate = gate_and_up + token * 2 * size, *up = gate + size;
+        float *out = gated + token * size;
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) {
+            const Floats x = load(gate + i), small = exp_of(x < 0 ? x : -x);
+            store(out + i, x * (x < 0 ? small : all(1)) / (1 + small) * load(up + i));
+        }
+        for (; i < size; i++) out[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+    }
+}
+
+// As `kernels.py` fills it in.
+struct Row {
+    int64_t first, count;   // tokens of the packed row that are this sequence's
+    int64_t length;         // its cached tokens, these included
+    int64_t segment_count;  // runs of slots that hold them
+};
+struct Segment {
+    int64_t start, stop;
+};
+struct Attend {
+    int64_t row_count, head_count, kv_head_count, head_size, slot_count;
+    const Row *rows;
+    const Segment *segments;             // of the first row, then of the second ...
+    const float *cosines, *signed_sines;  // [positions, D]
+    const float *query_norm, *key_norm;   // [D], or null
+    float epsilon, scaling;
+    float *keys, *values;  // [KV heads, slots, D]
+    float *projected;      // [T, H + 2 KV heads, D]: queries, keys, values
+    float *attended;       // [T, H, D]
+};
+
+// What the queries of one KV head read.
+struct Keys {
+    const float *keys, *values;  // [slots, D]
+    const int64_t *slots;
+    int64_t length;  // of those that the last query sees
+};
+
+// Norm and rotary position (Su et al., arXiv 2104.09864) of one head, times `scale`. `to` may be `from`.
+template <int D>
+INLINE void turn(const float *from, const float *norm, float epsilon, const float *cosine, const float *sine, float scale, float *to) {
+    float head[D];
+    const float inverse = norm ? inverse_root(from, D, epsilon) : 1.0f;
+    for (int d = 0; d < D; d++) head[d] = norm ? from[d] * inverse * norm[d] : from[d];
+    for (int d = 0; d < D; d++) to[d] = (head[d] * cosine[d] + head[(d + D / 2) % D] * sine[d]) * scale;
+}
+
+// One query at a time: `query`, `out` [D]; `scores` has room for `length` rounded up to LANES.
+template <int D>
+INLINE void attend_one(const float *query, const Keys &read, int64_t seen, float *scores, float *out) {
+    const int64_t end = (seen + LANES - 1) / LANES * LANES;
+    for (int64_t j = 0; j < seen; j++) {
+        Floats product{};
+        for (int d = 0; d < D; d += LANES) product += load(query + d) * load(read.keys + read.slots[j] * D + d);
+        scores[j] = sum(product);
+    }
+    for (int64_t j = seen; j < end; j++) scores[j] = HIDDEN;
+    Floats largest = load(scores), total{}, outputs[D / LANES] = {};
+    for (int64_t j = LANES; j < end; j += LANES) largest = larger(largest, load(scores + j));
+    float top = largest[0];
+    for (int lane = 1; lane < LANES; lane++) top = largest[lane] > top ? largest[lane] : top;
+    for (int64_t j = 0; j < end; j += LANES) {
+        const Floats weights = exp_of(load(scores + j) - top);
+        total += weights;
+        store(scores + j, weights);
+    }
+    for (int64_t j = 0; j < seen; j++)
+        for (int d = 0; d < D / LANES; d++) outputs[d] += scores[j] * load(read.values + read.slots[j] * D + d * LANES);
+    const float share = 1.0f / sum(total);
+    for (int d = 0; d < D / LANES; d++) store(out + d * LANES, outputs[d] * share);
+}
+
+// LANES queries at once, a lane each: `queries` [D, LANES], `seen` keys each, `scores` [length rounded up to 4, LANES],
+// `out` [D, LANES].
+template <int D>
+INLINE void attend_many(const float *queries, const Keys &read, Ints seen, float *scores, float *out) {
+    constexpr int KEYS = 4, SIZES = 8;  // as many sums as stay in registers
+    Floats largest = all(HIDDEN), total{};
+    for (int64_t j = 0; j < read.length; j += KEYS) {
+        const float *key[KEYS];
+        Floats product[KEYS] = {};
+        for (int k = 0; k < KEYS; k++) key[k] = read.keys + read.slots[j + k < read.length ? j + k : j] * D;
+        for (int d = 0; d < D; d++)
+            for (int k = 0; k < KEYS; k++) product[k] += load(queries + d * LANES) * key[k][d];
+        for (int k = 0; k < KEYS; k++) {
+            const Floats score = seen > (int32_t)(j + k) ? product[k] : all(HIDDEN);
+            largest = larger(largest, score);
+            store(scores + (j + k) * LANES, score);
+        }
+    }
+    for (int64_t j = 0; j < read.length; j++) {
+        const Floats weight = exp_of(load(scores + j * LANES) - largest);
+        const Floats visible = seen > (int32_t)j ? weight : all(0);
+        total += visible;
+        store(scores + j * LANES, visible);
+    }
+    for (int start = 0; start < D; start += SIZES) {
+        Floats outputs[SIZES] = {};
+        for (int64_t j = 0; j < read.length; j++) {
+            const float *value = read.values + read.slots[j] * D + start;
+            for (int d = 0; d < SIZES; d++) outputs[d] += load(scores + j * LANES) * value[d];
+        }
+        for (int d = 0; d < SIZES; d++) store(out + (start + d) * LANES, outputs[d] / total);
+    }
+}
+
+// Up to so many queries are faster one by one than as lanes of which most are empty.
+constexpr int FEW = 4;
+
+// The queries of one sequence that share a KV head: of `group` heads, each of the row's tokens.
+template <int D>
+INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64_t group, Keys read, float *scores) {
+    const int64_t width = (call.head_count + 2 * call.kv_head_count) * D, count = group * row.count;
+    float queries[D * LANES], out[D * LANES];
+    for (int64_t start = 0; start < count; start += LANES) {
+        const int lanes = count - start < LANES ? count - start : LANES;
+        Ints seen = Ints{} + 1;  // an empty lane sees one key, so that it has a sum
+        const float *from[LANES];
+        float *to[LANES];
+        read.length = 0;
+        for (int lane = 0; lane < lanes; lane++) {
+            // Token by token, so that lanes see about as many keys.
+            const int64_t token = (start + lane) / group, own = head * group + (start + lane) % group;
+            seen[lane] = row.length - row.count + token + 1;
+            read.length = seen[lane];
+            from[lane] = call.projected + (row.first + token) * width + own * D;
+            to[lane] = call.attended + ((row.first + token) * call.head_count + own) * D;
+        }
+        if (lanes <= FEW) {
+            for (int lane = 0; lane < lanes; lane++) attend_one<D>(from[lane], read, seen[lane], scores, to[lane]);
+            continue;
+        }
+        for (int d = 0; d < D; d++)
+            for (int lane = 0; lane < LANES; lane++) queries[d * LANES + lane] = lane < lanes ? from[lane][d] : 0;
+        attend_many<D>(queries, read, seen, scores, out);
+        for (int lane = 0; lane < lanes; lane++)
+            for (int d = 0; d < D; d++) to[lane][d] = out[d * LANES + lane];
+    }
+}
+
+// Norms and turns the row's queries and keys, and stores its keys and values.
+template <int D>
+INLINE void place(const Attend &call, const Row &row, const int64_t *slots) {
+    const int64_t width = (call.head_count + 2 * call.kv_head_count) * D;
+    for (int64_t token = 0; token < row.count; token++) {
+        const int64_t position = row.length - row.count + token, slot = slots[position];
+        const float *cosine = call.cosines + position * D, *sine = call.signed_sines + position * D;
+        float *own = call.projected + (row.first + token) * width, *key = own + call.head_count * D;
+        for (int64_t head = 0; head < call.head_count; head++)
+            turn<D>(own + head * D, call.query_norm, call.epsilon, cosine, sine, call.scaling, own + head * D);
+        for (int64_t head = 0; head < call.kv_head_count; head++) {
+            const int64_t at = (head * call.slot_count + slot) * D;
+            turn<D>(key + head * D, call.key_norm, call.epsilon, cosine, sine, 1.0f, call.keys + at);
+            std::memcpy(call.values + at, key + (call.kv_head_count + head) * D, D * sizeof(float));
+        }
+    }
+}
+
+template <int D>
+INLINE void attend(const Attend &call, int64_t *slots, float *scores) {
+    const Segment *segment = call.segments;
+    for (const Row *row = call.rows; row < call.rows + call.row_count; row++) {
+        int64_t length = 0;
+        for (const Segment *end = segment + row->segment_count; segment < end; segment++)
+            for (int64_t slot = segment->start; slot < segment->stop; slot++) slots[length++] = slot;
+        place<D>(call, *row, slots);
+        const int64_t group = call.head_count / call.kv_head_count;
+        for (int64_t head = 0; head < call.kv_head_count; head++) {
+            const int64_t at = head * call.slot_count * D;
+            attend_group<D>(call, *row, head, group, {call.keys + at, call.values + at, slots, length}, scores);
+        }
+    }
+}
+
+// Attention of one layer and what comes before it, from what the layer projects to what its output projection reads.
+// `slots` has room for the longest sequence, `scores` for LANES times its length rounded up to 4. Head sizes: the cases.
+KERNEL void paceline_attend(const Attend *call, int64_t *slots, float *scores) {
+    switch (call->head_size) {
+        case 16: return attend<16>(*call, slots, scores);
+        case 32: return attend<32>(*call, slots, scores);
+        case 48: return attend<48>(*call, slots, scores);
+        case 64: return attend<64>(*call, slots, scores);
+        case 80: return attend<80>(*call, slots, scores);
+        case 96: return attend<96>(*call, slots, scores);
+        case 128: return attend<128>(*call, slots, scores);
+    }
+}

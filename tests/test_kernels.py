@@ -1,0 +1,247 @@
+"""The compiled operations do what torch's do, up to rounding, wherever a pass's rows lie."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.engine.compiled_decoder import CompiledDecoder
+from paceline.engine.kv_cache import Span
+from paceline.engine.kv_pool import KvPool
+from paceline.engine.loader import load_model
+from paceline.engine.model import LoadedModel
+from paceline.engine.native import HEAD_SIZES, Kernels, PassRows, find_kernels
+from paceline.engine.options import EngineOptions
+from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.threads import one_thread
+from tests.checkpoints import write_model
+
+MAX_LENGTH = 200
+SLOT_COUNT = 700
+
+
+def built() -> Kernels:
+    kernels = find_kernels()
+    if kernels is None:
+        message = "the kernels were not built; install a C++ compiler and remove .venv"
+        if os.environ.get("REQUIRE_TOOLS"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return kernels
+
+
+@pytest.fixture(scope="module", name="kernels")
+def kernels_fixture() -> Kernels:
+    return built()
+
+
+def normed(values: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return F.rms_norm(values, weight.shape, weight, epsilon)
+
+
+def segments_of(length: int, cuts: Sequence[int], generator: torch.Generator) -> list[tuple[int, int]]:
+    """Where so many tokens of a sequence lie: cut in pieces, which are strewn over the slots in any order."""
+    edges = sorted({0, length, *(cut % length for cut in cuts)})
+    sizes = [stop - start for start, stop in pairwise(edges)]
+    found, free = [(0, 0)] * len(sizes), 0
+    for place in torch.randperm(len(sizes), generator=generator).tolist():
+        free += int(torch.randint(4, (1,), generator=generator))
+        found[place] = (free, free + sizes[place])
+        free += sizes[place]
+    return found
+
+
+class Case:
+    """A layer's attention over rows of random numbers."""
+
+    def __init__(
+        self, heads: tuple[int, int], head_size: int, rows: Sequence[tuple[int, int, list[int]]], seed: int
+    ) -> None:
+        """`heads` are KV heads and queries of each; of a row new tokens, those before, and where it is cut."""
+        generator = torch.Generator().manual_seed(seed)
+        self.kv_head_count, group_size = heads
+        self.head_count, self.head_size = self.kv_head_count * group_size, head_size
+        self.spans: list[Span] = []
+        self.segments: list[list[tuple[int, int]]] = []
+        first = base = 0
+        for count, before, cuts in rows:
+            self.spans.append(Span("s", first, first + count, before + count))
+            parts = segments_of(before + count, cuts, generator)
+            self.segments.append([(base + start, base + stop) for start, stop in parts])
+            first += count
+            base = max(stop for _, stop in self.segments[-1])
+        width = (self.head_count + 2 * self.kv_head_count) * head_size
+        self.projected = torch.randn(first, width, generator=generator)
+        self.keys, self.values = (
+            torch.randn(self.kv_head_count, max(base, SLOT_COUNT), head_size, generator=generator) for _ in range(2)
+        )
+        self.cosines, self.sines = (torch.randn(MAX_LENGTH, head_size, generator=generator) for _ in range(2))
+        self.norms = tuple(torch.randn(head_size, generator=generator) for _ in range(2))
+
+    def compiled(self, kernels: Kernels, *, with_norms: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What is attended, and the keys and values in memory afterwards."""
+        keys, values = self.keys.clone(), self.values.clone()
+        norms = (self.norms[0], self.norms[1]) if with_norms else None
+        attended = kernels.attend(
+            PassRows(self.spans, self.segments),
+            self.projected.clone(),
+            keys,
+            values,
+            (self.cosines, self.sines),
+            norms,
+            1e-6,
+            0.3,
+        )
+        return attended, keys, values
+
+    def expected(self, *, with_norms: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same by torch, a row at a time."""
+        keys, values, outputs = self.keys.clone(), self.values.clone(), []
+        for span, parts in zip(self.spans, self.segments, strict=True):
+            slots = torch.cat([torch.arange(*part) for part in parts])
+            positions = torch.arange(span.base_length, span.length)
+            heads = self.projected[span.start : span.stop].view(span.count, -1, self.head_size).transpose(0, 1)
+            query, key, value = heads.split_with_sizes((self.head_count, self.kv_head_count, self.kv_head_count))
+            if with_norms:
+                query, key = (normed(one, norm, 1e-6) for one, norm in zip((query, key), self.norms, strict=True))
+            keys[:, slots[span.base_length :]] = self._turned(key, positions)
+            values[:, slots[span.base_length :]] = value
+            seen = torch.arange(span.length) <= positions[:, None]
+            outputs.append(
+                F.scaled_dot_product_attention(
+                    self._turned(query, positions)[None],
+                    keys[None, :, slots],
+                    values[None, :, slots],
+                    attn_mask=seen,
+                    scale=0.3,
+                    enable_gqa=True,
+                )[0].transpose(0, 1)
+            )
+        return torch.cat(outputs).flatten(1), keys, values
+
+    def _turned(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        halves = heads.roll(self.head_size // 2, -1)
+        return heads * self.cosines[positions] + halves * self.sines[positions]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 5)),
+    head_size=st.sampled_from(HEAD_SIZES),
+    rows=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 90), st.lists(st.integers(0, 200), max_size=3)),
+        min_size=1,
+        max_size=4,
+    ),
+    with_norms=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_rows_attend_as_by_torch_wherever_they_lie(
+    heads: tuple[int, int], head_size: int, rows: list[tuple[int, int, list[int]]], with_norms: bool, seed: int
+) -> None:
+    case = Case(heads, head_size, rows, seed)
+    found = case.compiled(built(), with_norms=with_norms)
+    for one, other in zip(found, case.expected(with_norms=with_norms), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_not_a_number_stays_so_and_reaches_no_other_row(kernels: Kernels) -> None:
+    case = Case((2, 3), 48, [(6, 40, []), (6, 40, []), (1, 40, [])], seed=1)
+    expected = case.compiled(kernels, with_norms=True)[0]
+    case.projected[7, 5] = float("nan")
+    attended = case.compiled(kernels, with_norms=True)[0]
+    touched = attended.isnan().any(dim=1).nonzero().flatten().tolist()
+    assert touched == [7], "a query of the second row"
+    others = [token for token in range(13) if token != 7]
+    assert torch.equal(attended[others], expected[others])
+
+
+@settings(deadline=None, max_examples=40)
+@given(token_count=st.integers(1, 20), size=st.integers(1, 100), is_first=st.booleans(), seed=st.integers(0, 1000))
+def test_sums_and_their_norms_are_torchs(token_count: int, size: int, is_first: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden, added = (torch.randn(token_count, size, generator=generator) for _ in range(2))
+    weight = torch.randn(size, generator=generator)
+    total = hidden if is_first else hidden + added
+    expected = normed(total, weight, 1e-5)
+    held = hidden.clone()
+    found = built().add_and_norm(held, None if is_first else added, weight, 1e-5)
+    assert torch.equal(held, total)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    gates=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=50),
+    seed=st.integers(0, 1000),
+)
+def test_gates_are_torchs_for_numbers_of_any_size(gates: list[float], seed: int) -> None:
+    gate = torch.tensor([gates, gates[::-1]])
+    up = torch.randn(gate.shape, generator=torch.Generator().manual_seed(seed))
+    found = built().gate(torch.cat((gate, up), dim=1))
+    torch.testing.assert_close(found, F.silu(gate) * up, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module", params=["Llama", "Qwen3", "Qwen2"], name="model")
+def model_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    built()
+    folder = tmp_path_factory.mktemp(request.param)
+    write_model(folder, request.param)
+    return load_model(str(folder))
+
+
+def logits(model: LoadedModel, rows: Sequence[Sequence[PackedRow]]) -> Iterator[torch.Tensor]:
+    """Of calls one after another, on one thread."""
+    runner = Runner(model, EngineOptions(kv_memory="1MiB", page_tokens=4))
+    with one_thread():
+        for call in rows:
+            for outcome in runner.forward(call):
+                assert isinstance(outcome, torch.Tensor)
+                yield outcome
+
+
+def test_a_model_gives_the_logits_of_torchs_operations(model: LoadedModel) -> None:
+    decoder = model.decoder
+    assert isinstance(decoder, CompiledDecoder)
+    plain = replace(model, decoder=decoder.plain)
+    first, second = tuple(range(20, 60)), (*range(20, 45), *range(90, 99))
+    calls = [
+        [PackedRow("a", 0, first), PackedRow("b", 0, second[:7])],
+        # The first one's pages, shared, then its own: a row in two segments.
+        [PackedRow("c", 0, (*first[:30], 7, 8, 9), draft_count=2), PackedRow("a", 40, (3, 4, 5, 6, 7, 8), 5)],
+        [PackedRow("b", 7, second[7:]), PackedRow("a", 43, (9,)), PackedRow("c", 33, (1, 2), 1)],
+    ]
+    for one, other in zip(logits(model, calls), logits(plain, calls), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_passes_on_two_threads_are_torchs(model: LoadedModel) -> None:
+    decoder = model.decoder
+    assert isinstance(decoder, CompiledDecoder)
+    pool = KvPool(model.kv_shape, 2**20, page_tokens=4)
+    pool.keep("a", 0, ())
+    pool.append("a", range(50, 70))
+    token_ids, positions = torch.arange(50, 70)[None], torch.arange(20)[None]
+    wanted, attention = torch.arange(20), pool.attention([Span("a", 0, 20, 20)])
+    allowed = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found, torchs = (one.logits(token_ids, positions, wanted, attention) for one in (decoder, decoder.plain))
+    finally:
+        torch.set_num_threads(allowed)
+    assert torch.equal(found, torchs)
+
+
+def test_without_the_library_there_are_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.native.kernels.LIBRARY", tmp_path / "none.so")
+    assert find_kernels.__wrapped__() is None
+    (tmp_path / "none.so").write_bytes(b"of another machine")
+    assert find_kernels.__wrapped__() is None
