@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from paceline.engine.checkpoint import max_length_of
 from paceline.engine.kv_cache import Attention
-from paceline.engine.linear import take
+from paceline.engine.linear import least_packed_bytes, take
 
 PLAIN_DECODERS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 """Pre-norm, rotary positions, gated feed-forward; with or without biases and norms of queries and keys."""
@@ -24,11 +24,12 @@ class PlainDecoder:
 
     def __init__(self, module: PreTrainedModel) -> None:
         model: Any = module
+        packed_bytes = least_packed_bytes(module)  # seen first: layers lose their weights
         self.embedding = model.get_input_embeddings().weight
         self.turns = Turns(model.model.rotary_emb, self.embedding, max_length_of(model.config))
-        self.layers = [Layer(layer, number) for number, layer in enumerate(model.model.layers)]
+        self.layers = [Layer(layer, number, packed_bytes) for number, layer in enumerate(model.model.layers)]
         self.norm = Norm(model.model.norm)
-        self.head = take(model.get_output_embeddings())
+        self.head = take(model.get_output_embeddings(), packed_bytes=packed_bytes)
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
@@ -73,7 +74,7 @@ class Rotation:
 
 
 class Layer:
-    def __init__(self, layer: Any, number: int) -> None:
+    def __init__(self, layer: Any, number: int, packed_bytes: int) -> None:
         attention, feed_forward = layer.self_attn, layer.mlp
         self.number = number
         self.head_size: int = attention.head_dim
@@ -82,11 +83,18 @@ class Layer:
         query_count, key_count, value_count = (one.out_features // self.head_size for one in projections)
         self.counts, self.turned_counts = (query_count + key_count, value_count), (query_count, key_count)
         """Heads: of queries and keys together and of values; of queries and of keys."""
-        self.projection, self.output = take(*projections), take(attention.o_proj)
+        self.projection, self.output, self.gate_and_up, self.down = (
+            take(*layers, packed_bytes=packed_bytes)
+            for layers in (
+                projections,
+                (attention.o_proj,),
+                (feed_forward.gate_proj, feed_forward.up_proj),
+                (feed_forward.down_proj,),
+            )
+        )
         self.query_norm, self.key_norm = (
             Norm(getattr(attention, name)) if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
         )
-        self.gate_and_up, self.down = take(feed_forward.gate_proj, feed_forward.up_proj), take(feed_forward.down_proj)
         self.activation = feed_forward.act_fn
         self.attention_norm = Norm(layer.input_layernorm)
         self.feed_forward_norm = Norm(layer.post_attention_layernorm)
