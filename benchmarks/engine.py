@@ -6,6 +6,8 @@ Random weights, float32, CPU, one process. Compared things alternate and medians
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -18,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from paceline.engine.compiled_decoder import CompiledDecoder
 from paceline.engine.kv_pool import KvPool
 from paceline.engine.loader import load_model
 from paceline.engine.model import LoadedModel
@@ -70,12 +73,13 @@ def write_model(folder: Path, name: str) -> Path:
 def measures(path: Path, repeats: int) -> Iterable[tuple[str, str]]:
     model = load_model(str(path), "float32")
     yield "parameters", f"{model.description.parameter_count / 1e6:.1f} M"
-    ours, theirs = verify_times(path, Runner(model, EngineOptions(KV_MEMORY)), repeats)
+    ways = [Runner(one, EngineOptions(KV_MEMORY)) for one in (model, with_torch_alone(model))]
+    ours, torchs, theirs = verify_times(path, ways, repeats)
     yield "verify, 8 ragged rows of 6", f"{1e3 * ours:.2f} ms"
+    yield "the same by torch's operations alone", f"{1e3 * torchs:.2f} ms"
     yield "Hugging Face, 8 equal rows of 6 at the mean length", f"{1e3 * theirs:.2f} ms"
     yield "ratio", f"{ours / theirs:.2f}"
-    runner = Runner(model, EngineOptions(KV_MEMORY))
-    copied = copied_bytes(runner)
+    copied = copied_bytes(Runner(with_torch_alone(model), EngineOptions(KV_MEMORY)))
     new_bytes = len(LENGTHS) * NEW_COUNT * model.kv_shape.token_bytes
     yield "cache bytes copied a round / bytes of the new keys and values", f"{copied} / {new_bytes}"
     for length in (100, 1_000, 10_000):
@@ -86,6 +90,11 @@ def measures(path: Path, repeats: int) -> Iterable[tuple[str, str]]:
         yield f"realignment, {layout} layout", f"{share:.1%} of round time"
     yield from shared_prompt(Runner(model, EngineOptions(KV_MEMORY)))
     yield from stall(Runner(model, EngineOptions(KV_MEMORY)))
+
+
+def with_torch_alone(model: LoadedModel) -> LoadedModel:
+    """Without compiled operations: what those copy torch does not tell of."""
+    return replace(model, decoder=model.decoder.plain) if isinstance(model.decoder, CompiledDecoder) else model
 
 
 def tokens(count: int, start: int = 0) -> tuple[int, ...]:
@@ -118,9 +127,10 @@ def alternate(repeats: int, *calls: Callable[[], Any]) -> list[float]:
     return [median(taken[3:]) for taken in times]
 
 
-def verify_times(path: Path, runner: Runner, repeats: int) -> tuple[float, float]:
-    """Seconds of our ragged verify, and of Hugging Face's forward over a rectangle of the same size."""
-    rows = ragged_rows(runner)
+def verify_times(path: Path, runners: list[Runner], repeats: int) -> list[float]:
+    """Seconds of our ragged verify by each runner, and of Hugging Face's forward over a rectangle of the same size."""
+    for runner in runners:
+        rows = ragged_rows(runner)
     reference: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     mean_length = sum(LENGTHS) // len(LENGTHS)
     cache = DynamicCache(config=reference.config)
@@ -134,8 +144,7 @@ def verify_times(path: Path, runner: Runner, repeats: int) -> tuple[float, float
 
     with torch.inference_mode():
         reference(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    ours_s, theirs_s = alternate(repeats, lambda: runner.forward(rows), theirs)
-    return ours_s, theirs_s
+    return alternate(repeats, *(partial(runner.forward, rows) for runner in runners), theirs)
 
 
 class CacheTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]

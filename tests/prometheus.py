@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 import socket
 import urllib.parse
@@ -14,17 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.tools import missing
 
 
 def prometheus_tool(name: str) -> str:
     """Path of `prometheus` or `promtool`. Without it the test is skipped, or fails where `REQUIRE_TOOLS` is set."""
     found = shutil.which(name)
     if found is None:
-        message = f"{name} is not installed; scripts/prometheus installs the Debian package"
-        if os.environ.get("REQUIRE_TOOLS"):
-            pytest.fail(message)
-        pytest.skip(message)
+        missing(f"{name} is not installed; scripts/prometheus installs the Debian package")
     return found
 
 
