@@ -8,12 +8,14 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+import zlib
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("paceline/engine/native/kernels.cpp")
+HEADER = SOURCE.with_name("lanes.h")
 LIBRARY = SOURCE.with_name("libkernels.so")
 # No -ffast-math: a number that is none must stay one.
 OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-Wno-psabi")
@@ -22,20 +24,27 @@ OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC"
 class KernelsHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """`version` is `standard` or `editable`; both leave the library beside its source."""
-        library = Path(self.root, LIBRARY)
-        library.unlink(missing_ok=True)
-        command = shlex.split(os.environ.get("CXX", "c++"))
-        if shutil.which(command[0]) is None:
-            self.app.display_warning(f"no C++ compiler {command[0]!r}: the engine's kernels are left out")
-            return
-        made = subprocess.run(
-            [*command, *OPTIONS, str(Path(self.root, SOURCE)), "-o", str(library)], capture_output=True, text=True
-        )
-        if made.returncode:
-            library.unlink(missing_ok=True)
-            self.app.display_warning(f"the engine's kernels could not be compiled and are left out:\n{made.stderr}")
+        try:
+            reason = self._compile(Path(self.root, SOURCE), Path(self.root, HEADER), Path(self.root, LIBRARY))
+        except OSError as error:
+            reason = str(error)
+        if reason:
+            self.app.display_warning(f"the engine's kernels are left out: {reason}")
             return
         build_data["artifacts"].append(str(LIBRARY))
         # It asks nothing of Python, and something of the machine.
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+    def _compile(self, source: Path, header: Path, library: Path) -> str:
+        """Return why there is no library; empty when there is one."""
+        library.unlink(missing_ok=True)
+        command = shlex.split(os.environ.get("CXX") or "c++")
+        if shutil.which(command[0]) is None:
+            return f"there is no C++ compiler {command[0]!r}"
+        checksum = zlib.crc32(source.read_bytes() + header.read_bytes())
+        command += [*OPTIONS, f"-DPACELINE_SOURCE={checksum}u", str(source), "-o", str(library)]
+        made = subprocess.run(command, capture_output=True, text=True)
+        if made.returncode:
+            library.unlink(missing_ok=True)
+        return made.stderr or "the compiler failed" if made.returncode else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hatch_build import LIBRARY, SOURCE, KernelsHook
+from hatch_build import HEADER, LIBRARY, SOURCE, KernelsHook
 from tests.tools import missing
 
 
@@ -25,6 +25,7 @@ def build(root: Path, source: str) -> tuple[dict[str, Any], list[str]]:
     """Return what the build was told and the warnings."""
     (root / SOURCE).parent.mkdir(parents=True)
     (root / SOURCE).write_text(source)
+    (root / HEADER).write_text("")
     (root / LIBRARY).write_text("of an earlier build")
     app, build_data = App(), {"artifacts": [], "pure_python": True}
     hook: Any = KernelsHook
@@ -44,7 +45,7 @@ def test_where_there_is_a_compiler_the_package_has_a_library(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("compiler", "words"), [("no-such-compiler -v", "no-such-compiler"), ("false", "could not be")]
+    ("compiler", "words"), [("no-such-compiler -v", "no-such-compiler"), ("false", "the compiler failed")]
 )
 def test_without_a_working_compiler_the_package_is_plain_python(
     compiler: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 """Which model families the engine runs, and by what name it refuses the others."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,15 @@ def test_another_kind_of_attention_is_refused_by_name(
     with pytest.raises(ModelNotUsable) as refusal:
         load_model(str(tmp_path))
     assert words in refusal.value.message
+
+
+def test_a_window_that_only_the_architectures_default_sets_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "Mistral", sliding_window=None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["sliding_window"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelNotUsable, match="sliding_window is 4096"):
+        load_model(str(tmp_path))
 
 
 def test_a_model_that_differs_from_its_own_attention_is_refused(

@@ -149,14 +149,20 @@ def test_rows_attend_as_by_torch_wherever_they_lie(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_not_a_number_stays_so_and_reaches_no_other_row(kernels: Kernels) -> None:
+@pytest.mark.parametrize(
+    ("part", "touched"),
+    [("query", [7]), ("key", [7, 8, 9, 10, 11]), ("value", [6, 7, 8, 9, 10, 11])],
+)
+def test_what_is_not_a_number_stays_so_and_reaches_no_other_sequence(
+    part: str, touched: list[int], kernels: Kernels
+) -> None:
     case = Case((2, 3), 48, [(6, 40, []), (6, 40, []), (1, 40, [])], seed=1)
     expected = case.compiled(kernels, with_norms=True)[0]
-    case.projected[7, 5] = float("nan")
+    # Of the second row's second token. A value's share of no weight is not a number either, so it reaches back.
+    case.projected[7, {"query": 0, "key": 6, "value": 8}[part] * 48 + 5] = float("nan")
     attended = case.compiled(kernels, with_norms=True)[0]
-    touched = attended.isnan().any(dim=1).nonzero().flatten().tolist()
-    assert touched == [7], "a query of the second row"
-    others = [token for token in range(13) if token != 7]
+    assert attended.isnan().any(dim=1).nonzero().flatten().tolist() == touched
+    others = [token for token in range(13) if token not in touched]
     assert torch.equal(attended[others], expected[others])
 
 
@@ -176,14 +182,14 @@ def test_sums_and_their_norms_are_torchs(token_count: int, size: int, is_first: 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    gates=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=50),
+    gates=st.lists(st.floats(width=32), min_size=1, max_size=50),
     seed=st.integers(0, 1000),
 )
 def test_gates_are_torchs_for_numbers_of_any_size(gates: list[float], seed: int) -> None:
     gate = torch.tensor([gates, gates[::-1]])
     up = torch.randn(gate.shape, generator=torch.Generator().manual_seed(seed))
     found = built().gate(torch.cat((gate, up), dim=1))
-    torch.testing.assert_close(found, F.silu(gate) * up, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, F.silu(gate) * up, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @pytest.fixture(scope="module", params=["Llama", "Qwen3", "Qwen2"], name="model")
@@ -242,3 +248,23 @@ def test_without_the_library_there_are_no_kernels(tmp_path: Path, monkeypatch: p
     assert find_kernels.__wrapped__() is None
     (tmp_path / "none.so").write_bytes(b"of another machine")
     assert find_kernels.__wrapped__() is None
+
+
+def test_a_library_of_another_source_is_left_alone(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kernels
+    (tmp_path / "changed.cpp").write_text("// Something else.")
+    monkeypatch.setattr("paceline.engine.native.kernels.SOURCES", [tmp_path / "changed.cpp"])
+    assert find_kernels.__wrapped__() is None
+
+
+@torch.inference_mode()
+def test_a_sequence_longer_than_the_models_positions_is_refused(model: LoadedModel) -> None:
+    length = model.description.max_length + 1
+    pool = KvPool(model.kv_shape, 2 * length * model.kv_shape.token_bytes, page_tokens=4)
+    pool.keep("a", 0, ())
+    pool.append("a", (5,) * length)
+    token_ids, attention = torch.full((1, length), 5), pool.attention([Span("a", 0, length, length)])
+    with one_thread(), pytest.raises(IndexError, match="positions"):
+        model.decoder.logits(token_ids, torch.arange(length)[None], torch.tensor([0]), attention)

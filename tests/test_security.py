@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator import guarded_draft
 from coordinator.clients import RemoteDrafter, RemoteVerifier
@@ -140,19 +141,23 @@ async def test_everything_moves_to_another_authority_while_requests_run(
         lambda: authority.trust(successor),
     ]
     async with guarded_cluster(pair, authority, tmp_path) as running:
-        async with Client(running.address, NO_RETRIES, security=running.security) as client:
-            under_way = asyncio.create_task(client.complete(long))
-            answers = []
-            for step in steps:
-                step()
-                answers += [outcome(await client.complete(REQUEST)) for _ in range(2)]
-            answers.append(outcome(await under_way))
+        client = Client(running.address, NO_RETRIES, security=running.security)
+        with capture_logs() as events:
+            async with client:
+                under_way = asyncio.create_task(client.complete(long))
+                answers = []
+                for step in steps:
+                    step()
+                    answers += [outcome(await client.complete(REQUEST)) for _ in range(2)]
+                answers.append(outcome(await under_way))
         late = showing(authority, "coordinator.test")
         async with open_channel(running.target.address, security=late) as channel:
             with pytest.raises(PeerUnavailable):
                 await RemoteVerifier(channel, TIMEOUT_S).describe(TIMEOUT_S)
     expected, expected_long = await truth(pair, REQUEST, long)
     assert answers == [*[expected] * 8, expected_long]
+    assert "replaced files are in use" in {one["event"] for one in events}
+    assert not [one for one in events if one["log_level"] in ("warning", "error")]
 
 
 async def test_a_coordinator_that_the_models_do_not_know_does_not_start_and_says_why(

@@ -84,6 +84,12 @@ def _read_config(model: str, folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # config validation raises many kinds
         raise ModelNotUsable(f"model {model!r}: config.json does not describe a {architectures[0]}: {error}") from error
+    # The configuration's, not the file's: what the file leaves out has a default, a window of 4,096 for Mistral.
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        raise ModelNotUsable(
+            f"model {model!r} uses sliding-window attention (sliding_window is {window}), which the engine does not run"
+        )
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         raise ModelNotUsable(f"model {model!r} has layers of kind {', '.join(sorted(kinds))}; only full_attention runs")
@@ -113,11 +119,6 @@ def _check_architecture(model: str, architectures: list[str], raw: dict[str, Any
     for field, meaning in _REFUSED.items():
         if raw.get(field):
             raise ModelNotUsable(f"model {model!r} {meaning} ({field} is set), which the engine does not run")
-    if raw.get("sliding_window") and raw.get("use_sliding_window", True):
-        raise ModelNotUsable(
-            f"model {model!r} uses sliding-window attention (sliding_window is {raw['sliding_window']}), "
-            "which the engine does not run"
-        )
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles | None:

@@ -5,11 +5,8 @@ work that takes torch longer to begin than to do; with two threads or more torch
 torch's.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel
 
 from paceline.engine.kv_cache import Attention
 from paceline.engine.native import HEAD_SIZES, Kernels, PassRows
@@ -17,12 +14,12 @@ from paceline.engine.paged_attention import PagedAttention
 from paceline.engine.plain_decoder import Layer, Norm, PlainDecoder
 
 
-def can_compile(module: PreTrainedModel) -> bool:
-    """Whether the kernels do what this plain decoder in float32 does."""
-    model: Any = module
-    layer = model.model.layers[0]
-    is_silu = type(layer.mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
-    return module.device.type == "cpu" and layer.self_attn.head_dim in HEAD_SIZES and is_silu
+def can_compile(plain: PlainDecoder) -> bool:
+    """Whether the kernels do what this decoder does."""
+    layer, cos = plain.layers[0], plain.turns.cos
+    is_silu = type(layer.activation).__name__ in ("SiLU", "SiLUActivation")
+    turns_whole_heads = cos.shape[1] == layer.head_size and cos.dtype == torch.float32
+    return cos.device.type == "cpu" and layer.head_size in HEAD_SIZES and turns_whole_heads and is_silu
 
 
 class CompiledDecoder:
@@ -36,6 +33,8 @@ class CompiledDecoder:
         if torch.get_num_threads() > 1 or not isinstance(attention, PagedAttention):
             return self.plain.logits(token_ids, positions, wanted, attention)
         plain, rows = self.plain, PassRows(attention.spans, attention.segments)
+        if rows.longest > plain.turns.cos.shape[0]:
+            raise IndexError(f"a sequence of {rows.longest} tokens has no positions beyond {plain.turns.cos.shape[0]}")
         hidden, added = F.embedding(token_ids[0], plain.embedding), None
         for layer in plain.layers:
             projected = layer.projection(self._add_and_norm(hidden, added, layer.attention_norm))

@@ -31,10 +31,9 @@ def make_decoder(module: PreTrainedModel) -> Decoder:
     if type(module).__name__ not in PLAIN_DECODERS or module.dtype != torch.float32:
         pack_layers(module)
         return ModuleDecoder(module)
-    kernels = find_kernels()
-    is_compiled = kernels and can_compile(module)  # asked first, for a plain decoder takes the weights
     plain = PlainDecoder(module)
-    return CompiledDecoder(plain, kernels) if kernels and is_compiled else plain
+    kernels = find_kernels() if can_compile(plain) else None
+    return CompiledDecoder(plain, kernels) if kernels else plain
 
 
 @dataclass(frozen=True)

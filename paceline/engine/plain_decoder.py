@@ -50,7 +50,7 @@ class Turns:
         """`embedding` is asked once; `like` is of the type and device to compute with."""
         cos, sin = embedding(like, torch.arange(max_length, device=like.device)[None])
         half = cos.shape[-1] // 2
-        self.cos = cos[0]
+        self.cos = cos[0].contiguous()
         # The half that is turned backwards has its sign here.
         self.sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 

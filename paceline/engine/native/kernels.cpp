@@ -1,54 +1,14 @@
 // What a float32 decoder does between its products, on one thread of a CPU: `kernels.py` says when, and calls it.
 //
 // Every function is one pass over memory with its sums in registers; torch's operations take longer to begin than such
-// work takes. Sixteen numbers at a time, in GCC's and Clang's vector extension, which is compiled for whatever the
-// processor has. Sums are added in an order that depends on sizes alone.
+// work takes. On one machine sums depend on sizes alone.
 
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
-// One version for each generation of processors; which one runs is decided where it runs.
-#define KERNEL extern "C" __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define KERNEL extern "C"
-#endif
+#include "lanes.h"
 
-constexpr int LANES = 16;
-typedef float Floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-constexpr float HIDDEN = -1e30f;  // score of a key that a query does not see
-
-INLINE Floats all(float value) { return Floats{} + value; }
-INLINE Floats load(const float *from) { return *reinterpret_cast<const Unaligned *>(from); }
-INLINE void store(float *to, Floats values) { *reinterpret_cast<Unaligned *>(to) = values; }
-INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-
-INLINE float sum(Floats values) {
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += values[lane];
-    return total;
-}
-
-// e to the x, for x <= 0: 2^k e^r with |r| <= ln(2) / 2, the second factor by Cephes' polynomial; off by 2e-7 of itself.
-INLINE Floats exp_of(Floats x) {
-    const Floats least = all(-87);
-    x = x < least ? least : x;
-    const Ints k = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);
-    const Floats whole = __builtin_convertvector(k, Floats);
-    const Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Floats series = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    series = series * r + 8.3334519073e-3f;
-    series = series * r + 4.1665795894e-2f;
-    series = series * r + 1.6666665459e-1f;
-    series = series * r + 5.0000001201e-1f;
-    series = series * r * r + r + 1.0f;
-    return series * reinterpret_cast<Floats>((k + 127) << 23);
-}
+constexpr float HIDDEN = -FLT_MAX;  // score of a key that a query does not see
 
 // Sum of squares.
 INLINE float square_sum(const float *values, int64_t size) {
@@ -90,6 +50,9 @@ KERNEL void paceline_gate(const float *gate_and_up, int64_t tokens, int64_t size
     }
 }
 
+// Says which source this is: of another one `kernels.py` knows nothing.
+extern "C" uint32_t paceline_source() { return PACELINE_SOURCE; }
+
 // As `kernels.py` fills it in.
 struct Row {
     int64_t first, count;   // tokens of the packed row that are this sequence's
@@ -110,6 +73,7 @@ struct Attend {
     float *projected;      // [T, H + 2 KV heads, D]: queries, keys, values
     float *attended;       // [T, H, D]
 };
+static_assert(sizeof(Attend) == 128, "no padding but where ctypes has it");
 
 // What the queries of one KV head read.
 struct Keys {

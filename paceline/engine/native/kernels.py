@@ -4,6 +4,7 @@ Knows what the functions are told, not when they are of use. A call lets other t
 """
 
 import ctypes
+import zlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from paceline.engine.kv_cache import Span
 
 log = structlog.get_logger()
 
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "lanes.h")]
 LIBRARY = Path(__file__).with_name("libkernels.so")
 HEAD_SIZES = (16, 32, 48, 64, 80, 96, 128)
 """Those that `paceline_attend` has a version for."""
@@ -46,9 +48,9 @@ class PassRows:
         self.row_count = len(spans)
         self.rows = torch.tensor(numbers)
         self.segments = torch.tensor([slot for parts in segments for part in parts for slot in part])
-        longest = max(span.length for span in spans)
-        self.slots = torch.empty(longest, dtype=torch.int64)
-        self.scores = torch.empty((longest + 3, LANES))
+        self.longest = max(span.length for span in spans)
+        self.slots = torch.empty(self.longest, dtype=torch.int64)
+        self.scores = torch.empty((self.longest + 3, LANES))
 
 
 class Kernels:
@@ -97,6 +99,7 @@ class Kernels:
         `norms` those of queries and keys, [D]. Returns [T, H * D].
         """
         kv_head_count, slot_count, head_size = keys.shape
+        assert head_size in HEAD_SIZES
         head_count = projected.shape[1] // head_size - 2 * kv_head_count
         attended = projected.new_empty(projected.shape[0], head_count * head_size)
         query_norm, key_norm = (one.data_ptr() for one in norms) if norms else (None, None)
@@ -113,11 +116,17 @@ class Kernels:
 
 @cache
 def find_kernels() -> Kernels | None:
-    """None where they were not built, for want of a compiler, or for another kind of machine."""
+    """None where there was no compiler to build them, or they are from another source or for another kind of machine."""
     if not LIBRARY.exists():
+        log.info("no compiled kernels; install the package where there is a C++ compiler, and passes are faster")
         return None
     try:
-        return Kernels(ctypes.CDLL(str(LIBRARY)))
-    except OSError as error:
-        log.warning("the compiled kernels cannot be used; passes take longer", error=str(error))
-        return None
+        library = ctypes.CDLL(str(LIBRARY))
+        library.paceline_source.restype = ctypes.c_uint32
+        if library.paceline_source() == zlib.crc32(b"".join(one.read_bytes() for one in SOURCES)):
+            return Kernels(library)
+        reason = "they were compiled from another source"
+    except (OSError, AttributeError) as error:
+        reason = str(error)
+    log.warning("the compiled kernels cannot be used; install the package anew", reason=reason)
+    return None
