@@ -116,7 +116,7 @@ class Kernels:
 
 @cache
 def find_kernels() -> Kernels | None:
-    """None where there was no compiler to build them, or they are from another source or for another kind of machine."""
+    """None where no compiler built them, or from another source, or for another kind of machine."""
     if not LIBRARY.exists():
         log.info("no compiled kernels; install the package where there is a C++ compiler, and passes are faster")
         return None
