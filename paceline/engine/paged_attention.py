@@ -59,7 +59,7 @@ class PagedAttention:
     @cached_property
     def _readings(self) -> "_Readings":
         """Made when torch's operations are to read them."""
-        return _Readings(self._memory, self._group_size, self.spans, self.segments)
+        return _Readings(self._memory, self._group_size, list(zip(self.spans, self.segments, strict=True)))
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -73,18 +73,12 @@ class PagedAttention:
 class _Readings:
     """How torch's operations attend, row by row."""
 
-    def __init__(
-        self,
-        memory: torch.Tensor,
-        group_size: int,
-        spans: Sequence[Span],
-        segments: Sequence[Sequence[Segment]],
-    ) -> None:
-        self._counts = [span.count for span in spans]
+    def __init__(self, memory: torch.Tensor, group_size: int, rows: Sequence[tuple[Span, Sequence[Segment]]]) -> None:
+        self._counts = [span.count for span, _ in rows]
         self._whole: dict[int, _Reading] = {}
         self._short: defaultdict[int, dict[int, _Reading]] = defaultdict(dict)  # by count, then by row
         self._segmented = SegmentedAttention(memory, group_size)
-        for index, (span, parts) in enumerate(zip(spans, segments, strict=True)):
+        for index, (span, parts) in enumerate(rows):
             # Views are made once for all layers: one by one they would cost as much as the attention of a short row.
             part_views = [views(memory, segment) for segment in parts]
             if len(parts) > 1:
@@ -92,8 +86,8 @@ class _Readings:
                 continue
             needs_mask = 1 < span.count < span.length
             mask = causal_mask(span.count, span.length, group_size, memory) if needs_mask else None
-            rows = self._short[span.count] if is_short(span, memory) else self._whole
-            rows[index] = _Reading(span, part_views[0], mask)
+            alike = self._short[span.count] if is_short(span, memory) else self._whole
+            alike[index] = _Reading(span, part_views[0], mask)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """`query` and what is returned are [H, T, D]."""
