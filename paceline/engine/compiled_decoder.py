@@ -18,7 +18,9 @@ def can_compile(plain: PlainDecoder) -> bool:
     """Whether the kernels do what this decoder does."""
     layer, cos = plain.layers[0], plain.turns.cos
     is_silu = type(layer.activation).__name__ in ("SiLU", "SiLUActivation")
-    turns_whole_heads = cos.shape[1] == layer.head_size and cos.dtype == torch.float32
+    turns_whole_heads = (
+        cos.shape[1] == layer.head_size and cos.dtype == torch.float32 == layer.attention_norm.weight.dtype
+    )
     return cos.device.type == "cpu" and layer.head_size in HEAD_SIZES and turns_whole_heads and is_silu
 
 
@@ -30,7 +32,7 @@ class CompiledDecoder:
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        if torch.get_num_threads() > 1 or not isinstance(attention, PagedAttention):
+        if torch.get_num_threads() > 1 or not isinstance(attention, PagedAttention) or not _is_readable(attention):
             return self.plain.logits(token_ids, positions, wanted, attention)
         plain, rows = self.plain, PassRows(attention.spans, attention.segments)
         if rows.longest > plain.turns.cos.shape[0]:
@@ -56,3 +58,9 @@ class CompiledDecoder:
         keys, values = attention.memory(layer.number)
         rotation = self.plain.turns.cos, self.plain.turns.sin
         return self._kernels.attend(rows, projected, keys, values, rotation, norms, epsilon, layer.scaling)
+
+
+def _is_readable(attention: PagedAttention) -> bool:
+    """Whether the cache lies where a pointer says. torch looks at that for each operation; the kernels trust."""
+    keys, _ = attention.memory(0)
+    return keys.device.type == "cpu" and keys.dtype == torch.float32
