@@ -19,7 +19,7 @@ from paceline.engine.model import LoadedModel
 from paceline.engine.native import HEAD_SIZES, Kernels, PassRows, find_kernels
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import PackedRow, Runner
-from paceline.engine.threads import one_thread
+from paceline.engine.threads import using_threads
 from tests.checkpoints import write_model
 from tests.tools import missing
 
@@ -32,11 +32,6 @@ def built() -> Kernels:
     if kernels is None:
         missing("the kernels were not built; scripts/compiler installs a compiler, then remove .venv")
     return kernels
-
-
-@pytest.fixture(scope="module", name="kernels")
-def kernels_fixture() -> Kernels:
-    return built()
 
 
 def normed(values: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -153,9 +148,8 @@ def test_rows_attend_as_by_torch_wherever_they_lie(
     ("part", "touched"),
     [("query", [7]), ("key", [7, 8, 9, 10, 11]), ("value", [6, 7, 8, 9, 10, 11])],
 )
-def test_what_is_not_a_number_stays_so_and_reaches_no_other_sequence(
-    part: str, touched: list[int], kernels: Kernels
-) -> None:
+def test_what_is_not_a_number_stays_so_and_reaches_no_other_sequence(part: str, touched: list[int]) -> None:
+    kernels = built()
     case = Case((2, 3), 48, [(6, 40, []), (6, 40, []), (1, 40, [])], seed=1)
     expected = case.compiled(kernels, with_norms=True)[0]
     # Of the second row's second token. A value's share of no weight is not a number either, so it reaches back.
@@ -203,7 +197,7 @@ def model_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 def logits(model: LoadedModel, rows: Sequence[Sequence[PackedRow]]) -> Iterator[torch.Tensor]:
     """Of calls one after another, on one thread."""
     runner = Runner(model, EngineOptions(kv_memory="1MiB", page_tokens=4))
-    with one_thread():
+    with using_threads(1):
         for call in rows:
             for outcome in runner.forward(call):
                 assert isinstance(outcome, torch.Tensor)
@@ -234,12 +228,8 @@ def test_passes_on_two_threads_are_torchs(model: LoadedModel) -> None:
     pool.append("a", range(50, 70))
     token_ids, positions = torch.arange(50, 70)[None], torch.arange(20)[None]
     wanted, attention = torch.arange(20), pool.attention([Span("a", 0, 20, 20)])
-    allowed = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with using_threads(2):
         found, torchs = (one.logits(token_ids, positions, wanted, attention) for one in (decoder, decoder.plain))
-    finally:
-        torch.set_num_threads(allowed)
     assert torch.equal(found, torchs)
 
 
@@ -250,10 +240,8 @@ def test_without_the_library_there_are_no_kernels(tmp_path: Path, monkeypatch: p
     assert find_kernels.__wrapped__() is None
 
 
-def test_a_library_of_another_source_is_left_alone(
-    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert kernels
+def test_a_library_of_another_source_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert built()
     (tmp_path / "changed.cpp").write_text("// Something else.")
     monkeypatch.setattr("paceline.engine.native.kernels.SOURCES", [tmp_path / "changed.cpp"])
     assert find_kernels.__wrapped__() is None
@@ -266,5 +254,5 @@ def test_a_sequence_longer_than_the_models_positions_is_refused(model: LoadedMod
     pool.keep("a", 0, ())
     pool.append("a", (5,) * length)
     token_ids, attention = torch.full((1, length), 5), pool.attention([Span("a", 0, length, length)])
-    with one_thread(), pytest.raises(IndexError, match="positions"):
+    with using_threads(1), pytest.raises(IndexError, match="positions"):
         model.decoder.logits(token_ids, torch.arange(length)[None], torch.tensor([0]), attention)

@@ -5,6 +5,7 @@ through the built-in target, two thirds. Float32 only.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,15 +84,9 @@ class Layer:
         query_count, key_count, value_count = (one.out_features // self.head_size for one in projections)
         self.counts, self.turned_counts = (query_count + key_count, value_count), (query_count, key_count)
         """Heads: of queries and keys together and of values; of queries and of keys."""
-        self.projection, self.output, self.gate_and_up, self.down = (
-            take(*layers, packed_bytes=packed_bytes)
-            for layers in (
-                projections,
-                (attention.o_proj,),
-                (feed_forward.gate_proj, feed_forward.up_proj),
-                (feed_forward.down_proj,),
-            )
-        )
+        taken = partial(take, packed_bytes=packed_bytes)
+        self.projection, self.output = taken(*projections), taken(attention.o_proj)
+        self.gate_and_up, self.down = taken(feed_forward.gate_proj, feed_forward.up_proj), taken(feed_forward.down_proj)
         self.query_norm, self.key_norm = (
             Norm(getattr(attention, name)) if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
         )

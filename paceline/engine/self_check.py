@@ -18,7 +18,7 @@ from paceline.engine.compiled_decoder import CompiledDecoder
 from paceline.engine.kv_pool import KvPool
 from paceline.engine.model import LoadedModel
 from paceline.engine.passes import FastPasses, Piece
-from paceline.engine.threads import one_thread
+from paceline.engine.threads import using_threads
 from paceline.errors import ModelNotUsable
 
 LENGTHS = (21, 9)
@@ -71,7 +71,7 @@ def _on_any_threads(model: LoadedModel) -> list[tuple[LoadedModel, AbstractConte
     """The model as its passes run on many threads and, where that differs, on one."""
     if not isinstance(model.decoder, CompiledDecoder):
         return [(model, nullcontext())]
-    return [(replace(model, decoder=model.decoder.plain), nullcontext()), (model, one_thread())]
+    return [(replace(model, decoder=model.decoder.plain), nullcontext()), (model, using_threads(1))]
 
 
 @contextmanager

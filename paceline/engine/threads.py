@@ -22,14 +22,14 @@ def fitting_threads(layer_parameter_count: int, token_count: int) -> Iterator[No
     if allowed == 1 or layer_parameter_count * max(token_count, READING_TOKENS) >= SHARED_WORK:
         yield
         return
-    with one_thread():
+    with using_threads(1):
         yield
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def using_threads(count: int) -> Iterator[None]:
     allowed = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
