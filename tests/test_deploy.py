@@ -8,7 +8,7 @@ import yaml
 
 from coordinator.config import CoordinatorSettings
 from paceline.settings import ModelServiceSettings, ServiceSettings
-from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Resource, Workload, of_kind, resources, workloads
+from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Workload, of_kind, resources, workloads
 
 OTHER_VARIABLES = {"HF_HOME"}
 """Variables that are not Paceline's."""
@@ -133,38 +133,6 @@ def test_selectors_find_the_pods(overlay: str, component: str) -> None:
         assert selector["matchLabels"].items() <= one.labels.items()
         assert selector["matchLabels"]["app.kubernetes.io/component"] == component
     assert of_kind(found, "ServiceAccount")[one.pod["serviceAccountName"]]["automountServiceAccountToken"] is False
-
-
-def admitted(policies: list[Resource], one: Workload) -> set[tuple[str, int]]:
-    """Who may call a pod from its own namespace, and on which ports, as the policies that select it say."""
-    return {
-        (str(peer["podSelector"]["matchLabels"]), port["port"])
-        for policy in policies
-        if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= one.labels.items()
-        for rule in policy["spec"].get("ingress", [])
-        for peer in rule["from"]
-        if "podSelector" in peer and "namespaceSelector" not in peer
-        for port in rule["ports"]
-    }
-
-
-@each_overlay
-def test_only_the_coordinator_reaches_the_model_services(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = resources(overlay)
-    policies = list(of_kind(found, "NetworkPolicy").values())
-    shut = of_kind(found, "NetworkPolicy")["paceline-nothing-else"]["spec"]
-    assert set(shut["policyTypes"]) == {"Ingress", "Egress"} and not {"ingress", "egress"} & set(shut)
-    all_workloads = workloads(found)
-    for component in ("draft", "target"):
-        one = all_workloads[component]
-        callers = admitted(policies, one)
-        assert [port for _, port in callers] == [settings(one, monkeypatch).port]
-        assert all("'app.kubernetes.io/component': 'coordinator'" in caller for caller, _ in callers)
-    egress = of_kind(found, "NetworkPolicy")["paceline-coordinator"]["spec"]["egress"]
-    assert [port["port"] for rule in egress for port in rule["ports"]] == [7701, 7702]
-    (metrics,) = of_kind(found, "NetworkPolicy")["paceline-metrics"]["spec"]["ingress"]
-    (range_,) = metrics["ports"]
-    assert all(range_["port"] <= one.ports["metrics"] <= range_["endPort"] for one in all_workloads.values())
 
 
 @each_workload
