@@ -70,6 +70,7 @@ def _summary(options: ClusterOptions, measured: dict[str, list[Measured]]) -> di
         "plain_tokens_per_s": round(rates["plain"]),
         "speculative_tokens_per_s": round(rates["speculative"]),
         "speedup": round(rates["speculative"] / rates["plain"], 2),
+        "quiet_runs": sum(one.is_quiet for runs in measured.values() for one in runs),
         "identical": sum(a == b for a, b in zip(plain.outputs, speculative.outputs, strict=True)),
     }
 

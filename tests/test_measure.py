@@ -3,9 +3,12 @@
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -14,16 +17,19 @@ from hypothesis import strategies as st
 from paceline.builtin import resolve_model
 from paceline.client import Client, describe_draft, describe_target
 from paceline.engine.traffic import pass_traffic
+from paceline.engine.worker import ModelWorker
 from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, TokenizerNotFound
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.measure import grid
 from paceline.measure.agreement import Mismatch
-from paceline.measure.alternate import alternate
+from paceline.measure.alternate import MAX_REPEATS, alternate
 from paceline.measure.bench_report import bench_report, round_table, throughput_table
 from paceline.measure.cluster import ClusterSystem
+from paceline.measure.contention import Contention, MachineWatch, Moment, contention_between
 from paceline.measure.files import prepare_folder
 from paceline.measure.grid import BenchPlan, SystemSpec
 from paceline.measure.llama_cpp import check_llama_cpp
+from paceline.measure.local import THREADS_TRIED, TRIALS, LocalSystem
 from paceline.measure.plots import plot_rounds, plot_throughput
 from paceline.measure.precision import Precision
 from paceline.measure.prompts import read_text_codec, select_lines, thin_out
@@ -72,11 +78,24 @@ class FakeSystem:
         return Measured([[len(self._name)]] * len(prompts), 1.0)
 
 
+class FakeWatch:
+    """Finds one run after the other as disturbed as told, and those after the last quiet."""
+
+    def __init__(self, *others_shares: float) -> None:
+        self._others_shares = list(others_shares)
+
+    def begin(self) -> Moment:
+        return Moment(0, 0, 0, 0)
+
+    def since(self, began: Moment) -> Contention:
+        return Contention(self._others_shares.pop(0) if self._others_shares else 0.0, 1.0)
+
+
 async def test_systems_take_turns_and_the_first_run_of_each_has_number_zero() -> None:
     log: list[str] = []
     records: list[tuple[str, int]] = []
     systems = {name: FakeSystem(name, log) for name in ("a", "b", "c")}
-    await alternate(systems, [(1,)], 2, lambda key, number, measured: records.append((key, number)))
+    await alternate(systems, [(1,)], 2, lambda key, number, measured: records.append((key, number)), FakeWatch())
     assert log == ["a", "b", "c"] * 3
     assert records == [(key, number) for number in (0, 1, 2) for key in ("a", "b", "c")]
 
@@ -86,8 +105,73 @@ async def test_an_interruption_keeps_the_passes_that_ended() -> None:
     records: list[tuple[str, int]] = []
     systems = {"a": FakeSystem("a", log), "b": FakeSystem("b", log, cancelled_at=1)}
     with pytest.raises(asyncio.CancelledError):
-        await alternate(systems, [(1,)], 2, lambda key, number, measured: records.append((key, number)))
+        await alternate(systems, [(1,)], 2, lambda key, number, measured: records.append((key, number)), FakeWatch())
     assert records == [("a", 0), ("b", 0), ("a", 1)]
+
+
+@pytest.mark.review
+async def test_a_run_that_others_spoiled_is_repeated_at_once_and_recorded_once() -> None:
+    """Review G3: ratios taken while something else ran flattered us."""
+    log: list[str] = []
+    kept: list[tuple[str, bool]] = []
+    systems = {name: FakeSystem(name, log) for name in ("a", "b")}
+    warm_ups_and_the_first_of_a = (0.5, 0.5, 0.3)
+    await alternate(
+        systems,
+        [(1,)],
+        1,
+        lambda key, number, measured: kept.append((key, measured.is_quiet)),
+        FakeWatch(*warm_ups_and_the_first_of_a),
+    )
+    assert log == ["a", "b", "a", "a", "b"]
+    assert kept == [("a", False), ("b", False), ("a", True), ("b", True)]
+
+
+@pytest.mark.review
+async def test_on_a_machine_that_stays_busy_a_run_is_kept_in_the_end_and_says_so() -> None:
+    """Review G3."""
+    log: list[str] = []
+    kept: list[bool] = []
+    always = FakeWatch(*[0.5] * 9)
+    await alternate({"a": FakeSystem("a", log)}, [(1,)], 1, lambda *told: kept.append(told[2].is_quiet), always)
+    assert len(log) == 1 + 1 + MAX_REPEATS
+    assert kept == [False, False]
+
+
+def test_processor_time_of_others_and_a_slower_probe_are_contention() -> None:
+    began = Moment(now_s=0, busy_s=100, own_s=50, probe_s=0.01)
+    assert contention_between(began, Moment(10, 120, 70, 0.01), 2, 0.01) == Contention(0.0, 1.0)
+    shared = contention_between(began, Moment(10, 120, 60, 0.01), 2, 0.01)
+    assert (shared.others_share, shared.is_quiet) == (0.5, False)
+    slowed = contention_between(began, Moment(10, 120, 70, 0.02), 2, 0.01)
+    assert (slowed.slowdown, slowed.is_quiet) == (2.0, False)
+
+
+def test_the_machine_s_watch_counts_what_this_process_and_its_children_do_as_ours() -> None:
+    watch = MachineWatch()
+    began = watch.begin()
+    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
+    ended = watch.begin()
+    assert ended.own_s > began.own_s
+    assert watch.since(began).slowdown >= 1
+
+
+async def test_a_peer_gets_the_threads_it_is_fastest_with() -> None:
+    class Timed:
+        threads = 7
+
+        def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]:
+            used.append(self.threads)
+            return [[1]]
+
+    used: list[int] = []
+    worker = ModelWorker(None)
+    peer = Timed()
+    chosen = await LocalSystem(worker, peer).take_fastest_threads([(1,)])
+    worker.close()
+    assert sorted(used) == sorted(THREADS_TRIED * TRIALS)
+    assert peer.threads == chosen
+    assert chosen in THREADS_TRIED
 
 
 def test_peers_that_decode_one_at_a_time_are_measured_once_and_ours_in_all_variants() -> None:
@@ -185,8 +269,13 @@ def spec(kind: str, batch_size: int, draft_count: str = "") -> SystemSpec:
     return SystemSpec(kind, batch_size, AUTO, "continuous" if kind == grid.SPECULATIVE else "", draft_count)
 
 
-def run(tokens_per_s: float, rounds: RoundUse | None = None, mismatches: tuple[Mismatch, ...] = ()) -> Run:
-    return Run(10.0, round(10 * tokens_per_s), rounds, mismatches)
+def run(
+    tokens_per_s: float,
+    rounds: RoundUse | None = None,
+    mismatches: tuple[Mismatch, ...] = (),
+    others_share: float = 0.0,
+) -> Run:
+    return Run(10.0, round(10 * tokens_per_s), rounds, mismatches, Contention(others_share, 1.0))
 
 
 def result() -> BenchResult:
@@ -197,7 +286,9 @@ def result() -> BenchResult:
         run_count=3,
         floors=(Floor("auto", 2e4, PassTraffic(100, 2), PassTraffic(10, 1)),),
         systems=(
-            SystemResult(spec(grid.HUGGING_FACE, 1), (run(90), run(110), run(100))),
+            SystemResult(
+                spec(grid.HUGGING_FACE, 1), (run(90), run(110), run(100), run(40, others_share=0.5)), threads=2
+            ),
             SystemResult(spec(grid.ASSISTED, 1), (run(200),)),
             SystemResult(spec(grid.SPECULATIVE, 1, "5"), (run(300, ROUNDS),)),
             SystemResult(spec(grid.HUGGING_FACE, 8), (run(400),)),
@@ -230,6 +321,8 @@ def test_the_table_tells_medians_speed_ups_and_mismatches() -> None:
     assert ours["of floor"] == "18%"
     assert ours["equal"] == "23 of 24"
     assert rows[0]["equal"] == "24 of 24"
+    assert [row["quiet"] for row in rows] == ["3 of 4", "1 of 1", "1 of 1", "1 of 1", "2 of 2"]
+    assert [row["threads"] for row in rows] == ["2", "", "", "", ""]
 
 
 def test_the_report_has_a_table_of_times_only_for_systems_that_tell_theirs() -> None:

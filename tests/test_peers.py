@@ -59,6 +59,8 @@ async def test_a_cancelled_pass_tells_its_peer_to_stop() -> None:
     began, stopped = Event(), Event()
 
     class Patient:
+        threads = 1
+
         def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]:
             began.set()
             stop.wait()

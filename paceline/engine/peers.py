@@ -29,9 +29,12 @@ class HuggingFacePeer:
         self._max_new_tokens = max_new_tokens
         self._batch_size = batch_size
         self._options = dict(options or {})
+        self.threads = torch.get_num_threads()
 
     def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]:
         """Return each prompt's new tokens up to its end token; what there is of them once `stop` is set."""
+        # OpenMP's count belongs to the calling thread, which peers of one bench share.
+        torch.set_num_threads(self.threads)
         outputs: list[list[int]] = []
         for start in range(0, len(prompts), self._batch_size):
             outputs += self._reference.generate_batch(

@@ -20,7 +20,7 @@ from paceline.types import CallTiming
 log = structlog.get_logger()
 
 NICENESS = 5
-"""How far the model's thread steps back."""
+"""How far the thread of a service's model steps back."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -33,6 +33,7 @@ class ModelWorker:
         self,
         threads: int | None,
         on_call: Callable[[CallTiming], None] = lambda timing: None,
+        niceness: int = NICENESS,
     ) -> None:
         """`threads` is how many the operations of one call may use; None leaves it to torch.
 
@@ -42,7 +43,7 @@ class ModelWorker:
         self._try_device: Callable[[], None] = lambda: None
         self.device_lost = asyncio.Event()
         """Set once a call has failed and the device computes nothing any more, nor will in this process."""
-        self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads))
+        self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads, niceness))
 
     def watch_device(self, try_device: Callable[[], None]) -> None:
         """From now on ask this after a call that failed: it computes something, and raises when that cannot be."""
@@ -93,12 +94,12 @@ class ModelWorker:
             raise
 
 
-def _begin(threads: int | None) -> None:
-    if sys.platform == "linux":
+def _begin(threads: int | None, niceness: int) -> None:
+    if niceness and sys.platform == "linux":
         # There a thread has a priority of its own. On cores that are all busy, short work comes first: calls that come
         # and go, of this service and of others. Nice values are raised without any privilege.
         thread_id = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS)
+        os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + niceness)
     if threads is not None:
         # OpenMP's count belongs to the calling thread, so it is set where the work is done.
         torch.set_num_threads(threads)

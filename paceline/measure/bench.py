@@ -51,7 +51,9 @@ class Bench:
         self._observer = observer
         self._first_outputs: dict[Precision, list[list[int]]] = {}
         self._device = resolve_device(plan.pair.device)
-        self._worker = ModelWorker(None)
+        # Peers step back for nobody: they run as their users run them.
+        self._worker = ModelWorker(None, niceness=0)
+        self._threads: dict[SystemSpec, int] = {}
         self._result = BenchResult(
             _label(plan.pair.target_model),
             _label(plan.pair.draft_model),
@@ -104,7 +106,8 @@ class Bench:
                 systems[spec] = await stack.enter_async_context(running_system(options, self._plan.max_new_tokens))
             else:
                 peer = await self._worker.run(self._peer, spec, load)
-                systems[spec] = LocalSystem(self._worker, peer)
+                systems[spec] = local = LocalSystem(self._worker, peer)
+                self._threads[spec] = await local.take_fastest_threads(self._token_ids[: spec.batch_size])
         return systems
 
     def _peer(self, spec: SystemSpec, load: Callable[[str, Precision], HuggingFaceReference]) -> Peer:
@@ -133,9 +136,10 @@ class Bench:
             measured.output_count,
             measured.rounds,
             tuple(find_mismatches(self._prompts, measured.outputs, first, no_gap)),
+            measured.contention,
         )
         known = {one.spec: one for one in self._result.systems}
-        before = known.get(spec, SystemResult(spec))
+        before = known.get(spec, SystemResult(spec, threads=self._threads.get(spec)))
         known[spec] = replace(before, runs=(*before.runs, run))
         self._result = replace(self._result, systems=tuple(known.values()))
         self._observer.measured(self._result)

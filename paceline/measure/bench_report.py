@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.measure import grid
+from paceline.measure.contention import MAX_OTHERS_SHARE, MAX_SLOWDOWN
 from paceline.measure.result import BenchResult
 from paceline.measure.summary import RoundSummary, Summary, peers_of, summaries
 from paceline.measure.tables import markdown_table
@@ -18,6 +19,9 @@ def bench_report(result: BenchResult) -> str:
         f"{result.max_new_tokens} new tokens each; medians of up to {result.run_count} runs in turn, after one to warm "
         "up; tokens after an output's end are not counted. A peer without our batch size is compared at 1. "
         f"Lanes of speculation at B > 1: {result.lanes or 'the default'}.",
+        f"`quiet`: runs during which others had under {MAX_OTHERS_SHARE:.0%} of the processors and a probe took under "
+        f"{MAX_SLOWDOWN} times its least; what was spoiled was repeated, and does not count where a quiet run is. "
+        "`threads`: those a peer was fastest with, of all it was tried with.",
         f"`equal`: outputs equal to those of {first.spec.label} at B = {first.spec.batch_size}. `of floor`: the least "
         f"time for the bytes that rounds must read ({_bandwidth(result)} GB/s measured) over the time they took.",
     ]
@@ -33,7 +37,7 @@ def throughput_table(found: Sequence[Summary], peers: Sequence[str], prompt_coun
         "B",
         "tokens/s",
         *(f"x {_title(kind)}" for kind in peers),
-        *("x own B=1", "accepted", "tokens/row", "slots filled", "of floor", "equal"),
+        *("x own B=1", "accepted", "tokens/row", "slots filled", "of floor", "equal", "threads", "quiet"),
     ]
     return markdown_table(header, [_row(one, peers, prompt_count) for one in found])
 
@@ -47,6 +51,8 @@ def _row(one: Summary, peers: Sequence[str], prompt_count: int) -> list[str]:
         _number(one.speedup_over_own_single, ".2f"),
         *(_round_cells(one.rounds) if one.rounds else [""] * 4),
         f"{one.equal_count} of {prompt_count}",
+        "" if one.threads is None else str(one.threads),
+        f"{one.quiet_count} of {one.run_count}",
     ]
 
 

@@ -32,12 +32,14 @@ def _library() -> Any:
 class LlamaCppPeer:
     def __init__(self, gguf: Path, max_new_tokens: int, max_length: int) -> None:
         """`max_length` counts prompt and output of the longest sequence."""
+        self.threads = CORES
         self._max_new_tokens = max_new_tokens
         self._model: Any = _library().Llama(
             str(gguf), n_ctx=max_length, n_batch=max_length, n_threads=CORES, n_threads_batch=CORES, verbose=False
         )
 
     def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]:
+        _library().llama_set_n_threads(self._model.ctx, self.threads, self.threads)
         return [self._answer(prompt, stop) for prompt in prompts]
 
     def _answer(self, prompt: Sequence[int], stop: Event) -> list[int]:

@@ -1,14 +1,23 @@
 """Systems that run in this process: peers with a plain function, in a thread of their own."""
 
+import math
 from collections.abc import Sequence
 from threading import Event
 from typing import Protocol
 
 from paceline.engine.worker import ModelWorker
+from paceline.launcher import CORES
 from paceline.measure.system import Measured
+
+THREADS_TRIED = sorted({1, max(1, CORES // 2), CORES})
+TRIALS = 3
+"""Of which the shortest counts: the first warms up."""
 
 
 class Peer(Protocol):
+    threads: int
+    """Those it may use from its next answer on."""
+
     def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]: ...
 
 
@@ -25,3 +34,13 @@ class LocalSystem:
             # The thread cannot be cancelled; it can be asked to end.
             stop.set()
         return Measured(outputs, timing.executed_s)
+
+    async def take_fastest_threads(self, prompts: Sequence[tuple[int, ...]]) -> int:
+        """Let the peer use as many threads as it answers these prompts fastest with; return how many."""
+        took_s: dict[int, float] = {}
+        for threads in THREADS_TRIED * TRIALS:
+            self._peer.threads = threads
+            measured = await self.run(prompts)
+            took_s[threads] = min(measured.elapsed_s, took_s.get(threads, math.inf))
+        self._peer.threads = min(THREADS_TRIED, key=took_s.__getitem__)
+        return self._peer.threads

@@ -6,6 +6,7 @@ from statistics import median
 from pydantic import TypeAdapter
 
 from paceline.measure.agreement import Mismatch
+from paceline.measure.contention import Contention, was_quiet
 from paceline.measure.grid import SystemSpec
 from paceline.measure.rounds import RoundUse
 from paceline.types import PassTraffic
@@ -20,21 +21,34 @@ class Run:
     rounds: RoundUse | None
     mismatches: tuple[Mismatch, ...]
     """Outputs unlike the first system's of this precision."""
+    contention: Contention | None = None
+    """What others did to the machine meanwhile; None where nobody watched."""
 
     @property
     def tokens_per_s(self) -> float:
         return self.output_count / self.elapsed_s
+
+    @property
+    def is_quiet(self) -> bool:
+        return was_quiet(self.contention)
 
 
 @dataclass(frozen=True)
 class SystemResult:
     spec: SystemSpec
     runs: tuple[Run, ...] = ()
+    threads: int | None = None
+    """Of a peer, those it was fastest with; None where it chooses itself."""
+
+    @property
+    def quiet_count(self) -> int:
+        """Runs that nothing else on the machine disturbed."""
+        return sum(run.is_quiet for run in self.runs)
 
     @property
     def tokens_per_s(self) -> float:
-        """Median of the runs; tokens after an output's end are none."""
-        return median(run.tokens_per_s for run in self.runs)
+        """Median of the quiet runs, or of all where none was; tokens after an output's end are none."""
+        return median(run.tokens_per_s for run in self.runs if run.is_quiet or not self.quiet_count)
 
     @property
     def rounds(self) -> RoundUse | None:

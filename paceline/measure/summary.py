@@ -19,7 +19,11 @@ class Summary:
     system: str
     batch_size: int
     tokens_per_s: float
-    """Median of the runs."""
+    """Median of the quiet runs, or of all where none was."""
+    quiet_count: int
+    run_count: int
+    threads: int | None
+    """Of a peer, those it was fastest with."""
     speedups: dict[str, float]
     """Of ours over each kind of peer: at the same batch size, or at 1 where the peer has no other."""
     speedup_over_own_single: float | None
@@ -70,6 +74,9 @@ def _summary(result: BenchResult, system: SystemResult, peers: Sequence[str]) ->
         spec.label,
         spec.batch_size,
         rate,
+        system.quiet_count,
+        len(system.runs),
+        system.threads,
         {kind: rate / peer.tokens_per_s for kind, peer in beside.items() if peer},
         rate / single.tokens_per_s if single else None,
         result.prompt_count - system.mismatch_count,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.measure.contention import Contention, was_quiet
 from paceline.measure.rounds import RoundUse
 
 
@@ -16,10 +17,16 @@ class Measured:
     elapsed_s: float
     rounds: RoundUse | None = None
     """None for systems that tell nothing of their rounds."""
+    contention: Contention | None = None
+    """None where nobody watched."""
 
     @property
     def output_count(self) -> int:
         return sum(map(len, self.outputs))
+
+    @property
+    def is_quiet(self) -> bool:
+        return was_quiet(self.contention)
 
     @property
     def tokens_per_s(self) -> float:
