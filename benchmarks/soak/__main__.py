@@ -19,6 +19,7 @@ from benchmarks.soak.report import is_sound, problems, summary, table
 from benchmarks.soak.run import Connect, Plan, soak
 from benchmarks.soak.tls import RunCertificates, make_certificates
 from paceline.client import NO_RETRIES, Client, RetryPolicy
+from paceline.files import replace_file
 from paceline.security.channels import LOCAL
 
 PATIENT = RetryPolicy(attempts=10_000, max_delay_s=2.0)
@@ -56,7 +57,7 @@ def main(
     for line in problems(result):
         console.print(line, style="red", markup=False)
     if output:
-        output.write_text(json.dumps(summary(result), indent=2) + "\n")
+        replace_file(output, json.dumps(summary(result), indent=2) + "\n")
     sys.exit(not is_sound(result))
 
 
