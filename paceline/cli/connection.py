@@ -13,6 +13,7 @@ from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.errors import StartupError
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.security.channels import ChannelSecurity, channel_security
+from paceline.supervision import Tell
 from paceline.types import ClusterDescription
 
 
@@ -55,16 +56,16 @@ with_connection_flags = with_flags("connection", Connection, Connection)
 
 @asynccontextmanager
 async def connected(
-    connection: Connection, options: ClusterOptions, *, retry: bool = True
+    connection: Connection, options: ClusterOptions, *, retry: bool = True, tell: Tell | None = None
 ) -> AsyncIterator[tuple[Client, ClusterDescription]]:
     """Yield a client of the coordinator at the address, or of a cluster that lives as long as the block.
 
-    Without `retry` the client raises the first failure of a call.
+    Without `retry` the client raises the first failure of a call. `tell` is as for `running_cluster`.
     """
     retries, security = RetryPolicy() if retry else NO_RETRIES, connection.security()
     if connection.address is not None:
         async with Client(connection.address, retries, security=security) as client:
             yield client, await client.describe()
         return
-    async with running_cluster(options) as addresses, Client(addresses.coordinator, retries) as client:
+    async with running_cluster(options, tell) as addresses, Client(addresses.coordinator, retries) as client:
         yield client, await client.describe()
