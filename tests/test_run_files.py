@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from paceline.cli.app import app
 from paceline.errors import CallTimedOut, InvalidRequest, PeerUnavailable
