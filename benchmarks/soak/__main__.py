@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.soak.clients import PATIENCE_S
 from benchmarks.soak.cluster import SoakOptions
 from benchmarks.soak.faults import KINDS
 from benchmarks.soak.report import is_sound, problems, summary, table
@@ -22,7 +23,7 @@ from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.files import replace_file
 from paceline.security.channels import LOCAL
 
-PATIENT = RetryPolicy(attempts=10_000, max_delay_s=2.0)
+PATIENT = RetryPolicy(PATIENCE_S, max_delay_s=2.0)
 console = Console(highlight=False)
 
 

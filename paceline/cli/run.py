@@ -1,8 +1,10 @@
 """`paceline run`: a file of prompts in, a file of outputs out, line for line."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +30,7 @@ from paceline.cli.options import (
 from paceline.cli.partial_outputs import PartialOutputs
 from paceline.cli.progress import progress_bar
 from paceline.client import Client
-from paceline.errors import InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
 from paceline.files import check_distinct
 from paceline.launcher import ClusterOptions
 from paceline.prompt_file import InputLine, read_lines
@@ -37,6 +39,9 @@ from paceline.types import ClusterDescription, GenerationRequest, SamplingParame
 
 IN_FLIGHT = 64
 """Prompts under way at once: enough to keep any batch full, few enough to leave the queue to others."""
+
+ANSWER_TIMEOUT_S = 10.0
+"""For a coordinator to say that it is there."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +166,8 @@ class _Run:
             except (InvalidRequest, MessageTooLarge) as error:
                 self._fail(number, line, error)
             except PacelineError as error:
-                if isinstance(error, PeerUnavailable):
-                    # Raises when the coordinator is lost, and with it every other line.
-                    await self._client.describe()
+                if isinstance(error, PeerUnavailable) and not await self._has_coordinator():
+                    raise  # every other line would fail as well
                 self._fail(number, line, error)
                 self.again = True
             else:
@@ -184,6 +188,14 @@ class _Run:
             "usage": asdict(completion.finish.usage),
         }
         return answer | {"seed": completion.finish.seed} if request.sampling.temperature else answer
+
+    async def _has_coordinator(self) -> bool:
+        """Tell whether one is there, now: the call that failed has waited for one already."""
+        with suppress(PeerUnavailable, CallTimedOut, TimeoutError):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await self._client.describe()
+                return True
+        return False
 
     def _fail(self, number: int, line: InputLine, error: PacelineError) -> None:
         self.failures[number] = {"id": line.id, "prompt": line.prompt, "error": error.message}
