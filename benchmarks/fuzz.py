@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.files import replace_file
 from tests.fuzzing.arena import Arena, Unsound
 from tests.fuzzing.attack import attack_until, running_arena
 
@@ -41,7 +42,7 @@ def main(
             problem = str(error)
     counts = summary(attacked) | {"seed": seed, "elapsed_s": round(time.perf_counter() - began), "problem": problem}
     if output:
-        output.write_text(json.dumps(counts, indent=2) + "\n")
+        replace_file(output, json.dumps(counts, indent=2) + "\n")
     show(attacked)
     verdict = problem or "Every answer was canonical, every healthy output right, nothing was left behind."
     console.print(verdict, markup=False)

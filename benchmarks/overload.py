@@ -27,6 +27,7 @@ from benchmarks.soak.cluster import SoakOptions, running_processes
 from benchmarks.soak.requests import Asked, make_requests, with_references
 from paceline.client import NO_RETRIES, Client
 from paceline.errors import Overloaded
+from paceline.files import replace_file
 from paceline.measure.arrivals import poisson_arrivals
 from paceline.measure.load import LoadLog, Outcome, run_load
 from paceline.measure.load_summary import percentile
@@ -152,7 +153,7 @@ def main(
         table.add_row(name.replace("_", " "), str(value))
     console.print(table)
     if output:
-        output.write_text(json.dumps(result, indent=2) + "\n")
+        replace_file(output, json.dumps(result, indent=2) + "\n")
     sys.exit(not is_sound(result))
 
 

@@ -13,6 +13,7 @@ import typer
 from transformers import AutoModelForCausalLM
 
 from paceline.builtin import resolve_model
+from paceline.files import replacing
 
 LAYER_PARTS = {
     "input_layernorm": "attn_norm",
@@ -29,6 +30,11 @@ LAYER_PARTS = {
 
 
 def main(file: Path) -> None:
+    with replacing(file) as beside:
+        write(beside)
+
+
+def write(file: Path) -> None:
     folder = resolve_model("builtin:target")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     writer: Any = gguf.GGUFWriter(file, "llama")

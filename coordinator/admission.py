@@ -12,7 +12,15 @@ from coordinator.stream import Stream
 from paceline.checks import check_token_ids
 from paceline.errors import InvalidRequest
 from paceline.sampling_checks import check_min_new_tokens, check_sampling, check_top_logprob_count
-from paceline.types import GREEDY, ChoiceRule, GenerationRequest, SamplingParameters, TokenIds, Usage
+from paceline.types import (
+    GREEDY,
+    ChoiceRule,
+    GenerationRequest,
+    ReceivedOutput,
+    SamplingParameters,
+    TokenIds,
+    Usage,
+)
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 1024
@@ -26,13 +34,15 @@ class Admission:
         self._limits = limits
 
     def admit(self, request: GenerationRequest) -> list[Sequence]:
-        """Tokenize and check; return one sequence for each completion. InvalidRequest names the field that is wrong."""
-        vocabulary_size = self._served.target.vocabulary_size
+        """Tokenize and check; return a sequence for each output that has not ended.
+
+        InvalidRequest names the field that is wrong.
+        """
         token_ids = self._encode(request)
         self._limits.check(request, len(token_ids))
         self._check_stop_token_ids(request.stop_token_ids)
         check_top_logprob_count(request.top_logprob_count)
-        self._check_received(request)
+        received = self._received(request)
         rules = StopRules(
             max_new_tokens=self._max_new_tokens(request, len(token_ids)),
             end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self._served.target.end_token_ids),
@@ -40,17 +50,19 @@ class Admission:
             stop_strings=self._stop_strings(request),
         )
         self._check_sampling(request.sampling, rules)
-        check_token_ids(request.received_token_ids, vocabulary_size, "received_token_ids")
-        stream = Stream(request.completion_count)
-        seed = secrets.randbits(64) if request.seed is None else request.seed
-        return [
-            self._sequence(request, token_ids, rules, stream, index, seed) for index in range(request.completion_count)
-        ]
+        left = [one for one in received if not one.ended]
+        stream = Stream(len(left), secrets.randbits(64) if request.seed is None else request.seed)
+        return [self._sequence(request, token_ids, rules, stream, one) for one in left]
 
     def _sequence(
-        self, request: GenerationRequest, token_ids: list[int], rules: StopRules, stream: Stream, index: int, seed: int
+        self,
+        request: GenerationRequest,
+        token_ids: list[int],
+        rules: StopRules,
+        stream: Stream,
+        received: ReceivedOutput,
     ) -> Sequence:
-        own_seed = completion_seed(seed, index)
+        own_seed = completion_seed(stream.seed, received.completion_index)
         sequence = Sequence(
             # 128 random bits: ids of several coordinators differ, and knowing some tells nothing of others.
             sequence_id=secrets.token_hex(16),
@@ -59,21 +71,38 @@ class Admission:
             max_draft_count=self._max_draft_count(request),
             usage=Usage(prompt_count=len(token_ids)),
             stream=stream,
-            completion_index=index,
+            completion_index=received.completion_index,
             rule=_choice_rule(request.sampling, own_seed, len(token_ids), rules),
             seed=own_seed,
             top_logprob_count=request.top_logprob_count,
         )
-        if request.received_token_ids:
-            sequence.resume(request.received_token_ids)
+        if received.token_ids:
+            _resume(sequence, received)
         return sequence
 
-    def _check_received(self, request: GenerationRequest) -> None:
-        if request.received_token_ids and (request.completion_count > 1 or request.seed is None):
+    def _received(self, request: GenerationRequest) -> list[ReceivedOutput]:
+        """Return what the client has of each output, by completion index."""
+        if request.received_outputs and request.seed is None:
             raise InvalidRequest(
-                "received_token_ids go with one completion and the seed that was reported with them",
-                field="received_token_ids",
+                "received_outputs are there and seed is not; give the seed that the first message of their stream told",
+                field="seed",
             )
+        received = {index: ReceivedOutput(index) for index in range(request.completion_count)}
+        named: set[int] = set()
+        for one in request.received_outputs:
+            index = one.completion_index
+            if index not in received:
+                raise _wrong_received(f"names output {index}; give 0 to {request.completion_count - 1}")
+            if index in named:
+                raise _wrong_received(
+                    f"names output {index} twice; give all of it once (received_token_ids is output 0)"
+                )
+            check_token_ids(one.token_ids, self._served.target.vocabulary_size, "received_outputs.token_ids")
+            named.add(index)
+            received[index] = one
+        if all(one.ended for one in received.values()):
+            raise _wrong_received(f"says that all {len(received)} outputs have ended; nothing is left to ask for")
+        return list(received.values())
 
     def _check_stop_token_ids(self, token_ids: tuple[int, ...]) -> None:
         if len(token_ids) > MAX_STOP_TOKEN_IDS:
@@ -151,6 +180,19 @@ class Admission:
                 "stop_strings need a tokenizer, which the models lack; use stop_token_ids", field="stop_strings"
             )
         return stops
+
+
+def _wrong_received(words: str) -> InvalidRequest:
+    return InvalidRequest(f"received_outputs {words}", field="received_outputs")
+
+
+def _resume(sequence: Sequence, received: ReceivedOutput) -> None:
+    sequence.resume(received.token_ids)
+    if sequence.output.finish_reason and sequence.output.count < len(received.token_ids):
+        raise _wrong_received(
+            f"has {len(received.token_ids)} tokens of output {received.completion_index}, which ends after "
+            f"{sequence.output.count} ({sequence.output.finish_reason.value}); give the request they came from"
+        )
 
 
 def completion_seed(seed: int, index: int) -> int:

@@ -14,12 +14,20 @@ class RequestLimits:
     """None: as many as the model takes."""
     max_output_tokens: int | None = None
     max_completions: int = MAX_COMPLETIONS
+    max_together: int | None = None
+    """Outputs that a target ever has room for at once, live and waiting: a request's are queued together or not."""
 
     def check(self, request: GenerationRequest, prompt_count: int) -> None:
         """Raise InvalidRequest, naming field and limit, when the request asks for more."""
         if not 1 <= request.completion_count <= self.max_completions:
             raise InvalidRequest(
                 f"completion_count is {request.completion_count}; give 1 to {self.max_completions}",
+                field="completion_count",
+            )
+        if self.max_together is not None and request.completion_count > self.max_together:
+            raise InvalidRequest(
+                f"completion_count is {request.completion_count}; a target and its queue here have room for "
+                f"{self.max_together} outputs (--batch-size, --lanes, --queue-limit), so ask for fewer in one request",
                 field="completion_count",
             )
         if self.max_prompt_tokens is not None and prompt_count > self.max_prompt_tokens:

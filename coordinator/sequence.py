@@ -118,7 +118,7 @@ class Sequence:
         self._send(tokens)
 
     def resume(self, token_ids: Tokens[int]) -> None:
-        """Take tokens the client has already for committed, without sending them again."""
+        """Take tokens the client has already for committed, up to the one that ends the output; they are not sent."""
         self.token_ids += [token.token_id for token in self.output.extend(token_ids, 0)]
         self.usage = replace(self.usage, output_count=self.output.count)
         if self.output.finish_reason:

@@ -15,9 +15,9 @@ from coordinator.request_tracer import begin_request, end_request
 from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.startup import Served
 from coordinator.statistics import Statistics
-from paceline.codec.generation import cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
 from paceline.rpc import ended_code
-from paceline.types import ClusterDescription
+from paceline.types import ClusterDescription, GenerationAccepted
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
 
@@ -66,7 +66,10 @@ class GenerationServicer(GenerationServiceServicer):
                     sequence.deadline_s = time.perf_counter() + timeout_s
             self._dispatcher.submit(sequences)
             record.queue(sequences)
-            async for piece in sequences[0].stream.pieces():
+            stream, prompt_count = sequences[0].stream, sequences[0].usage.prompt_count
+            # Before any token: whoever loses the stream later on can continue it from here.
+            yield accepted_to_pb(GenerationAccepted(record.request_id, stream.seed, prompt_count))
+            async for piece in stream.pieces():
                 record.deliver(piece)
                 yield piece_to_pb(piece)
         except Exception as error:

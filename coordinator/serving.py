@@ -68,7 +68,12 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
             admission = Admission(
                 served,
                 default_max_new_tokens=settings.max_new_tokens,
-                limits=RequestLimits(settings.max_prompt_tokens, settings.max_output_tokens, settings.max_completions),
+                limits=RequestLimits(
+                    settings.max_prompt_tokens,
+                    settings.max_output_tokens,
+                    settings.max_completions,
+                    max_together=_places(settings) + settings.queue_limit,
+                ),
             )
             servicer = GenerationServicer(
                 settings, served, admission, dispatcher, drafter, statistics, RequestMetrics(watched.registry)
@@ -144,11 +149,9 @@ def _scheduler_maker(
 
     def make(target: Replica[RemoteTarget], arrivals: Iterator[int]) -> Scheduler:
         assert target.description
-        policy = make_policy(settings.policy, settings.window)
-        capacity = policy.live_limit(settings.batch_size, settings.lane_count)
         return Scheduler(
-            SequencePool(capacity, settings.queue_limit, arrivals=arrivals),
-            policy,
+            SequencePool(_places(settings), settings.queue_limit, arrivals=arrivals),
+            make_policy(settings.policy, settings.window),
             _draft_length(settings),
             drafter,
             target.remote,
@@ -164,6 +167,12 @@ def _scheduler_maker(
         )
 
     return make
+
+
+def _places(settings: CoordinatorSettings) -> int:
+    """Return how many sequences are live at once on a target."""
+    policy = make_policy(settings.policy, settings.window)
+    return policy.live_limit(settings.batch_size, settings.lane_count)
 
 
 def _draft_length(settings: CoordinatorSettings) -> DraftLength:

@@ -8,8 +8,10 @@ from paceline.types import OutputPiece
 
 
 class Stream:
-    def __init__(self, completion_count: int = 1) -> None:
-        self._unfinished_count = completion_count
+    def __init__(self, output_count: int = 1, seed: int = 0) -> None:
+        self.seed = seed
+        """Of the request; each output has its own made from it."""
+        self._unfinished_count = output_count
         self._events: asyncio.Queue[OutputPiece | PacelineError] = asyncio.Queue()
 
     def put(self, event: OutputPiece | PacelineError) -> None:

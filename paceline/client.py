@@ -4,8 +4,8 @@ async with Client("127.0.0.1:7700") as client:
     async for piece in client.generate(GenerationRequest(Text("2 + 2 ="))):
         print("".join(token.text for token in piece.tokens), end="")
 
-A stream that breaks is taken up again, at this or another coordinator, from the tokens received: the continuation is
-the same, token for token. A coordinator that is full is asked again when it says.
+A stream that breaks is taken up again, at this or another coordinator, from the tokens received of each output: the
+continuation is the same, token for token. When to call again, `paceline.retries` knows.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ from opentelemetry.trace import Tracer
 
 from paceline.codec.generation import cluster_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
-from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerFailed, PeerUnavailable
+from paceline.errors import Overloaded, PeerFailed, PeerUnavailable
+from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
 from paceline.rpc import open_channel, translated_errors
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import (
@@ -33,31 +34,25 @@ from paceline.types import (
     ModelDescription,
     OutputPiece,
     OutputToken,
+    ReceivedOutput,
 )
 from paceline.v1 import draft_service_pb2, generation_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 
+__all__ = [
+    "NO_RETRIES",
+    "Client",
+    "Completion",
+    "OnRetry",
+    "Retry",
+    "RetryPolicy",
+    "describe_draft",
+    "describe_target",
+]
+
 DESCRIBE_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """When to call again: only where that is safe, which is before anything was received or with what was."""
-
-    attempts: int = 5
-    """Failures in a row, without a token between them, before one is raised. Being full is no failure."""
-    first_delay_s: float = 0.2
-    max_delay_s: float = 5.0
-
-    def delay_s(self, failures: int) -> float:
-        """Exponential, with jitter so that clients of one failed coordinator do not come back as one."""
-        longest_s: float = min(self.max_delay_s, self.first_delay_s * 2 ** (failures - 1))
-        return random.uniform(0.5, 1.0) * longest_s
-
-
-NO_RETRIES = RetryPolicy(attempts=1)
 
 
 @dataclass(frozen=True)
@@ -76,30 +71,70 @@ class Completion:
         return [token.token_id for token in self.tokens]
 
 
+class _Received:
+    """What has come of a request's outputs, so that the rest can be asked for."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._token_ids = defaultdict(
+            list, {one.completion_index: [*one.token_ids] for one in request.received_outputs}
+        )
+        self._ended = {one.completion_index for one in request.received_outputs if one.ended}
+
+    def add(self, piece: OutputPiece) -> None:
+        self._token_ids[piece.completion_index] += [token.token_id for token in piece.tokens]
+        if piece.finish:
+            self._ended.add(piece.completion_index)
+
+    @property
+    def is_whole(self) -> bool:
+        return self._ended >= set(range(self._request.completion_count or 1))  # 0 means 1 on the wire
+
+    def rest(self) -> GenerationRequest:
+        """Return the request for what is missing."""
+        begun = sorted(index for index, token_ids in self._token_ids.items() if token_ids and index not in self._ended)
+        outputs = [ReceivedOutput(index, tuple(self._token_ids[index])) for index in begun]
+        outputs += [ReceivedOutput(index, ended=True) for index in sorted(self._ended)]
+        return replace(self._request, received_outputs=tuple(outputs))
+
+
 class Client:
     """Connections to coordinators. Every failure is raised as a `paceline.errors.PacelineError`."""
 
     def __init__(
         self,
         address: str,
-        retries: RetryPolicy = RetryPolicy(),
+        retries: RetryPolicy = DEFAULT_RETRIES,
         tracer: Tracer | None = None,
         security: ChannelSecurity = LOCAL,
+        *,
+        on_retry: OnRetry | None = None,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         """`address` is HOST:PORT, or several separated by commas: one serves until it fails or is full, then the next.
 
         A tracer makes spans of the calls, and the coordinator's their children. `security` is needed for other
-        machines: make it with `channel_security`. Raises StartupError without.
+        machines: make it with `channel_security`. `on_retry` is told of each call that is made again, before the
+        pause; `clock` and `sleep` are what outages and pauses are measured and made with. Raises StartupError without
+        the security that is needed.
         """
-        self._channels = [open_channel(one.strip(), security=security, tracer=tracer) for one in address.split(",")]
+        self._addresses = [one.strip() for one in address.split(",")]
+        self._channels = [open_channel(one, security=security, tracer=tracer) for one in self._addresses]
         self._security = security
         self._stubs = [GenerationServiceStub(channel) for channel in self._channels]
         # Clients with one list of coordinators should not all begin with the same.
         self._next = random.randrange(len(self._channels))
         self._retries = retries
+        self._on_retry = on_retry
+        self._clock = clock
+        self._sleep = sleep
 
     def _turn(self) -> None:
         self._next = (self._next + 1) % len(self._channels)
+
+    def _outage(self, ends_at_s: float | None = None) -> Outage:
+        return Outage(self._retries, ends_at_s=ends_at_s, clock=self._clock, sleep=self._sleep, on_retry=self._on_retry)
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,28 +152,28 @@ class Client:
 
         `timeout_s` is for the whole output, repeated calls included. Usage counts the rounds of the last call only.
         """
-        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-        if request.seed is None:
-            # Drawn here, so that the output can be continued wherever the stream breaks.
+        ends_at_s = None if timeout_s is None else self._clock() + timeout_s
+        if request.seed is None and not request.received_outputs:
+            # Drawn here, so that the output can be continued even if the stream breaks before its first message.
             request = replace(request, seed=secrets.randbits(64))
-        received = list(request.received_token_ids)
-        failures = 0
+        received, outage = _Received(request), self._outage(ends_at_s)
         while True:
-            remaining_s = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+            remaining_s = None if ends_at_s is None else max(0.0, ends_at_s - self._clock())
             asked = self._next
             try:
-                async for piece in self._stream(replace(request, received_token_ids=tuple(received)), remaining_s):
-                    received += [token.token_id for token in piece.tokens]
-                    failures = 0
+                async for piece in self._stream(received.rest(), remaining_s):
+                    received.add(piece)
+                    outage.over()
                     yield piece
-                return
+                break
             except (PeerUnavailable, Overloaded) as error:
-                failures += isinstance(error, PeerUnavailable)
+                if received.is_whole:
+                    return  # only the stream's end was lost
                 if asked == self._next:
                     self._turn()
-                await self._wait(
-                    error, failures, resumable=request.completion_count == 1 or not received, ends_at=ends_at
-                )
+                await outage.wait(error, self._addresses[asked])
+        if not received.is_whole:
+            raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
 
     async def _stream(self, request: GenerationRequest, timeout_s: float | None) -> AsyncGenerator[OutputPiece, None]:
         with translated_errors():
@@ -147,20 +182,11 @@ class Client:
             )
             try:
                 async for message in call:
-                    yield piece_from_pb(message)
+                    # What it tells is known here already, and that the request waits is no progress.
+                    if not message.HasField("accepted"):
+                        yield piece_from_pb(message)
             finally:
                 call.cancel()
-
-    async def _wait(self, error: PacelineError, failures: int, *, resumable: bool, ends_at: float | None) -> None:
-        """Wait before the next call; raise the error instead when there should be none."""
-        if failures >= self._retries.attempts or self._retries == NO_RETRIES or not resumable:
-            raise error
-        delay_s = self._retries.delay_s(max(1, failures))
-        if isinstance(error, Overloaded):
-            delay_s = max(delay_s, error.retry_after_s)
-        if ends_at is not None and time.monotonic() + delay_s >= ends_at:
-            raise CallTimedOut(f"the output did not end in time; the last call failed: {error.message}") from error
-        await asyncio.sleep(delay_s)
 
     async def complete(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
         """Return the whole output at its end; the first one if the request asks for several."""
@@ -174,17 +200,22 @@ class Client:
             tokens[piece.completion_index] += piece.tokens
             if piece.finish:
                 finishes[piece.completion_index] = piece.finish
-        if set(finishes) != set(range(request.completion_count)):
-            raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
         return [Completion(tuple(tokens[index]), finishes[index]) for index in sorted(finishes)]
 
     async def describe(self) -> ClusterDescription:
-        """Ask the coordinators, one after the other, until one answers."""
-        for _ in self._channels[1:]:
-            with suppress(PeerUnavailable):
+        """Ask the coordinators, one after the other, until one answers, and again while the outage may last."""
+        outage = self._outage()
+        while True:
+            for _ in self._channels[1:]:
+                with suppress(PeerUnavailable):
+                    return await self._describe()
+                self._turn()
+            asked = self._next
+            try:
                 return await self._describe()
-            self._turn()
-        return await self._describe()
+            except PeerUnavailable as error:
+                self._turn()
+                await outage.wait(error, self._addresses[asked])
 
     async def _describe(self) -> ClusterDescription:
         with translated_errors():

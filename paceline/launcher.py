@@ -1,6 +1,7 @@
 """Run the three services as processes of this machine, for the command line and the tests.
 
-Owns the processes and the order of starting and stopping; knows nothing of models.
+Owns the processes and the order of starting and stopping; knows nothing of models. What is done when one ends unasked
+is in `supervision`.
 """
 
 import asyncio
@@ -10,8 +11,11 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from paceline.errors import StartupError
+from paceline.supervision import Tell, fail_at_end, keep_running
+from paceline.tasks import side_by_side
 
 STOP_TIMEOUT_S = 15.0
 HOST = "127.0.0.1"
@@ -80,35 +84,50 @@ class Addresses:
 
 
 @asynccontextmanager
-async def running_cluster(options: ClusterOptions) -> AsyncIterator[Addresses]:
+async def running_cluster(options: ClusterOptions, tell: Tell | None = None) -> AsyncIterator[Addresses]:
     """Start the services, yield their addresses, stop them: the coordinator first, so that no request loses its models.
 
-    Raises StartupError when one of them ends before it listens; its own message is on stderr by then.
+    With `tell`, which gets words for people, a service that ends is started again at its address. Without, its end ends
+    the block with PeerFailed. Raises StartupError when one ends before it listens, or does not start again; its own
+    message is on stderr by then.
     """
     if options.trace_dir:
         os.makedirs(options.trace_dir, exist_ok=True)
+    target = ServiceProcess("target_service", _model_flags(options, "target"))
+    draft = ServiceProcess("draft_service", _model_flags(options, "draft"))
     async with AsyncExitStack() as stack:
+        for model in (target, draft):
+            stack.push_async_callback(model.stop)
         # The two models load side by side, and so start side by side.
-        target, draft = await asyncio.gather(
-            stack.enter_async_context(running_service("target_service", _model_flags(options, "target"))),
-            stack.enter_async_context(running_service("draft_service", _model_flags(options, "draft"))),
-        )
-        coordinator = await stack.enter_async_context(
-            running_service(
-                "coordinator",
-                [
-                    *("--target", target.address, "--draft", draft.address, "--log-level", options.log_level),
-                    *("--host", HOST, "--port", str(options.coordinator_port)),
-                    *("--batch-size", str(options.batch_size), "--draft-count", options.draft_count),
-                    *("--policy", options.policy),
-                    *(("--lanes", str(options.lanes)) if options.lanes else ()),
-                    *_metrics_flags(options, 0),
-                    *_trace_flags(options, "coordinator"),
-                ],
-            )
-        )
-        urls = tuple(one.metrics_url for one in (coordinator, draft, target) if one.metrics_url)
-        yield Addresses(coordinator.address, draft.address, target.address, urls)
+        async with side_by_side() as starting:
+            starts = [starting.create_task(model.start()) for model in (target, draft)]
+        at_target, at_draft = (start.result() for start in starts)
+        coordinator = ServiceProcess("coordinator", _coordinator_flags(options, at_target.address, at_draft.address))
+        stack.push_async_callback(coordinator.stop)
+        async with side_by_side() as watching:
+
+            def watch(service: ServiceProcess) -> asyncio.Task[NoReturn]:
+                return watching.create_task(keep_running(service, tell) if tell else fail_at_end(service))
+
+            watches = [watch(target), watch(draft)]
+            at_coordinator = await coordinator.start()
+            watches.append(watch(coordinator))
+            urls = tuple(one.metrics_url for one in (at_coordinator, at_draft, at_target) if one.metrics_url)
+            yield Addresses(at_coordinator.address, at_draft.address, at_target.address, urls)
+            for one in watches:
+                one.cancel()
+
+
+def _coordinator_flags(options: ClusterOptions, target: str, draft: str) -> list[str]:
+    return [
+        *("--target", target, "--draft", draft, "--log-level", options.log_level),
+        *("--host", HOST, "--port", str(options.coordinator_port)),
+        *("--batch-size", str(options.batch_size), "--draft-count", options.draft_count),
+        *("--policy", options.policy),
+        *(("--lanes", str(options.lanes)) if options.lanes else ()),
+        *_metrics_flags(options, 0),
+        *_trace_flags(options, "coordinator"),
+    ]
 
 
 def _metrics_flags(options: ClusterOptions, offset: int) -> list[str]:
@@ -154,6 +173,12 @@ class ServiceProcess:
         self._flags = tuple(flags)
         self._ports: tuple[str, ...] = ()
         self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """As people call it: `target`."""
+        return self.module.removesuffix("_service")
 
     @property
     def pid(self) -> int:
@@ -174,14 +199,31 @@ class ServiceProcess:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        line = (await self._process.stdout.readline()).decode()
-        if " listening on " not in line:
-            status = await self._process.wait()
-            raise StartupError(f"{self.module} ended with status {status} before it listened; see above")
-        listening, _, metrics_url = line.strip().partition(", metrics on ")
+        announced: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read(self._process.stdout, announced))
+        await asyncio.wait({announced, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+        if not announced.done():
+            await self.kill()  # should it live: nobody would ever learn where it listens
+            raise StartupError(f"{self.module} {await self.ended()} before it listened; see above")
+        listening, _, metrics_url = announced.result().strip().partition(", metrics on ")
         endpoint = Endpoint(listening.rpartition(" ")[2], metrics_url or None)
         self._ports = _port_flags(endpoint)
         return endpoint
+
+    async def _read(self, stdout: asyncio.StreamReader, announced: asyncio.Future[Any]) -> None:
+        """Take the line that says where it listens; pass on what else is printed, for as long as there is any."""
+        async for line in stdout:
+            text = line.decode(errors="replace")
+            if not announced.done() and text.startswith(f"{self.module} listening on "):
+                announced.set_result(text)
+            else:
+                print(text, end="", file=sys.stderr, flush=True)
+
+    async def ended(self) -> str:
+        """Wait until it has ended, and say how: `ended by signal 9`, `ended with status 1`."""
+        assert self._process is not None
+        status = await self._process.wait()
+        return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, such as SIGSTOP; nothing happens when it has ended."""

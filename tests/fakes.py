@@ -1,5 +1,6 @@
 """Peers of the remote services that need no model: a made-up language whose next token is a function of the prefix."""
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 
@@ -152,6 +153,20 @@ class FakeVerifier(FakeModel):
             accepted += 1
         del prefix[start + accepted :]
         return Verdict(accepted, next_token(prefix), len(prefix))
+
+
+class HeldVerifier(FakeVerifier):
+    """Answers so many calls, and others while it is `open`, which it is not from the start."""
+
+    def __init__(self, answered_count: int) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self._answered_count = answered_count
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        if len(self.calls) >= self._answered_count:
+            await self.open.wait()
+        return await super().verify(rows, timeout_s)
 
 
 class FakeDrafter(FakeModel):

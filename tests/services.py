@@ -15,7 +15,7 @@ from paceline.types import CacheDescription
 GRACE_S = 10
 IDLE_S = 6
 """After which a model service drops what no call names: what a killed coordinator left."""
-PATIENT = RetryPolicy(attempts=200, first_delay_s=0.05, max_delay_s=0.2)
+PATIENT = RetryPolicy(first_delay_s=0.05, max_delay_s=0.2)
 
 
 class Service:

@@ -3,14 +3,15 @@
 import pytest
 
 from coordinator.admission import Admission
-from paceline.errors import PacelineError
+from paceline.errors import InvalidRequest, PacelineError
 from paceline.types import (
     GenerationRequest,
+    ReceivedOutput,
     SamplingParameters,
     TokenIds,
 )
 from tests.coordinators import SERVED
-from tests.fakes import VOCABULARY_SIZE
+from tests.fakes import END_TOKEN_ID, VOCABULARY_SIZE
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,50 @@ def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: s
     with pytest.raises(PacelineError) as refusal:
         Admission(SERVED, default_max_new_tokens=40).admit(request_)
     assert getattr(refusal.value, "field", None) == field
+
+
+def resumed(*received: ReceivedOutput, seed: int | None = 1, completion_count: int = 3) -> GenerationRequest:
+    return GenerationRequest(
+        TokenIds((5, 6)), 10, seed=seed, completion_count=completion_count, received_outputs=received
+    )
+
+
+@pytest.mark.review
+def test_each_output_goes_on_after_what_was_received_of_it_and_those_that_ended_are_not_made() -> None:
+    """Review C13: only a request for one output could be continued."""
+    received = (ReceivedOutput(2, (7, 8)), ReceivedOutput(1, (), ended=True))
+    first, third = Admission(SERVED, default_max_new_tokens=40).admit(resumed(*received))
+    assert (first.completion_index, first.token_ids) == (0, [5, 6])
+    assert (third.completion_index, third.token_ids, third.output.remaining_count) == (2, [5, 6, 7, 8], 8)
+    whole = Admission(SERVED, default_max_new_tokens=40).admit(resumed())
+    assert [one.seed for one in (first, third)] == [whole[0].seed, whole[2].seed]
+
+
+async def test_an_output_that_was_received_whole_but_for_its_finish_gets_that() -> None:
+    """The other, which ended, has no part in when the stream ends."""
+    (sequence,) = Admission(SERVED, default_max_new_tokens=40).admit(
+        resumed(ReceivedOutput(0, (7, END_TOKEN_ID)), ReceivedOutput(1, ended=True), completion_count=2)
+    )
+    (piece,) = [piece async for piece in sequence.stream.pieces()]
+    assert (piece.tokens, piece.finish is not None, sequence.ended) == ((), True, True)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(
+    ("request_", "field", "words"),
+    [
+        (resumed(ReceivedOutput(0, (7,)), seed=None), "seed", "give the seed that the first message"),
+        (resumed(ReceivedOutput(3, (7,))), "received_outputs", "names output 3; give 0 to 2"),
+        (resumed(ReceivedOutput(-1, (7,))), "received_outputs", "names output -1"),
+        (resumed(ReceivedOutput(1, (7,)), ReceivedOutput(1, (7,))), "received_outputs", "names output 1 twice"),
+        (resumed(ReceivedOutput(1, (50,))), "received_outputs.token_ids", "holds 50"),
+        (resumed(ReceivedOutput(1, (7,) * 11)), "received_outputs", r"11 tokens of output 1.* after 10 \(length\)"),
+        (resumed(ReceivedOutput(1, (END_TOKEN_ID, 7))), "received_outputs", r"after 1 \(end_token\)"),
+        (resumed(*(ReceivedOutput(n, ended=True) for n in range(3))), "received_outputs", "all 3 outputs have ended"),
+    ],
+)
+def test_what_cannot_have_been_received_is_refused_by_name(request_: GenerationRequest, field: str, words: str) -> None:
+    """Review C13."""
+    with pytest.raises(InvalidRequest, match=words) as refusal:
+        Admission(SERVED, default_max_new_tokens=40).admit(request_)
+    assert refusal.value.field == field

@@ -2,47 +2,102 @@
 
 import asyncio
 import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
+import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
-from paceline.client import NO_RETRIES, Client, RetryPolicy
-from paceline.errors import CallTimedOut, Overloaded, PeerUnavailable
+from paceline.client import NO_RETRIES, Client, Completion, RetryPolicy
+from paceline.codec.generation import piece_from_pb, request_to_pb
+from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed, PeerUnavailable
 from paceline.instruments import Instruments
 from paceline.metrics import new_registry
-from paceline.types import GenerationRequest, SamplingParameters, TokenIds, UserMessage
+from paceline.rpc import open_channel, running_server
+from paceline.types import (
+    GenerationFinish,
+    GenerationRequest,
+    OutputPiece,
+    ReceivedOutput,
+    SamplingParameters,
+    TokenIds,
+    UserMessage,
+)
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1.generation_service_pb2_grpc import (
+    GenerationServiceServicer,
+    GenerationServiceStub,
+    add_GenerationServiceServicer_to_server,
+)
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
-from tests.proxy import running_proxy
+from tests.coordinators import fake_server
+from tests.fakes import FakeDrafter, HeldVerifier, continuation
+from tests.proxy import Proxy, running_proxy
 
-QUICK = RetryPolicy(attempts=50, first_delay_s=0.05, max_delay_s=0.1)
+QUICK = RetryPolicy(first_delay_s=0.05, max_delay_s=0.1)
 PROMPT = TokenIds((20, 21, 22))
+SAMPLED = SamplingParameters(temperature=0.9)
+
+
+class Outputs:
+    """What came of a request, however many streams it took."""
+
+    def __init__(self) -> None:
+        self.token_ids: defaultdict[int, list[int]] = defaultdict(list)
+        self.finishes: dict[int, GenerationFinish] = {}
+
+    def add(self, piece: OutputPiece) -> None:
+        assert piece.completion_index not in self.finishes
+        self.token_ids[piece.completion_index] += [token.token_id for token in piece.tokens]
+        if piece.finish:
+            self.finishes[piece.completion_index] = piece.finish
+
+    def assert_equal(self, whole: list[Completion]) -> None:
+        assert dict(self.token_ids) == {index: one.token_ids for index, one in enumerate(whole)}
+        for index, one in enumerate(whole):
+            found, expected = self.finishes[index], one.finish
+            assert (found.reason, found.seed) == (expected.reason, expected.seed)
+            assert found.usage.output_count == expected.usage.output_count == len(one.token_ids)
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [SamplingParameters(), SamplingParameters(temperature=0.9, presence_penalty=0.4, min_new_tokens=20)],
-    ids=["greedy", "sampled"],
+    ("sampling", "completion_count"),
+    [
+        (SamplingParameters(), 1),
+        (SamplingParameters(temperature=0.9, presence_penalty=0.4, min_new_tokens=20), 1),
+        (SAMPLED, 3),
+    ],
+    ids=["greedy", "sampled", "several"],
 )
 async def test_a_stream_cut_again_and_again_continues_to_the_identical_output(
-    sampling: SamplingParameters, pairs: dict[str, PairOfCheckpoints]
+    sampling: SamplingParameters, completion_count: int, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
-    request = GenerationRequest(PROMPT, 40, sampling=sampling, seed=11, ignore_end_tokens=True, top_logprob_count=1)
+    request = GenerationRequest(
+        PROMPT,
+        40,
+        sampling=sampling,
+        seed=11,
+        ignore_end_tokens=True,
+        top_logprob_count=1,
+        completion_count=completion_count,
+    )
     async with cluster(pairs["Llama"].target, pairs["Llama"].draft, draft_count=2) as running:
-        whole = await running.client.complete(request)
+        whole = await running.client.complete_all(request)
         async with running_proxy(running.coordinator_address) as proxy, Client(proxy.address, QUICK) as client:
-            token_ids: list[int] = []
+            outputs = Outputs()
             async for piece in client.generate(request):
-                token_ids += [token.token_id for token in piece.tokens]
+                outputs.add(piece)
                 assert all(token.logprobs for token in piece.tokens)
                 if proxy.cut_count < 3 and not piece.finish:
                     proxy.cut()
         assert proxy.cut_count >= 3
-    assert token_ids == whole.token_ids
-    assert piece.finish is not None
-    assert piece.finish.usage.output_count == len(whole.token_ids)
+    outputs.assert_equal(whole)
     assert running.held_sequence_count == 0
 
 
@@ -61,9 +116,14 @@ async def test_text_and_stop_strings_survive_a_cut() -> None:
     assert "Answer:" not in text
 
 
-async def test_a_coordinator_that_restarts_is_found_again(pairs: dict[str, PairOfCheckpoints]) -> None:
+@pytest.mark.review
+@pytest.mark.parametrize("completion_count", [1, 8])
+async def test_outputs_that_lose_their_coordinator_midway_go_on_identically_at_the_next(
+    completion_count: int, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    """Review C13: several outputs were not resumed."""
     pair = pairs["Qwen3"]
-    request = GenerationRequest(PROMPT, 40, ignore_end_tokens=True)
+    request = GenerationRequest(PROMPT, 80, ignore_end_tokens=True, sampling=SAMPLED, seed=3)
     async with model_server("target", pair.target) as target, model_server("draft", pair.draft) as draft:
         settings = CoordinatorSettings(draft=draft.address, target=target.address, draft_count=1, shutdown_grace_s=0.01)
         async with contextlib.AsyncExitStack() as first:
@@ -71,15 +131,85 @@ async def test_a_coordinator_that_restarts_is_found_again(pairs: dict[str, PairO
                 running_coordinator(settings, Instruments(new_registry("coordinator")))
             )
             async with Client(server.address, QUICK) as client:
-                whole = await client.complete(request)
-                stream = client.generate(request)
-                token_ids = [token.token_id for token in (await anext(stream)).tokens]
+                # Some outputs are to have ended by then, in the middle of others.
+                stop = (await client.complete(request)).token_ids[40]
+                request = replace(request, stop_token_ids=(stop,), completion_count=completion_count)
+                whole = await client.complete_all(request)
+                outputs, stream = Outputs(), client.generate(request)
+                while not outputs.finishes and len(outputs.token_ids[0]) < 20:
+                    outputs.add(await anext(stream))
                 await first.aclose()
+                assert len(outputs.finishes) < completion_count
                 again = settings.model_copy(update={"port": int(server.address.rpartition(":")[2])})
                 async with running_coordinator(again, Instruments(new_registry("coordinator"))):
                     async for piece in stream:
-                        token_ids += [token.token_id for token in piece.tokens]
-    assert token_ids == whole.token_ids
+                        outputs.add(piece)
+    outputs.assert_equal(whole)
+
+
+@pytest.mark.review
+async def test_any_client_can_continue_a_stream_it_gave_no_seed(pairs: dict[str, PairOfCheckpoints]) -> None:
+    """Review G7: the seed came with the finish only."""
+    request = GenerationRequest(PROMPT, 40, ignore_end_tokens=True, sampling=SAMPLED, completion_count=3)
+    async with (
+        cluster(pairs["Llama"].target, pairs["Llama"].draft) as running,
+        open_channel(running.coordinator_address) as channel,
+    ):
+        generate, outputs = GenerationServiceStub(channel).GenerateText, Outputs()
+        call = generate(request_to_pb(request))
+        messages = aiter(call)
+        seed = (await anext(messages)).accepted.seed
+        while len(outputs.token_ids) < 2:
+            outputs.add(piece_from_pb(await anext(messages)))
+        call.cancel()
+        received = tuple(ReceivedOutput(index, tuple(one)) for index, one in outputs.token_ids.items())
+        request = replace(request, seed=seed)
+        async for message in generate(request_to_pb(replace(request, received_outputs=received))):
+            if message.HasField("accepted"):
+                assert (message.accepted.seed, message.accepted.prompt_count) == (seed, 3)
+            else:
+                outputs.add(piece_from_pb(message))
+        outputs.assert_equal(await running.client.complete_all(request))
+
+
+class OutageTime:
+    """A clock that only pauses move, and an outage of the proxy's connections that ends by it."""
+
+    def __init__(self, proxy: Proxy, until_s: float) -> None:
+        self.now_s = 0.0
+        self._proxy = proxy
+        self._until_s = until_s
+
+    def begin(self) -> None:
+        self._proxy.refuses = True
+        self._proxy.cut()
+
+    async def sleep(self, delay_s: float) -> None:
+        self.now_s += delay_s
+        if self._proxy.refuses and self.now_s >= self._until_s:
+            self._proxy.refuses = False
+            # Channels with equal options share a connection: the client's is there then too.
+            async with open_channel(self._proxy.address) as channel:
+                await channel.channel_ready()
+
+
+@pytest.mark.review
+async def test_the_default_client_survives_an_outage_of_60_s() -> None:
+    """Review C13: 3.0 s were survived at most."""
+    verifier = HeldVerifier(1)
+    async with (
+        fake_server(FakeDrafter(0.7), verifier, CollectorRegistry()) as server,
+        running_proxy(server.address) as proxy,
+    ):
+        time = OutageTime(proxy, 60)
+        async with Client(proxy.address, clock=lambda: time.now_s, sleep=time.sleep) as client:
+            stream = client.generate(GenerationRequest(PROMPT, 30))
+            token_ids = [token.token_id for token in (await anext(stream)).tokens]
+            time.begin()
+            verifier.open.set()
+            token_ids += [token.token_id async for piece in stream for token in piece.tokens]
+    assert time.now_s >= 60
+    assert token_ids == continuation(PROMPT.values, 30)
 
 
 async def test_without_retries_a_broken_stream_is_raised(pairs: dict[str, PairOfCheckpoints]) -> None:
@@ -94,16 +224,63 @@ async def test_without_retries_a_broken_stream_is_raised(pairs: dict[str, PairOf
                 proxy.cut()
 
 
-async def test_nobody_there_is_raised_after_the_attempts() -> None:
-    async with Client("127.0.0.1:1", RetryPolicy(attempts=2, first_delay_s=0.01)) as client:
-        with pytest.raises(PeerUnavailable):
-            await client.complete(GenerationRequest(PROMPT))
+async def test_nobody_there_is_raised_when_the_time_is_up() -> None:
+    async with Client("127.0.0.1:1", RetryPolicy(0.05)) as client:
+        for call in (client.complete(GenerationRequest(PROMPT)), client.describe()):
+            with pytest.raises(PeerUnavailable, match="could not be used for 0.05 s"):
+                await call
 
 
 async def test_the_deadline_covers_repeated_calls() -> None:
-    async with Client("127.0.0.1:1", RetryPolicy(attempts=10**6, first_delay_s=60)) as client:
+    async with Client("127.0.0.1:1", RetryPolicy(10**6)) as client:
         with pytest.raises(CallTimedOut, match="did not end in time"):
-            await client.complete(GenerationRequest(PROMPT), timeout_s=5)
+            await client.complete(GenerationRequest(PROMPT), timeout_s=0.3)
+
+
+class Silent(GenerationServiceServicer):
+    """Ends every stream as if all had been said."""
+
+    async def GenerateText(
+        self, request: pb.GenerateTextRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateTextResponse]:
+        yield pb.GenerateTextResponse(accepted=pb.GenerationAccepted(seed=request.seed))
+
+
+async def test_a_stream_that_ends_without_a_finish_is_a_failure() -> None:
+    def add(server: grpc.aio.Server) -> None:
+        add_GenerationServiceServicer_to_server(Silent(), server)  # type: ignore[abstract]
+
+    async with running_server("127.0.0.1", 0, [], add, grace_s=0) as server, Client(server.address) as client:
+        with pytest.raises(PeerFailed, match="ended without a finish"):
+            async for _ in client.generate(GenerationRequest(PROMPT)):
+                pass
+
+
+async def test_what_was_received_goes_with_its_seed(pairs: dict[str, PairOfCheckpoints]) -> None:
+    """A seed drawn for the rest would make another output of it."""
+    request = GenerationRequest(PROMPT, 20, received_outputs=(ReceivedOutput(0, (5,)),))
+    async with cluster(pairs["Llama"].target, pairs["Llama"].draft) as running:
+        with pytest.raises(InvalidRequest, match="give the seed"):
+            await running.client.complete(request)
+
+
+@pytest.mark.review
+async def test_more_outputs_than_there_are_places_ever_is_wrong_and_not_for_later(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    """Review C13: more outputs than places and queue together were "try again" for ever."""
+    pair = pairs["Llama"]
+    request = GenerationRequest(PROMPT, 4, sampling=SAMPLED, ignore_end_tokens=True)
+    async with model_server("target", pair.target) as target, model_server("draft", pair.draft) as draft:
+        settings = CoordinatorSettings(draft=draft.address, target=target.address, batch_size=2, lanes=1, queue_limit=3)
+        async with (
+            running_coordinator(settings, Instruments(new_registry("coordinator"))) as server,
+            Client(server.address) as client,
+        ):
+            assert len(await client.complete_all(replace(request, completion_count=5))) == 5
+            with pytest.raises(InvalidRequest, match="completion_count is 6; .* room for 5 outputs") as refused:
+                await client.complete_all(replace(request, completion_count=6))
+    assert refused.value.field == "completion_count"
 
 
 async def test_a_full_coordinator_is_asked_again_when_it_says(pairs: dict[str, PairOfCheckpoints]) -> None:
@@ -119,6 +296,8 @@ async def test_a_full_coordinator_is_asked_again_when_it_says(pairs: dict[str, P
             results = await asyncio.gather(*(patient.complete(request) for _ in range(4)))
             assert len({tuple(one.token_ids) for one in results}) == 1
             long = replace(request, max_new_tokens=400)
-            crowd = [asyncio.create_task(hasty.complete(long)) for _ in range(4)]
-            outcomes = await asyncio.gather(*crowd, return_exceptions=True)
-            assert any(isinstance(one, Overloaded) for one in outcomes)
+            with pytest.raises(ExceptionGroup) as refused:
+                async with asyncio.TaskGroup() as crowd:
+                    for _ in range(4):
+                        crowd.create_task(hasty.complete(long))
+            assert refused.group_contains(Overloaded)

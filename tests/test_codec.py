@@ -18,6 +18,13 @@ IDS = st.lists(COUNTS).map(tuple)
 PROMPTS = st.builds(types.Text, st.text()) | st.builds(types.UserMessage, st.text()) | st.builds(types.TokenIds, IDS)
 
 
+RECEIVED = st.lists(
+    st.builds(types.ReceivedOutput, st.integers(1, 63), IDS, st.booleans())
+    | st.builds(types.ReceivedOutput, st.just(0), IDS.filter(bool), st.booleans()),
+    unique_by=lambda one: one.completion_index,
+).map(lambda received: tuple(sorted(received, key=lambda one: (one.ended, one.completion_index))))
+
+
 def error_kinds(root: type[errors.PacelineError] = errors.PacelineError) -> Iterable[type[errors.PacelineError]]:
     yield root
     for child in root.__subclasses__():
@@ -103,6 +110,7 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
         IDS,
         st.booleans(),
         st.none() | COUNTS,
+        received_outputs=RECEIVED,
     )
 )
 def test_requests_survive_the_wire(request: types.GenerationRequest) -> None:

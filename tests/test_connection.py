@@ -1,5 +1,6 @@
 """The flags with which a command reaches a coordinator that guards itself."""
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.config import CoordinatorSettings
 from coordinator.security import clients_options
-from paceline.cli.connection import Connection, connected
-from paceline.client import Client
+from paceline.cli import generate, load, run
+from paceline.cli.connection import Connection, LastingConnection, connected
+from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.errors import PacelineError, PeerUnavailable, StartupError, Unauthenticated
 from paceline.launcher import ClusterOptions
 from paceline.security.channels import channel_security
@@ -22,7 +24,7 @@ PROMPT = (5, 6, 7)
 
 
 async def answer(connection: Connection) -> list[int]:
-    async with connected(connection, ClusterOptions(), retry=False) as (client, cluster):
+    async with connected(connection, ClusterOptions()) as (client, cluster):
         assert cluster.batch_size
         return (await client.complete(GenerationRequest(TokenIds(PROMPT), 10))).token_ids
 
@@ -89,3 +91,23 @@ def test_the_token_shows_in_no_representation(tmp_path: Path) -> None:
     assert security.certificates
     assert "a-token" not in repr(security)
     assert "PRIVATE KEY" not in repr((security, security.certificates.value()))
+
+
+@pytest.mark.review
+async def test_a_command_says_soon_that_it_waits_for_its_coordinator_and_gives_up_when_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Review C13: how long an outage may last could not be said, and nobody was told of one."""
+    with pytest.raises(PeerUnavailable, match=r"127\.0\.0\.1:1 could not be used for 0\.3 s"):
+        await answer(LastingConnection("127.0.0.1:1", retry_for_s=0.3))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("coordinator 127.0.0.1:1 is away (")
+    assert line.endswith("); trying again for up to 0 s")
+
+
+def test_only_commands_that_wait_take_the_time_to_wait() -> None:
+    """Calls of `load` are made once: what it measures is what a call meets."""
+    for command, waits in ((generate.command, True), (run.command, True), (load.command, False)):
+        assert ("retry_for_s" in inspect.signature(command).parameters) is waits
+    assert Connection("127.0.0.1:1").retries == NO_RETRIES
+    assert LastingConnection("127.0.0.1:1").retries == RetryPolicy(120)

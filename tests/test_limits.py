@@ -54,6 +54,13 @@ def admission(**limits: Any) -> Admission:
             "completion_count",
             "1 to 2",
         ),
+        (
+            {"max_together": 5},
+            replace(REQUEST, completion_count=5),
+            replace(REQUEST, completion_count=6),
+            "completion_count",
+            "completion_count is 6; .* room for 5 outputs",
+        ),
     ],
 )
 def test_a_request_beyond_a_limit_is_told_field_and_limit(

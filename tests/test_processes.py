@@ -217,6 +217,70 @@ async def test_up_prints_its_addresses_serves_and_stops_all_three() -> None:
             await asyncio.open_connection(host, int(port))
 
 
+@pytest.mark.review
+async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(tmp_path: Path) -> None:
+    """Review G2: nothing was said or started again; a run froze without its target and failed without its coordinator.
+
+    What it must hold: all lines answered, right, and `up` still whole.
+    """
+    up = await start(*UP_ON_FREE_PORTS)
+    assert up.stdout is not None
+    addresses = [(await up.stdout.readline()).decode().split()[1] for _ in range(3)]
+    lines = [json.dumps({"prompt": f"Tom has {n} apples and eats 2. How many are left?"}) for n in range(3, 43)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    run = [
+        "paceline",
+        "run",
+        "--input",
+        str(tmp_path / "in.jsonl"),
+        "--address",
+        addresses[0],
+        "--max-new-tokens",
+        "48",
+    ]
+    disturbed = await start(*run, "--output", str(tmp_path / "disturbed.jsonl"))
+    while not (tmp_path / "disturbed.jsonl.partial").exists():
+        assert disturbed.returncode is None
+        await asyncio.sleep(0.01)
+    for role in ("target", "coordinator", "draft"):
+        _service_of(up, role).kill()
+        await _said(up, f"{role} ended by signal 9; starting it again (1st time)")
+        await _said(up, f"{role} is back")
+    status, _, err = await ended(disturbed)
+    assert status == 0, err
+    assert "40 of 40 lines answered" in err
+    status, _, err = await paceline(*run[1:], "--output", str(tmp_path / "plain.jsonl"), "--no-speculation")
+    assert status == 0, err
+    outputs = [
+        [json.loads(line)["token_ids"] for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("disturbed.jsonl", "plain.jsonl")
+    ]
+    assert len(outputs[0]) == 40
+    assert outputs[0] == outputs[1]
+    assert len(psutil.Process(up.pid).children()) == 3
+    # Ctrl-C while one waits for its next start.
+    _service_of(up, "draft").kill()
+    await _said(up, "draft ended by signal 9; starting it again")
+    up.send_signal(signal.SIGINT)
+    assert (await ended(up))[0] == 0
+    # Each was started again with its port among its flags.
+    ports = {address.rpartition(":")[2] for address in addresses}
+    assert not [one for one in psutil.process_iter(["cmdline"]) if ports & set(one.info["cmdline"] or ())]
+
+
+def _service_of(up: asyncio.subprocess.Process, role: str) -> psutil.Process:
+    module = role if role == "coordinator" else f"{role}_service"
+    (service,) = (one for one in psutil.Process(up.pid).children() if module in one.cmdline())
+    return service
+
+
+async def _said(process: asyncio.subprocess.Process, words: str) -> None:
+    """Wait until it says so on standard error."""
+    assert process.stderr is not None
+    while words not in (line := (await process.stderr.readline()).decode()):
+        assert line, f"it ended without {words!r}"
+
+
 async def test_services_do_not_outlive_a_killed_up() -> None:
     process = await start(*UP_ON_FREE_PORTS)
     assert process.stdout is not None

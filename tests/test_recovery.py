@@ -1,8 +1,9 @@
 """Real processes that are killed, paused and cut off while they work: outputs stay the same, and nothing stays held."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ REQUESTS = [
     GenerationRequest(TokenIds((20 + n, 21, 22)), 200, ignore_end_tokens=True, seed=n, sampling=sampling)
     for n, sampling in enumerate([SamplingParameters(), SamplingParameters(temperature=0.8)] * 2)
 ]
+SEVERAL = replace(REQUESTS[1], max_new_tokens=100, completion_count=8)
 Outputs = list[list[int]]
 
 
@@ -50,23 +52,23 @@ def expected(models: Models) -> Outputs:
     return asyncio.run(run())
 
 
-async def disturbed(client: Client, disturb: Disturb) -> Outputs:
-    """Run all requests; once each has its first tokens, and long before its last, disturb them."""
-    outputs: Outputs = [[] for _ in REQUESTS]
+async def disturbed(client: Client, disturb: Disturb, requests: Sequence[GenerationRequest] = REQUESTS) -> Outputs:
+    """Run all requests; once each output has its first tokens, and long before its last, disturb them."""
+    outputs = [[list[int]() for _ in range(request.completion_count)] for request in requests]
     begun = asyncio.Event()
 
-    async def run(index: int, request: GenerationRequest) -> None:
+    async def run(own: Outputs, request: GenerationRequest) -> None:
         async for piece in client.generate(request):
-            outputs[index] += [token.token_id for token in piece.tokens]
-            if all(outputs):
+            own[piece.completion_index] += [token.token_id for token in piece.tokens]
+            if all(map(all, outputs)):
                 begun.set()
 
     async with asyncio.TaskGroup() as running:
-        tasks = [running.create_task(run(index, request)) for index, request in enumerate(REQUESTS)]
+        tasks = [running.create_task(run(own, request)) for own, request in zip(outputs, requests, strict=True)]
         await begun.wait()
         assert not any(task.done() for task in tasks)
         await disturb()
-    return outputs
+    return [one for own in outputs for one in own]
 
 
 async def until(client: Client, address: str, wanted: ReplicaState) -> None:
@@ -186,6 +188,7 @@ async def test_a_full_disk_under_the_log_and_the_spans_loses_those_and_nothing_e
     await until_freed(target, draft)
 
 
+@pytest.mark.review
 async def test_a_coordinator_killed_and_started_again_and_one_that_is_told_to_stop_cost_no_token(
     expected: Outputs, models: Models
 ) -> None:
@@ -196,6 +199,9 @@ async def test_a_coordinator_killed_and_started_again_and_one_that_is_told_to_st
     with running_services(hasty, hasty) as (one, other):
         async with Client(one.address, PATIENT) as client, Client(f"{one.address},{other.address}", PATIENT) as both:
             assert await disturbed(client, one.restart) == expected
+            # review C13
+            whole = [completion.token_ids for completion in await both.complete_all(SEVERAL)]
+            assert await disturbed(client, one.restart, [SEVERAL]) == whole
 
             async def stop_one() -> None:
                 assert await one.terminate() == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from collections.abc import Sequence as Rows
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,22 +19,24 @@ from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.sequence import Sequence
 from coordinator.stream import Stream
 from paceline.client import Client
+from paceline.codec.generation import accepted_to_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed
 from paceline.metrics import new_registry
+from paceline.rpc import open_channel
 from paceline.telemetry import active_span
 from paceline.types import (
     FinishReason,
+    GenerationAccepted,
     GenerationFinish,
     GenerationRequest,
     OutputPiece,
     OutputToken,
     TokenIds,
     Usage,
-    Verdicts,
-    VerifyRow,
 )
-from tests.coordinators import fake_cluster
-from tests.fakes import Clock, FakeDrafter, FakeVerifier
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from tests.coordinators import fake_cluster, fake_server
+from tests.fakes import Clock, FakeDrafter, FakeVerifier, HeldVerifier
 from tests.scrapes import by_label, value
 
 PROMPT = TokenIds((9, 9, 9))
@@ -53,19 +54,6 @@ async def line_of(logs: list[Any]) -> Any:
         await asyncio.sleep(0.01)
     (line,) = lines(logs)
     return line
-
-
-class HeldVerifier(FakeVerifier):
-    """Answers so many calls, and leaves the others without an answer."""
-
-    def __init__(self, answered_count: int) -> None:
-        super().__init__()
-        self._answered_count = answered_count
-
-    async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        if len(self.calls) == self._answered_count:
-            await asyncio.Event().wait()
-        return await super().verify(rows)
 
 
 @asynccontextmanager
@@ -116,6 +104,23 @@ async def test_a_request_for_several_outputs_has_one_line_for_all() -> None:
         assert value(registry, "prompt_tokens_total") == 3
         assert value(registry, "time_to_first_token_seconds_count") == 1
         assert value(registry, "time_per_output_token_seconds_count") == 3
+
+
+@pytest.mark.review
+async def test_the_first_message_says_before_any_token_what_a_client_needs_to_continue() -> None:
+    """Review G7: the seed of a stream came with its finish only."""
+    registry = new_registry("coordinator")
+    with capture_logs() as logs:
+        async with (
+            fake_server(FakeDrafter(1.0), HeldVerifier(0), registry) as server,
+            open_channel(server.address) as channel,
+        ):
+            call = GenerationServiceStub(channel).GenerateText(request_to_pb(TEN_TOKENS))
+            first = await anext(aiter(call))
+            call.cancel()
+            line = await line_of(logs)
+    assert first == accepted_to_pb(GenerationAccepted(line["request_id"], first.accepted.seed, 3))
+    assert first.accepted.seed
 
 
 async def test_a_refused_request_says_which_field_was_wrong() -> None:

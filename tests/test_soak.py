@@ -1,7 +1,6 @@
 """The soak and the overload run judge rightly: over fake models, whose outputs are known."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
 
@@ -16,9 +15,9 @@ from benchmarks.soak.run import Plan, Result
 from benchmarks.soak.samples import Sample, broken_requests, growth, leaks
 from paceline.client import Client
 from paceline.measure.load import LoadLog, Outcome, run_load
-from paceline.types import GenerationRequest, TokenIds, Verdicts, VerifyRow
+from paceline.types import GenerationRequest, TokenIds
 from tests.coordinators import fake_cluster
-from tests.fakes import FakeDrafter, FakeVerifier, continuation
+from tests.fakes import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 
 REQUESTS = [("greedy", GenerationRequest(TokenIds((5, number)), 30)) for number in range(4)]
 IDLE = Sample("target-0", at_s=0, rss_bytes=400 << 20, open_files=30, tasks=5, sequences=0)
@@ -122,21 +121,9 @@ def test_requests_of_all_kinds_come_again_from_the_same_seed() -> None:
     assert len({kind for kind, _ in make_requests(12, seed=3)}) == 6
 
 
-class HeldVerifier(FakeVerifier):
-    """Answers while `open` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = asyncio.Event()
-        self.open.set()
-
-    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        await self.open.wait()
-        return await super().verify(rows, timeout_s)
-
-
 async def test_under_overload_all_refusals_say_when_to_come_again_and_what_is_accepted_is_right() -> None:
-    verifier = HeldVerifier()
+    verifier = HeldVerifier(0)
+    verifier.open.set()
     async with fake_cluster(FakeDrafter(skill=0.5), verifier, CollectorRegistry(), queue_limit=2) as client:
         asked = await with_references(client, REQUESTS[:1])
         watched, log = Watched(client, asked), LoadLog()

@@ -75,7 +75,7 @@ async def greedy_outputs(
                 output = await client.complete(GenerationRequest(TokenIds(token_ids), max_new_tokens))
                 made.append(Output((*token_ids, *output.token_ids), len(token_ids)))
 
-    async with running_cluster(cluster) as addresses, Client(addresses.coordinator) as client:
+    async with running_cluster(cluster, report) as addresses, Client(addresses.coordinator) as client:
         source = iter(prompts)
         try:
             async with asyncio.TaskGroup() as group:

@@ -13,15 +13,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.soak.clients import PATIENCE_S
 from benchmarks.soak.cluster import SoakOptions
 from benchmarks.soak.faults import KINDS
 from benchmarks.soak.report import is_sound, problems, summary, table
 from benchmarks.soak.run import Connect, Plan, soak
 from benchmarks.soak.tls import RunCertificates, make_certificates
 from paceline.client import NO_RETRIES, Client, RetryPolicy
+from paceline.files import replace_file
 from paceline.security.channels import LOCAL
 
-PATIENT = RetryPolicy(attempts=10_000, max_delay_s=2.0)
+PATIENT = RetryPolicy(PATIENCE_S, max_delay_s=2.0)
 console = Console(highlight=False)
 
 
@@ -56,7 +58,7 @@ def main(
     for line in problems(result):
         console.print(line, style="red", markup=False)
     if output:
-        output.write_text(json.dumps(summary(result), indent=2) + "\n")
+        replace_file(output, json.dumps(summary(result), indent=2) + "\n")
     sys.exit(not is_sound(result))
 
 

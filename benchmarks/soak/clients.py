@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from benchmarks.soak.requests import Asked
 from paceline.client import Client
 from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
-from paceline.types import GenerationRequest
+from paceline.types import GenerationRequest, ReceivedOutput
 
 PATIENCE_S = 600.0
 """For one request; whoever waits longer counts as failed."""
@@ -43,8 +43,6 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     token_count: int = 0
     """Compared with the reference."""
-    resent_count: int = 0
-    """Requests that only can be had whole, asked again because their stream broke."""
     failures: list[Failure] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
 
@@ -56,16 +54,12 @@ class Tally:
 class Soaker:
     """Asks what has a reference, in all ways, and compares."""
 
-    def __init__(
-        self, client: Client, asked: Sequence[Asked], *, seed: int, began_s: float, resume: bool = True
-    ) -> None:
-        """`resume` as in the plan; the client is made accordingly."""
+    def __init__(self, client: Client, asked: Sequence[Asked], *, seed: int, began_s: float) -> None:
         self.tally = Tally()
         self._client = client
         self._asked = tuple(asked)
         self._rng = random.Random(seed)
         self._began_s = began_s
-        self._resume = resume
 
     async def run(self, client_count: int, until: asyncio.Event) -> None:
         """Keep so many requests in flight until the event; then let the last ones end."""
@@ -76,10 +70,13 @@ class Soaker:
     async def _ask_on(self, until: asyncio.Event) -> None:
         while not until.is_set():
             asked = self._rng.choice(self._asked)
-            ways = {"to the end": self._whole, "cancelled": self._cancelled, "deadline": self._deadline}
-            if asked.request.completion_count == 1:
-                ways["in two parts"] = self._in_two_parts
-            way = self._rng.choices(list(ways), WEIGHTS[: len(ways)])[0]
+            ways = {
+                "to the end": self._whole,
+                "cancelled": self._cancelled,
+                "deadline": self._deadline,
+                "in two parts": self._in_two_parts,
+            }
+            way = self._rng.choices(list(ways), WEIGHTS)[0]
             began_s = time.perf_counter() - self._began_s
             try:
                 outputs = await ways[way](asked)
@@ -98,30 +95,26 @@ class Soaker:
         return await self._read(asked.request, timeout_s=self._rng.uniform(0.05, MAX_SHORT_S))
 
     async def _in_two_parts(self, asked: Asked) -> Outputs:
-        first = (await self._cancelled(asked)).get(0, [])
-        rest = await self._read(replace(asked.request, received_token_ids=tuple(first), seed=asked.request.seed or 0))
-        return {0: first + rest.get(0, [])}
+        first = await self._cancelled(asked)
+        received = tuple(ReceivedOutput(index, tuple(token_ids)) for index, token_ids in first.items())
+        rest = await self._read(replace(asked.request, received_outputs=received, seed=asked.request.seed or 0))
+        return {index: first.get(index, []) + rest.get(index, []) for index in first | rest}
 
     async def _read(
         self, request: GenerationRequest, *, token_limit: int | None = None, timeout_s: float | None = None
     ) -> Outputs:
         """Token ids by completion: all, or those that came before the limit."""
-        while True:
-            outputs: Outputs = {}
-            try:
-                async with aclosing(self._client.generate(request, timeout_s=timeout_s or PATIENCE_S)) as pieces:
-                    async for piece in pieces:
-                        outputs.setdefault(piece.completion_index, []).extend(one.token_id for one in piece.tokens)
-                        if token_limit is not None and sum(map(len, outputs.values())) >= token_limit:
-                            break
-                return outputs
-            except (CallTimedOut, PeerUnavailable) as error:
-                if timeout_s is not None:
-                    return outputs
-                if isinstance(error, CallTimedOut) or request.completion_count == 1 or not self._resume:
-                    raise
-                # The client cannot take up a stream of several outputs: whoever asks starts anew, with the same seed.
-                self.tally.resent_count += 1
+        outputs: Outputs = {}
+        try:
+            async with aclosing(self._client.generate(request, timeout_s=timeout_s or PATIENCE_S)) as pieces:
+                async for piece in pieces:
+                    outputs.setdefault(piece.completion_index, []).extend(one.token_id for one in piece.tokens)
+                    if token_limit is not None and sum(map(len, outputs.values())) >= token_limit:
+                        break
+        except (CallTimedOut, PeerUnavailable):
+            if timeout_s is None:
+                raise
+        return outputs
 
     def _compare(self, asked: Asked, way: str, outputs: Outputs) -> None:
         whole = way in ("to the end", "in two parts")

@@ -38,7 +38,6 @@ def summary(result: Result) -> dict[str, object]:
         "right_by_way": dict(tally.ended),
         "right_by_kind": dict(tally.kinds),
         "tokens_compared": tally.token_count,
-        "resent": tally.resent_count,
         "broken_streams": broken_requests(result.samples),
         "faults": _counts(result),
         "mismatches": tally.mismatches,
@@ -62,7 +61,6 @@ def table(result: Result) -> Table:
     )
     rows: list[tuple[str, object]] = [("requests", tally.request_count)]
     rows += [(f"  {way}", count) for way, count in sorted(tally.ended.items())]
-    rows.append(("  asked again as a whole", tally.resent_count))
     rows.append(("  failed by the coordinator, most taken up again", broken_requests(result.samples)))
     rows.append(("tokens compared", tally.token_count))
     rows += [("faults", len(result.faults)), *((f"  {kind}", count) for kind, count in _counts(result).items())]

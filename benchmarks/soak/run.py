@@ -30,7 +30,7 @@ class Plan:
     tolerated: tuple[str, ...] = ()
     """Faults that may fail the requests they fall into."""
     resume: bool = True
-    """Clients take broken streams up again, or start anew where they cannot."""
+    """Clients take broken streams up again."""
     seed: int = 1
 
 
@@ -53,7 +53,7 @@ async def soak(options: SoakOptions, plan: Plan, connect: Connect) -> Result:
         asked = await with_references(client, make_requests(plan.request_count, plan.seed))
         began_s = time.perf_counter()
         idle = await _settled(cluster, None, began_s, options.sequence_ttl_s)
-        soaker = Soaker(client, asked, seed=plan.seed, began_s=began_s, resume=plan.resume)
+        soaker = Soaker(client, asked, seed=plan.seed, began_s=began_s)
         faults = Faults(cluster, plan.faults, gap_s=plan.gap_s, seed=plan.seed, began_s=began_s)
         samples: list[Sample] = []
         calm_from_s = await _load(cluster, soaker, faults, samples, plan, began_s)

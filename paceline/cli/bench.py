@@ -22,8 +22,9 @@ from paceline.cli.options import (
 from paceline.cli.progress import work_progress
 from paceline.cli.prompts import selected_lines
 from paceline.errors import InvalidRequest
+from paceline.files import replace_file
 from paceline.launcher import ClusterOptions
-from paceline.measure.files import prepare_folder, replace_file
+from paceline.measure.files import prepare_folder
 from paceline.measure.grid import KINDS, LLAMA_CPP, BenchPlan
 from paceline.measure.llama_cpp import check_llama_cpp
 from paceline.measure.precision import Precision

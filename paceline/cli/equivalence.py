@@ -21,8 +21,9 @@ from paceline.cli.options import (
 )
 from paceline.cli.progress import work_progress
 from paceline.cli.prompts import selected_lines
+from paceline.files import replace_file
 from paceline.launcher import ClusterOptions
-from paceline.measure.files import prepare_folder, replace_file
+from paceline.measure.files import prepare_folder
 from paceline.measure.precision import NAMED_DTYPES, Precision
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
 from paceline.text import TextCodec

@@ -12,9 +12,11 @@ from paceline.cli.options import (
     MaxNewTokens,
     Seed,
     Speculation,
+    TimeoutS,
     as_prompt,
     draft_limit,
     run_async,
+    teller,
     with_cluster_flags,
     with_sampling_flags,
 )
@@ -32,6 +34,7 @@ def command(
     speculation: Speculation = True,
     chat: Chat = None,
     seed: Seed = None,
+    timeout_s: TimeoutS = None,
     *,
     sampling: SamplingParameters,
     connection: Connection,
@@ -49,15 +52,18 @@ def command(
             seed=seed,
         )
 
-    run_async(_generate(connection, options, request))
+    run_async(_generate(connection, options, request, timeout_s))
 
 
 async def _generate(
-    connection: Connection, options: ClusterOptions, make_request: Callable[[ClusterDescription], GenerationRequest]
+    connection: Connection,
+    options: ClusterOptions,
+    make_request: Callable[[ClusterDescription], GenerationRequest],
+    timeout_s: float | None,
 ) -> None:
-    async with connected(connection, options) as (client, cluster):
+    async with connected(connection, options, tell=teller(Console(stderr=True))) as (client, cluster):
         request = make_request(cluster)
-        async for piece in client.generate(request):
+        async for piece in client.generate(request, timeout_s=timeout_s):
             print("".join(token.text for token in piece.tokens), end="", flush=True)
             if piece.finish:
                 print()

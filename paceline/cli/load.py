@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from paceline.cli.connection import Connection, connected, with_connection_flags
+from paceline.cli.connection import Connection, connected, with_connection_flags_for_single_calls
 from paceline.cli.load_view import progress_table, summary_lines, summary_table
 from paceline.cli.options import (
     Chat,
@@ -75,7 +75,7 @@ class LoadPlan:
 
 
 @with_cluster_flags
-@with_connection_flags
+@with_connection_flags_for_single_calls
 @with_sampling_flags
 def command(
     rate: Annotated[float, typer.Option(help="Requests a second, on average.")],
@@ -141,7 +141,7 @@ async def _load(
     """Run the plan, report what came out, and tell whether it was interrupted."""
     log, interrupted = LoadLog(), False
     with report.console.status("connecting") as status:
-        async with connected(connection, options, retry=False) as (client, cluster):
+        async with connected(connection, options) as (client, cluster):
             status.stop()
             try:
                 with Live(console=report.console, get_renderable=lambda: progress_table(log), transient=True):

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
+from rich.console import Console
 
 from paceline.errors import InvalidRequest
 from paceline.launcher import ClusterOptions
+from paceline.supervision import Tell
 from paceline.types import ClusterDescription, Prompt, SamplingParameters, Text, UserMessage
 
 Result = TypeVar("Result")
@@ -27,6 +29,10 @@ Seed = Annotated[
     int | None, typer.Option(help="Seed of sampling: the same seed gives the same tokens. Unset: a random one.")
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens of output.")]
+TimeoutS = Annotated[
+    float | None,
+    typer.Option("--timeout", min=0.001, help="Most seconds for a prompt's output, outages included. Unset: any."),
+]
 
 
 DraftCount = Annotated[
@@ -124,6 +130,11 @@ def with_flags(parameter: str, flags: type[Any], make: Callable[..., Any]) -> Ca
 with_pair_flags = with_flags("pair", PairFlags, ClusterOptions)
 with_cluster_flags = with_flags("options", ClusterFlags, ClusterOptions)
 with_sampling_flags = with_flags("sampling", SamplingFlags, SamplingParameters)
+
+
+def teller(console: Console) -> Tell:
+    """Return what shows words of what happens beside the work, such as a service that is started again."""
+    return lambda words: console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:

@@ -1,15 +1,17 @@
 """`paceline run`: a file of prompts in, a file of outputs out, line for line."""
 
 import asyncio
+import hashlib
 import json
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from paceline.cli.connection import Connection, connected, with_connection_flags
 from paceline.cli.options import (
@@ -17,21 +19,55 @@ from paceline.cli.options import (
     MaxNewTokens,
     Seed,
     Speculation,
+    TimeoutS,
     as_prompt,
     draft_limit,
     run_async,
+    teller,
     with_cluster_flags,
     with_sampling_flags,
 )
+from paceline.cli.partial_outputs import PartialOutputs
 from paceline.cli.progress import progress_bar
 from paceline.client import Client
-from paceline.errors import PacelineError
+from paceline.errors import CallTimedOut, InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
+from paceline.files import check_distinct
 from paceline.launcher import ClusterOptions
 from paceline.prompt_file import InputLine, read_lines
+from paceline.tasks import side_by_side
 from paceline.types import ClusterDescription, GenerationRequest, SamplingParameters
 
 IN_FLIGHT = 64
-"""Prompts sent ahead of their turn: enough to keep any batch full, few enough to leave the queue to others."""
+"""Prompts under way at once: enough to keep any batch full, few enough to leave the queue to others."""
+
+ANSWER_TIMEOUT_S = 10.0
+"""For a coordinator to say that it is there."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What is asked of each line."""
+
+    max_new_tokens: int
+    speculation: bool
+    chat: bool | None
+    seed: int | None
+    timeout_s: float | None
+    sampling: SamplingParameters
+
+    def request(self, prompt: str, cluster: ClusterDescription) -> GenerationRequest:
+        return GenerationRequest(
+            as_prompt(prompt, self.chat, cluster),
+            max_new_tokens=self.max_new_tokens,
+            max_draft_count=draft_limit(self.speculation),
+            sampling=self.sampling,
+            seed=self.seed,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """What answers depend on beside prompt and model."""
+        own = ("max_new_tokens", "speculation", "chat", "seed")
+        return {name: getattr(self, name) for name in own} | asdict(self.sampling)
 
 
 @with_cluster_flags
@@ -39,11 +75,15 @@ IN_FLIGHT = 64
 @with_sampling_flags
 def command(
     input_file: Annotated[Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`.")],
-    output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go.")],
+    output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go, once all are there.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what OUTPUT.partial lacks, which an interrupted run left.")
+    ] = False,
     max_new_tokens: MaxNewTokens = 256,
     speculation: Speculation = True,
     chat: Chat = None,
     seed: Seed = None,
+    timeout_s: TimeoutS = None,
     *,
     sampling: SamplingParameters,
     connection: Connection,
@@ -52,88 +92,111 @@ def command(
     """Answer every prompt of a file. A line that is wrong is reported and the rest still runs."""
     console = Console(stderr=True, highlight=False)
     lines = read_lines(input_file)
-
-    def request(line: InputLine, cluster: ClusterDescription) -> GenerationRequest:
-        assert line.prompt is not None
-        return GenerationRequest(
-            as_prompt(line.prompt, chat, cluster),
-            max_new_tokens=max_new_tokens,
-            max_draft_count=draft_limit(speculation),
-            sampling=sampling,
-            seed=seed,
-        )
-
-    failed_count = run_async(_run(lines, output_file, connection, options, request, console))
+    plan = RunPlan(max_new_tokens, speculation, chat, seed, timeout_s, sampling)
+    check_distinct(input_file, output_file)
+    partial = PartialOutputs(output_file, {"input": _digest(lines)} | plan.settings(), resume=resume)
+    try:
+        failed_count = run_async(_run(lines, plan, partial, connection, options, console))
+    finally:
+        partial.close()
     console.print(f"{len(lines) - failed_count} of {len(lines)} lines answered, in {output_file}")
     if failed_count:
         raise typer.Exit(1)
 
 
+def _digest(lines: Sequence[InputLine]) -> str:
+    return hashlib.sha256(json.dumps([(line.id, line.prompt) for line in lines]).encode()).hexdigest()
+
+
 async def _run(
-    lines: list[InputLine],
-    output_file: Path,
+    lines: Sequence[InputLine],
+    plan: RunPlan,
+    partial: PartialOutputs,
     connection: Connection,
     options: ClusterOptions,
-    request: Callable[[InputLine, ClusterDescription], GenerationRequest],
     console: Console,
 ) -> int:
-    """Answer the lines, write their outputs in order as they come, and return how many failed."""
-    with _open(output_file) as file:
-        async with connected(connection, options) as (client, cluster):
-
-            async def answer(line: InputLine) -> dict[str, Any]:
-                if line.error:
-                    return _failure(line, line.error)
-                try:
-                    return await _answer(client, line, request(line, cluster))
-                except PacelineError as error:
-                    return _failure(line, error.message)
-
-            failed_count = 0
+    """Answer the lines that have no answer yet, write the output, and return how many failed."""
+    async with connected(connection, options, tell=teller(console)) as (client, cluster):
+        target = cluster.target
+        partial.answered_by({"model": target.model_id, "dtype": target.dtype, "numerics": target.numerics})
+        try:
             with progress_bar(console) as progress:
-                task = progress.add_task("answering", total=len(lines))
-                async for output in _in_order(lines, answer):
-                    file.write(json.dumps(output, ensure_ascii=False) + "\n")
-                    file.flush()
-                    progress.advance(task)
-                    if "error" in output:
-                        failed_count += 1
-                        progress.console.print(f"{output['id']}: {output['error']}", style="red")
-            return failed_count
+                run = _Run(plan, client, cluster, partial, progress, len(lines))
+                todo = iter([(number, line) for number, line in enumerate(lines) if number not in partial])
+                async with side_by_side() as group:
+                    for _ in range(IN_FLIGHT):
+                        group.create_task(run.answer_all(todo))
+            partial.publish(run.failures, again=run.again)
+        finally:
+            if partial.is_kept:
+                console.print(
+                    f"{len(partial)} of {len(lines)} lines are answered in {partial.path}: the same command with "
+                    "--resume goes on from there",
+                    style="yellow",
+                    soft_wrap=True,
+                )
+    return len(run.failures)
 
 
-async def _in_order(
-    lines: Sequence[InputLine], answer: Callable[[InputLine], Awaitable[dict[str, Any]]]
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield answers in the order of `lines`, with `IN_FLIGHT` of them under way."""
-    pending: deque[asyncio.Future[dict[str, Any]]] = deque()
-    for line in lines:
-        pending.append(asyncio.ensure_future(answer(line)))
-        if len(pending) == IN_FLIGHT:
-            yield await pending.popleft()
-    while pending:
-        yield await pending.popleft()
+class _Run:
+    """The lines under way."""
 
+    def __init__(
+        self,
+        plan: RunPlan,
+        client: Client,
+        cluster: ClusterDescription,
+        partial: PartialOutputs,
+        progress: Progress,
+        line_count: int,
+    ) -> None:
+        self.failures: dict[int, dict[str, Any]] = {}
+        self.again = False
+        """Whether a line failed that may be answered another time."""
+        self._plan, self._client, self._cluster, self._partial = plan, client, cluster, partial
+        self._progress = progress
+        self._task = progress.add_task("answering", total=line_count, completed=len(partial))
 
-def _open(path: Path) -> TextIO:
-    try:
-        return path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"{path} cannot be written: {error}", param_hint="--output") from error
+    async def answer_all(self, lines: Iterator[tuple[int, InputLine]]) -> None:
+        """Take lines until there are no more; several tasks do so at once."""
+        for number, line in lines:
+            try:
+                answer = await self._answer(line)
+            except (InvalidRequest, MessageTooLarge) as error:
+                self._fail(number, line, error)
+            except PacelineError as error:
+                if isinstance(error, PeerUnavailable) and not await self._has_coordinator():
+                    raise  # every other line would fail as well
+                self._fail(number, line, error)
+                self.again = True
+            else:
+                self._partial.add(number, answer)
+            self._progress.advance(self._task)
 
+    async def _answer(self, line: InputLine) -> dict[str, Any]:
+        if line.prompt is None:
+            raise InvalidRequest(line.error or "")
+        request = self._plan.request(line.prompt, self._cluster)
+        completion = await self._client.complete(request, timeout_s=self._plan.timeout_s)
+        answer = {
+            "id": line.id,
+            "prompt": line.prompt,
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "finish_reason": completion.finish.reason.value,
+            "usage": asdict(completion.finish.usage),
+        }
+        return answer | {"seed": completion.finish.seed} if request.sampling.temperature else answer
 
-async def _answer(client: Client, line: InputLine, request: GenerationRequest) -> dict[str, Any]:
-    completion = await client.complete(request)
-    answer = {
-        "id": line.id,
-        "prompt": line.prompt,
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish.reason.value,
-        "usage": asdict(completion.finish.usage),
-    }
-    return answer | {"seed": completion.finish.seed} if request.sampling.temperature else answer
+    async def _has_coordinator(self) -> bool:
+        """Tell whether one is there, now: the call that failed has waited for one already."""
+        with suppress(PeerUnavailable, CallTimedOut, TimeoutError):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await self._client.describe()
+                return True
+        return False
 
-
-def _failure(line: InputLine, message: str) -> dict[str, Any]:
-    return {"id": line.id, "prompt": line.prompt, "error": message}
+    def _fail(self, number: int, line: InputLine, error: PacelineError) -> None:
+        self.failures[number] = {"id": line.id, "prompt": line.prompt, "error": error.message}
+        self._progress.console.print(f"{line.id}: {error.message}", style="red", markup=False)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline.cli.options import run_async, with_cluster_flags
+from paceline.cli.options import run_async, teller, with_cluster_flags
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.rpc import termination
 
@@ -25,7 +25,7 @@ def command(
     *,
     options: ClusterOptions,
 ) -> None:
-    """Start the three services here and print their addresses."""
+    """Start the three services here and print their addresses; one that ends is started again."""
     options = replace(
         options,
         coordinator_port=coordinator_port,
@@ -39,7 +39,7 @@ def command(
 
 async def _up(options: ClusterOptions) -> None:
     console = Console(highlight=False)
-    async with running_cluster(options) as addresses:
+    async with running_cluster(options, teller(Console(stderr=True))) as addresses:
         console.print(f"coordinator  {addresses.coordinator}")
         console.print(f"draft        {addresses.draft}   {options.draft_model}")
         console.print(f"target       {addresses.target}   {options.target_model}")

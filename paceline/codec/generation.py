@@ -1,5 +1,7 @@
 """Translate what passes between the coordinator and its clients."""
 
+from collections.abc import Iterator
+
 from paceline import types
 from paceline.codec.models import model_from_pb, model_to_pb, values_of
 from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, sampling_from_pb, sampling_to_pb
@@ -44,8 +46,9 @@ def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.Ge
         seed=request.seed,
         completion_count=request.completion_count,
         top_logprob_count=request.top_logprob_count,
-        received_token_ids=request.received_token_ids,
     )
+    for received in request.received_outputs:
+        _add_received(message, received)
     match request.prompt:
         case types.Text(value):
             message.text = value
@@ -54,6 +57,16 @@ def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.Ge
         case types.TokenIds(values):
             message.token_ids.CopyFrom(common_pb2.TokenIds(values=values))
     return message
+
+
+def _add_received(message: generation_service_pb2.GenerateTextRequest, received: types.ReceivedOutput) -> None:
+    # Coordinators of before know of output 0 alone, and would make it anew without a word.
+    if received.completion_index == 0 and not received.ended:
+        message.received_token_ids.extend(received.token_ids)
+    else:
+        message.received_outputs.add(
+            completion_index=received.completion_index, token_ids=received.token_ids, ended=received.ended
+        )
 
 
 def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> types.GenerationRequest:
@@ -69,8 +82,15 @@ def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
         seed=message.seed if message.HasField("seed") else None,
         completion_count=message.completion_count or 1,
         top_logprob_count=message.top_logprob_count if message.HasField("top_logprob_count") else None,
-        received_token_ids=tuple(message.received_token_ids),
+        received_outputs=tuple(_received_from_pb(message)),
     )
+
+
+def _received_from_pb(message: generation_service_pb2.GenerateTextRequest) -> Iterator[types.ReceivedOutput]:
+    if message.received_token_ids:
+        yield types.ReceivedOutput(0, tuple(message.received_token_ids))
+    for one in message.received_outputs:
+        yield types.ReceivedOutput(one.completion_index, tuple(one.token_ids), one.ended)
 
 
 def _prompt_from_pb(message: generation_service_pb2.GenerateTextRequest) -> types.Prompt:
@@ -82,6 +102,11 @@ def _prompt_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
         case "token_ids":
             return types.TokenIds(tuple(message.token_ids.values))
     raise InvalidRequest("prompt is missing; set text, user_message or token_ids", field="prompt")
+
+
+def accepted_to_pb(accepted: types.GenerationAccepted) -> generation_service_pb2.GenerateTextResponse:
+    values = values_of(types.GenerationAccepted, accepted)
+    return generation_service_pb2.GenerateTextResponse(accepted=generation_service_pb2.GenerationAccepted(**values))
 
 
 def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateTextResponse:

@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.files import replace_file, replacing
 from paceline.measure.figures import new_figure
-from paceline.measure.files import replace_file
 from paceline.measure.load import Outcome, RequestRecord
 from paceline.measure.load_summary import PERCENTS, LoadSummary
 
@@ -47,7 +47,8 @@ def write_plot(path: Path, title: str, summary: LoadSummary, records: Sequence[R
     left, right = figure.subplots(1, 2)
     _draw_latencies(left, records, summary)
     _draw_throughput(right, records, summary)
-    figure.savefig(path, dpi=150)
+    with replacing(path) as beside:
+        figure.savefig(beside, format="png", dpi=150)
 
 
 def _draw_latencies(axes: "Axes", records: Sequence[RequestRecord], summary: LoadSummary) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from paceline.files import replacing
 from paceline.measure.figures import new_figure
 from paceline.measure.result import BenchResult, SystemResult
 
@@ -51,7 +52,7 @@ def plot_throughput(result: BenchResult, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=10)
     _caption(figure, result)
-    figure.savefig(path, dpi=DPI)
+    _save(figure, path)
 
 
 def plot_rounds(result: BenchResult, path: Path) -> None:
@@ -81,7 +82,12 @@ def plot_rounds(result: BenchResult, path: Path) -> None:
     axes.spines[["top", "right", "bottom", "left"]].set_visible(False)
     axes.set_title(f"Where a round's time goes: {_models(result)}", loc="left", fontsize=12, pad=28)
     axes.legend(frameon=False, ncols=6, loc="lower left", bbox_to_anchor=(0.0, 1.0), fontsize=10, handlelength=1.0)
-    figure.savefig(path, dpi=DPI)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    with replacing(path) as beside:
+        figure.savefig(beside, format="png", dpi=DPI)
 
 
 def _models(result: BenchResult) -> str:

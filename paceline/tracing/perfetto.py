@@ -12,16 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import InvalidRequest
+from paceline.files import replace_file
 from paceline.tracing.spans import SpanRecord
 
 
 def write_perfetto(spans: Iterable[SpanRecord], path: Path) -> None:
     """Raises InvalidRequest where the file cannot be written."""
-    try:
-        path.write_text(json.dumps({"traceEvents": trace_events(spans), "displayTimeUnit": "ms"}), encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written: {error}", field="perfetto") from error
+    replace_file(path, json.dumps({"traceEvents": trace_events(spans), "displayTimeUnit": "ms"}))
 
 
 def trace_events(spans: Iterable[SpanRecord]) -> list[dict[str, Any]]:

@@ -31,6 +31,16 @@ Prompt = Text | UserMessage | TokenIds
 
 
 @dataclass(frozen=True, slots=True)
+class ReceivedOutput:
+    """How much of one output of a request a client has."""
+
+    completion_index: int
+    token_ids: tuple[int, ...] = ()
+    ended: bool = False
+    """Its finish was received too: it is not made again."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     prompt: Prompt
     max_new_tokens: int | None = None
@@ -46,8 +56,8 @@ class GenerationRequest:
     """Outputs for the prompt, each with noise of its own."""
     top_logprob_count: int | None = None
     """Report log-probabilities: of the tokens, and of so many others at each place."""
-    received_token_ids: tuple[int, ...] = ()
-    """Output that the client has already: generation goes on after it, as if it had not been interrupted."""
+    received_outputs: tuple[ReceivedOutput, ...] = ()
+    """What the client has already, with this seed: each output goes on after it, as if it had not been interrupted."""
 
 
 class FinishReason(Enum):
@@ -86,6 +96,16 @@ class GenerationFinish:
     usage: Usage
     seed: int = 0
     """What the output can be had again with."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationAccepted:
+    """A request is queued: what is needed to continue it elsewhere, should its stream break."""
+
+    request_id: str
+    seed: int
+    """Of the request, given or drawn."""
+    prompt_count: int
 
 
 @dataclass(frozen=True, slots=True)

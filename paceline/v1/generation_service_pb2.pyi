@@ -131,6 +131,7 @@ class GenerateTextRequest(_message.Message):
     COMPLETION_COUNT_FIELD_NUMBER: _builtins.int
     TOP_LOGPROB_COUNT_FIELD_NUMBER: _builtins.int
     RECEIVED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RECEIVED_OUTPUTS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenized as the target's tokenizer does by default."""
     user_message: _builtins.str
@@ -144,7 +145,9 @@ class GenerateTextRequest(_message.Message):
     max_draft_count: _builtins.int
     """Most draft tokens a round for this request; 0 decodes plainly. Unset: the coordinator's draft count."""
     seed: _builtins.int
-    """Seed of the noise: the same request with the same seed gives the same output. Unset: a random one, reported back."""
+    """Seed of the noise: the same request with the same seed gives the same output. Unset: a random one, which the
+    first message of the stream tells.
+    """
     completion_count: _builtins.int
     """Outputs wanted for the prompt, at most 64; output 0 uses the seed, others seeds made from it. 0 means 1."""
     top_logprob_count: _builtins.int
@@ -169,8 +172,14 @@ class GenerateTextRequest(_message.Message):
 
     @_builtins.property
     def received_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Output the client has already, of this same request with this same seed: generation goes on after it, and it is
-        not sent again. Only with one completion.
+        """Tokens of output 0 that the client has already: short for an entry of `received_outputs` with
+        `completion_index` 0 and these `token_ids`.
+        """
+
+    @_builtins.property
+    def received_outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceivedOutput]:
+        """What the client has already of the outputs of this same request with this same seed, which must be set: each goes
+        on after it, and it is not sent again. Outputs that are not named start at their beginning.
         """
 
     def __init__(
@@ -189,10 +198,11 @@ class GenerateTextRequest(_message.Message):
         completion_count: _builtins.int = ...,
         top_logprob_count: _builtins.int | None = ...,
         received_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        received_outputs: _abc.Iterable[Global___ReceivedOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "completion_count", b"completion_count", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "received_token_ids", b"received_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "completion_count", b"completion_count", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_count: _TypeAlias = _typing.Literal["max_draft_count"]  # noqa: Y015
     _WhichOneofArgType__max_draft_count: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count"]  # noqa: Y015
@@ -218,6 +228,40 @@ class GenerateTextRequest(_message.Message):
 Global___GenerateTextRequest: _TypeAlias = GenerateTextRequest  # noqa: Y015
 
 @_typing.final
+class ReceivedOutput(_message.Message):
+    """Says how much of one output a client has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETION_INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    completion_index: _builtins.int
+    """Output it is of, from 0; each is named once at most."""
+    ended: _builtins.bool
+    """Tells that its finish was received too: it is not made again, and not sent. One output at least must not have
+    ended.
+    """
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """All its tokens that were received, in order; not needed where `ended` is set."""
+
+    def __init__(
+        self,
+        *,
+        completion_index: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_index", b"completion_index", "ended", b"ended", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceivedOutput: _TypeAlias = ReceivedOutput  # noqa: Y015
+
+@_typing.final
 class GenerateTextResponse(_message.Message):
     """Carries tokens of one output as they are committed; its last message carries the finish."""
 
@@ -226,6 +270,7 @@ class GenerateTextResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     COMPLETION_INDEX_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     completion_index: _builtins.int
     """Output the tokens belong to, from 0."""
     @_builtins.property
@@ -236,20 +281,57 @@ class GenerateTextResponse(_message.Message):
     def finish(self) -> Global___GenerationFinish:
         """Set on the last message of each output."""
 
+    @_builtins.property
+    def accepted(self) -> Global___GenerationAccepted:
+        """Set on the first message of the stream, which has nothing else, and on no other."""
+
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[Global___OutputToken] | None = ...,
         finish: Global___GenerationFinish | None = ...,
         completion_index: _builtins.int = ...,
+        accepted: Global___GenerationAccepted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_index", b"completion_index", "finish", b"finish", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completion_index", b"completion_index", "finish", b"finish", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateTextResponse: _TypeAlias = GenerateTextResponse  # noqa: Y015
+
+@_typing.final
+class GenerationAccepted(_message.Message):
+    """Says that a request is in the queue, before anything of it is generated: what its client needs to continue it
+    elsewhere.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    PROMPT_COUNT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Name of the request in the coordinator's log."""
+    seed: _builtins.int
+    """Seed of the request, the client's own or the one that was drawn."""
+    prompt_count: _builtins.int
+    """Tokens of the prompt."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        seed: _builtins.int = ...,
+        prompt_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_count", b"prompt_count", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerationAccepted: _TypeAlias = GenerationAccepted  # noqa: Y015
 
 @_typing.final
 class OutputToken(_message.Message):

@@ -54,6 +54,8 @@ class GenerationServiceServicer:
     def GenerateText(self, request, context):
         """Streams exactly the tokens the target model alone would have produced for the prompt.
 
+        The first message says that the request is accepted, and with which seed. A stream that breaks after it is
+        continued by the same request with that seed and what was received of each output.
         Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
         RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
         """

@@ -32,6 +32,7 @@ PLAUSIBLE: Mapping[str, Values] = {
     "completion_count": st.integers(0, 3),
     "top_logprob_count": st.integers(0, 5),
     "received_token_ids": _TOKENS,
+    "completion_index": st.integers(0, 2),
     "text": st.sampled_from(("2 + 2 =", "A hen lays 3 eggs.", "é\0\u202e🐔")),
     "user_message": st.sampled_from(("2 + 2 =", "{{ 1 / 0 }}", "<|user|>")),
     "stop_strings": st.sampled_from(("\n", "Answer", "🐔")),
@@ -52,6 +53,7 @@ PLAUSIBLE: Mapping[str, Values] = {
 
 SHARES: Mapping[str, int] = {
     "received_token_ids": 2,
+    "received_outputs": 4,
     "logit_bias": 5,
     "stop_token_ids": 8,
     "stop_strings": 8,

@@ -17,6 +17,7 @@ from paceline.engine.synthetic.shapes import PairShape
 from paceline.engine.synthetic.successors import Successors, draw_successors
 from paceline.engine.synthetic.weights import Recipe, parameter_count
 from paceline.errors import InvalidRequest
+from paceline.files import replace_file, replacing
 
 WHOLE_PARAMETERS = 500_000_000
 """A target up to this size is measured as it is, a larger one in part."""
@@ -66,8 +67,9 @@ def write_pair(order: PairOrder, tell: Callable[[float, Acceptance], None]) -> W
         Recipe("draft", order.shape.draft, successors, DRAFT_FACTOR, dtype),
     )
     for files, recipe in zip(models, recipes, strict=True):
-        write_model(order.output / recipe.role, files, recipe, label, with_tokenizer=has_tokenizer)
-    (order.output / "MODEL_CARD.md").write_text(_card(order, label), encoding="utf-8")
+        with replacing(order.output / recipe.role) as folder:
+            write_model(folder, files, recipe, label, with_tokenizer=has_tokenizer)
+    replace_file(order.output / "MODEL_CARD.md", _card(order, label))
     return WrittenPair(*models, factor, calibration)
 
 

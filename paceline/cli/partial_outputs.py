@@ -1,0 +1,183 @@
+"""Answers on their way into an output file: kept in a file beside it as they come, until all are there.
+
+Owns that file, and what a run must have in common with the one that began it. Knows nothing of how lines are answered.
+"""
+
+import fcntl
+import io
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.errors import InvalidRequest, PacelineError
+from paceline.files import replacing, try_writing
+
+RUN = "paceline_run"
+"""Key of the first line, which says what run the answers are of."""
+
+Row = dict[str, Any]
+
+
+class PartialOutputs:
+    """Answers by the number of their line. The file is there from the first answer on, until all are in the output."""
+
+    def __init__(self, output: Path, run: Mapping[str, Any], *, resume: bool) -> None:
+        """`run` has what the answers depend on, by names for people. With `resume` the answers of such a run are read.
+
+        Raises InvalidRequest when they are of another run, or would be lost without `resume`.
+        """
+        self.output, self.path = output, output.with_name(output.name + ".partial")
+        self._run: Row = json.loads(json.dumps(run))
+        self._places: dict[int, int] = {}
+        self._file: IO[bytes] | None = None
+        # A pipe or a terminal has no place for a file beside it.
+        self._has_path = output.is_file() or not output.exists()
+        try:
+            self._begin(resume)
+        except PacelineError:
+            self.close()
+            raise
+        except OSError as error:
+            self.close()
+            raise InvalidRequest(f"--output {output} cannot be written: {error}", field="output") from error
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a file to go on from."""
+        return self._file is not None and self.path.exists()
+
+    def _begin(self, resume: bool) -> None:
+        if self.output.is_dir():
+            raise IsADirectoryError("it is a folder; name a file")
+        if not self._has_path:
+            if resume:
+                raise InvalidRequest(f"--resume needs a file, and --output {self.output} is none", field="resume")
+            return
+        try_writing(self.output.parent)
+        if self.path.exists():
+            if not resume:
+                raise InvalidRequest(
+                    f"{self.path} has answers of a run that did not end: give --resume to go on with it, or delete it "
+                    "to begin anew",
+                    field="output",
+                )
+            self._read()
+        elif resume and self.output.exists():
+            raise InvalidRequest(
+                f"{self.output} is whole, and there is no {self.path} to go on with; without --resume all lines are "
+                "answered again",
+                field="resume",
+            )
+
+    def _read(self) -> None:
+        file = self.path.open("r+b")
+        self._take(file)
+        first = _parsed(file.readline()).get(RUN)
+        if not isinstance(first, dict):
+            raise InvalidRequest(
+                f"{self.path} is not what an interrupted `paceline run` leaves; move it away", field="resume"
+            )
+        self._compare(first, self._run)
+        self._run = first
+        place = file.tell()
+        for line in file:
+            if not line.endswith(b"\n"):
+                file.truncate(place)  # cut off by what interrupted the run
+                break
+            row = _parsed(line)
+            if "line" in row:
+                self._places[row["line"]] = place
+            place += len(line)
+
+    def _take(self, file: IO[bytes]) -> None:
+        """Raise InvalidRequest when another process writes to the file."""
+        self._file = file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidRequest(f"another run is writing {self.path}; wait for its end", field="output") from None
+
+    def _compare(self, begun: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        for name, value in own.items():
+            if begun.get(name) != value:
+                raise InvalidRequest(
+                    f"{self.path} is of another run: there {name} is {begun.get(name)!r}, and here {value!r}; give "
+                    "what it was begun with, or delete it to begin anew",
+                    field="resume",
+                )
+
+    def answered_by(self, model: Mapping[str, Any]) -> None:
+        """Tell what model answers, by names as of `run`. Raises InvalidRequest when the answers are another's."""
+        if self._file:
+            self._compare(self._run, model)
+        self._run |= model
+
+    def add(self, number: int, row: Row) -> None:
+        """Keep an answer. Raises InvalidRequest when the disk refuses."""
+        try:
+            file = self._opened()
+            place = file.seek(0, os.SEEK_END)
+            file.write(_line({"line": number, "output": row}))
+            file.flush()
+        except OSError as error:
+            if not self._places:
+                self.path.unlink(missing_ok=True)
+            raise InvalidRequest(f"{self.path} cannot be written: {error}", field="output") from error
+        self._places[number] = place
+
+    def _opened(self) -> IO[bytes]:
+        if self._file is None:
+            if self._has_path:
+                self._take(self.path.open("x+b"))
+            else:
+                self._file = io.BytesIO()
+            assert self._file
+            self._file.write(_line({RUN: self._run}))
+        return self._file
+
+    def publish(self, failures: Mapping[int, Row], *, again: bool) -> None:
+        """Write the whole output, in the order of the lines, and drop the answers, unless some are to be tried again.
+
+        Raises InvalidRequest when the disk refuses.
+        """
+        with replacing(self.output) as beside, beside.open("wb") as whole:
+            for number in sorted((*self._places, *failures)):
+                whole.write(_line(failures[number] if number in failures else self._answer(number)))
+        if again:
+            self._opened().flush()
+        elif self._has_path:
+            self.path.unlink(missing_ok=True)
+
+    def _answer(self, number: int) -> Row:
+        assert self._file
+        self._file.seek(self._places[number])
+        row: Row = json.loads(self._file.readline())["output"]
+        return row
+
+    def close(self) -> None:
+        if self._file:
+            with suppress(OSError):  # what could not be written still cannot
+                self._file.close()
+
+
+def _parsed(line: bytes) -> Row:
+    """What is no JSON object, as a disk may leave it, is passed over as an empty one."""
+    with suppress(ValueError):
+        row = json.loads(line)
+        if isinstance(row, dict):
+            return row
+    return {}
+
+
+def _line(row: Row) -> bytes:
+    # Half a surrogate pair has no UTF-8, and is written as JSON's escape.
+    return json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"

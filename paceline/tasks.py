@@ -1,0 +1,18 @@
+"""Tasks that run side by side, and of which the first failure ends all.
+
+Knows nothing of what they do.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def side_by_side() -> AsyncIterator[asyncio.TaskGroup]:
+    """Yield a TaskGroup whose first failure is raised as it is, and not in a group of exceptions."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
