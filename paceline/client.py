@@ -156,12 +156,12 @@ class Client:
         if request.seed is None and not request.received_outputs:
             # Drawn here, so that the output can be continued even if the stream breaks before its first message.
             request = replace(request, seed=secrets.randbits(64))
-        received, outage = _Received(request), self._outage(ends_at_s)
+        received, outage, rest = _Received(request), self._outage(ends_at_s), request
         while True:
             remaining_s = None if ends_at_s is None else max(0.0, ends_at_s - self._clock())
             asked = self._next
             try:
-                async for piece in self._stream(received.rest(), remaining_s):
+                async for piece in self._stream(rest, remaining_s):
                     received.add(piece)
                     outage.over()
                     yield piece
@@ -172,6 +172,7 @@ class Client:
                 if asked == self._next:
                     self._turn()
                 await outage.wait(error, self._addresses[asked])
+                rest = received.rest()
         if not received.is_whole:
             raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
 

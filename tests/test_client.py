@@ -36,8 +36,8 @@ from paceline.v1.generation_service_pb2_grpc import (
 )
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
-from tests.coordinators import fake_server
-from tests.fakes import FakeDrafter, HeldVerifier, continuation
+from tests.coordinators import fake_cluster, fake_server
+from tests.fakes import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.proxy import Proxy, running_proxy
 
 QUICK = RetryPolicy(first_delay_s=0.05, max_delay_s=0.1)
@@ -256,12 +256,14 @@ async def test_a_stream_that_ends_without_a_finish_is_a_failure() -> None:
                 pass
 
 
-async def test_what_was_received_goes_with_its_seed(pairs: dict[str, PairOfCheckpoints]) -> None:
+async def test_what_cannot_have_been_received_is_refused_and_not_mended_by_the_client() -> None:
     """A seed drawn for the rest would make another output of it."""
     request = GenerationRequest(PROMPT, 20, received_outputs=(ReceivedOutput(0, (5,)),))
-    async with cluster(pairs["Llama"].target, pairs["Llama"].draft) as running:
+    async with fake_cluster(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as client:
         with pytest.raises(InvalidRequest, match="give the seed"):
-            await running.client.complete(request)
+            await client.complete(request)
+        with pytest.raises(InvalidRequest, match="output 0 twice"):
+            await client.complete(replace(request, seed=1, received_outputs=request.received_outputs * 2))
 
 
 @pytest.mark.review

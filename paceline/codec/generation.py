@@ -61,7 +61,7 @@ def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.Ge
 
 def _add_received(message: generation_service_pb2.GenerateTextRequest, received: types.ReceivedOutput) -> None:
     # Coordinators of before know of output 0 alone, and would make it anew without a word.
-    if received.completion_index == 0 and not received.ended:
+    if received.completion_index == 0 and not received.ended and not message.received_token_ids:
         message.received_token_ids.extend(received.token_ids)
     else:
         message.received_outputs.add(
