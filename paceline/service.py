@@ -11,6 +11,7 @@ import uvloop
 
 from paceline.errors import PacelineError
 from paceline.rpc import ServerOptions
+from paceline.rpc.ports import check_ports_free
 from paceline.security.access import Check, allowed_names
 from paceline.security.certificates import watch_certificates
 from paceline.security.plaintext import check_listening
@@ -50,9 +51,10 @@ def announce(name: str, address: str, metrics_url: str | None) -> None:
 def server_options(settings: ServiceSettings, *more_checks: Check) -> ServerOptions:
     """What the settings say of a service's server.
 
-    Raises StartupError where a file is wrong, or plaintext would leave the machine unasked.
+    Raises StartupError where a file is wrong, plaintext would leave the machine unasked, or a port is taken.
     """
     check_listening(settings.host, encrypted=settings.tls_certificate is not None, plaintext=settings.plaintext)
+    check_ports_free(settings.listens)
     certificates = None
     if settings.tls_certificate:
         certificates = watch_certificates(

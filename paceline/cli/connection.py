@@ -1,16 +1,18 @@
 """How a command reaches a coordinator: one that runs somewhere, or services of its own."""
 
+import functools
+import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import with_flags
+from paceline.cli.options import ClusterFlags, Command, with_flags
 from paceline.client import NO_RETRIES, Client, RetryPolicy
-from paceline.errors import StartupError
+from paceline.errors import InvalidRequest, StartupError
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.security.channels import ChannelSecurity, channel_security
 from paceline.types import ClusterDescription
@@ -50,7 +52,32 @@ class Connection:
         )
 
 
-with_connection_flags = with_flags("connection", Connection, Connection)
+def with_connection_flags(command: Command) -> Command:
+    """Give a command the flags of `Connection`. With an address, those of services of one's own are refused."""
+    flagged = with_flags("connection", Connection, Connection)(command)
+    signature = inspect.signature(flagged)
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+    @functools.wraps(flagged)
+    def wrapped(context: typer.Context, **values: Any) -> None:
+        if values["address"] is not None:
+            _refuse_flags_of_own_services(context, values["address"])
+        flagged(**values)
+
+    wrapped.__signature__ = signature.replace(parameters=[*signature.parameters.values(), context])  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _refuse_flags_of_own_services(context: typer.Context, address: str) -> None:
+    for flag in fields(ClusterFlags):
+        source = context.get_parameter_source(flag.name)
+        # A request can say how many draft tokens it wants at most, and nothing else of these.
+        asked_of_requests = flag.name == "draft_count" and context.params["draft_count"] != "auto"
+        if source and source.name == "COMMANDLINE" and not asked_of_requests:
+            raise StartupError(
+                f"--{flag.name.replace('_', '-')} is for services of one's own, and the coordinator at {address} has "
+                "settings of its own; leave the flag out, or --address"
+            )
 
 
 @asynccontextmanager
@@ -59,12 +86,24 @@ async def connected(
 ) -> AsyncIterator[tuple[Client, ClusterDescription]]:
     """Yield a client of the coordinator at the address, or of a cluster that lives as long as the block.
 
-    Without `retry` the client raises the first failure of a call.
+    Without `retry` the client raises the first failure of a call. Raises InvalidRequest where the coordinator cannot
+    give as many draft tokens as are asked for.
     """
     retries, security = RetryPolicy() if retry else NO_RETRIES, connection.security()
     if connection.address is not None:
         async with Client(connection.address, retries, security=security) as client:
-            yield client, await client.describe()
+            cluster = await client.describe()
+            _check_draft_count(options, cluster)
+            yield client, cluster
         return
     async with running_cluster(options) as addresses, Client(addresses.coordinator, retries) as client:
         yield client, await client.describe()
+
+
+def _check_draft_count(options: ClusterOptions, cluster: ClusterDescription) -> None:
+    wanted, most = options.draft_count, cluster.draft_count
+    if wanted and most is not None and (not wanted.isdecimal() or int(wanted) > most):
+        raise InvalidRequest(
+            f"--draft-count {wanted}: the coordinator drafts {most} tokens a round at most; give a number up to that",
+            field="draft_count",
+        )

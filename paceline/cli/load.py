@@ -50,7 +50,7 @@ class LoadPlan:
     request_count: int | None
     seed: int
     max_new_tokens: int
-    speculation: bool
+    max_draft_count: int | None
     chat: bool | None
     sampling: SamplingParameters
 
@@ -63,7 +63,7 @@ class LoadPlan:
                 GenerationRequest(
                     as_prompt(prompt, self.chat, cluster),
                     max_new_tokens=self.max_new_tokens,
-                    max_draft_count=draft_limit(self.speculation),
+                    max_draft_count=self.max_draft_count,
                     sampling=self.sampling,
                     seed=self.seed + number,
                 ),
@@ -108,7 +108,8 @@ def command(
         duration_s = DEFAULT_DURATION_S
     console = Console(highlight=False)
     prompts = _prompts(input_file, console)
-    plan = LoadPlan(prompts, rate, duration_s, requests, seed, max_new_tokens, speculation, chat, sampling)
+    limit = draft_limit(speculation, options)
+    plan = LoadPlan(prompts, rate, duration_s, requests, seed, max_new_tokens, limit, chat, sampling)
     objectives = Objectives(_seconds(slo_ttft_ms), _seconds(slo_tpot_ms))
     if plot:
         check_plots()

@@ -58,7 +58,7 @@ def command(
         return GenerationRequest(
             as_prompt(line.prompt, chat, cluster),
             max_new_tokens=max_new_tokens,
-            max_draft_count=draft_limit(speculation),
+            max_draft_count=draft_limit(speculation, options),
             sampling=sampling,
             seed=seed,
         )
