@@ -50,7 +50,7 @@ async def test_a_command_shows_certificate_and_token_and_what_is_missing_is_refu
         refused: list[tuple[Connection, type[PacelineError]]] = [
             (replace(whole, token_file=None), Unauthenticated),
             (replace(whole, certificate=None, key=None), PeerUnavailable),
-            (replace(whole, ca=None, certificate=None, key=None), PeerUnavailable),
+            (replace(whole, ca=None, certificate=None, key=None), StartupError),
         ]
         for connection, kind in refused:
             with pytest.raises(kind):

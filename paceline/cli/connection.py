@@ -12,8 +12,10 @@ import typer
 
 from paceline.cli.options import ClusterFlags, Command, with_flags
 from paceline.client import NO_RETRIES, Client, RetryPolicy
-from paceline.errors import InvalidRequest, StartupError
+from paceline.errors import InvalidRequest, MethodNotFound, PeerUnavailable, StartupError
 from paceline.launcher import ClusterOptions, running_cluster
+from paceline.rpc import open_channel
+from paceline.rpc.peers import COORDINATOR, service_at, speaks_tls
 from paceline.security.channels import ChannelSecurity, channel_security
 from paceline.types import ClusterDescription
 
@@ -92,12 +94,31 @@ async def connected(
     retries, security = RetryPolicy() if retry else NO_RETRIES, connection.security()
     if connection.address is not None:
         async with Client(connection.address, retries, security=security) as client:
-            cluster = await client.describe()
+            cluster = await _described(client, connection.address, security)
             _check_draft_count(options, cluster)
             yield client, cluster
         return
     async with running_cluster(options) as addresses, Client(addresses.coordinator, retries) as client:
         yield client, await client.describe()
+
+
+async def _described(client: Client, addresses: str, security: ChannelSecurity) -> ClusterDescription:
+    """Raises StartupError where an address leads to something else than a coordinator, naming what is there."""
+    try:
+        return await client.describe()
+    except (MethodNotFound, PeerUnavailable) as error:
+        for address in map(str.strip, addresses.split(",")):
+            if isinstance(error, MethodNotFound):
+                async with open_channel(address, security=security) as channel:
+                    found = await service_at(channel)
+                if found != COORDINATOR:
+                    raise StartupError(
+                        f"{address} is {found} and no coordinator; give --address a coordinator's, "
+                        "which it prints when it starts"
+                    ) from error
+            elif security.certificates is None and await speaks_tls(address):
+                raise StartupError(f"{address} wants TLS; give the CA of its certificate with --ca") from error
+        raise
 
 
 def _check_draft_count(options: ClusterOptions, cluster: ClusterDescription) -> None:
