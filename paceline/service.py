@@ -10,6 +10,7 @@ from typing import Any
 import uvloop
 
 from paceline.errors import PacelineError
+from paceline.extras import named_extras
 from paceline.rpc import ServerOptions
 from paceline.rpc.ports import check_ports_free
 from paceline.security.access import Check, allowed_names
@@ -25,7 +26,8 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
     # The first process of a container is spared signals that nobody handles; until it serves, there is nothing to end.
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
-        uvloop.run(serving)
+        with named_extras():
+            uvloop.run(serving)
     except PacelineError as error:
         print(f"{name}: {error.message}", file=sys.stderr)
         sys.exit(1)

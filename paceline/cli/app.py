@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli import bench, demo, equivalence, generate, load, run, synth_pair, trace, up
 from paceline.errors import PacelineError
+from paceline.extras import named_extras
 from paceline.variables import check_variables
 
 app = typer.Typer(
@@ -48,7 +49,8 @@ app.command("equivalence")(equivalence.command)
 def main() -> None:
     """Run the command line. A failure that has an explanation is one line on stderr and exit status 1."""
     try:
-        app()
+        with named_extras():
+            app()
     except PacelineError as error:
         print(f"paceline: {error.message}", file=sys.stderr)
         sys.exit(1)
