@@ -37,7 +37,10 @@ def test_a_command_without_the_engines_libraries_says_what_to_install(
     monkeypatch.setattr(cli, "app", miss)
     with pytest.raises(SystemExit):
         cli.main()
-    assert capsys.readouterr().err == "paceline: this needs torch, which is not installed: pip install 'paceline[engine]'\n"
+    assert (
+        capsys.readouterr().err
+        == "paceline: this needs torch, which is not installed: pip install 'paceline[engine]'\n"
+    )
 
 
 def test_the_command_tells_its_version_and_takes_short_help() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from opentelemetry.trace import Tracer
 
 from paceline.rpc.access import AccessInterceptor
@@ -16,6 +15,7 @@ from paceline.rpc.exchanges import Exchanges
 from paceline.rpc.lasting import LastingServer, without_registration
 from paceline.rpc.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
 from paceline.rpc.ports import Listening
+from paceline.rpc.reflection import add_reflection
 from paceline.rpc.status import ErrorInterceptor
 from paceline.security.access import Check
 from paceline.security.certificates import Certificates, server_credentials
@@ -86,7 +86,7 @@ async def running_server(
         add_servicers(server)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         if options.reflection:
-            reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+            add_reflection(server, [*service_names, health.SERVICE_NAME])
         return server, _bind(server, Listening("--port", host, port), credentials)
 
     exchanges = exchanges or Exchanges()
