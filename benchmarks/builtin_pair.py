@@ -64,7 +64,7 @@ def _summary(options: ClusterOptions, measured: dict[str, list[Measured]]) -> di
     return {
         "problems": len(plain.outputs),
         "batch_size": options.batch_size,
-        "draft_count": int(options.draft_count) if options.draft_count != "auto" else "auto",
+        "draft_count": options.draft_count if options.draft_count in (None, "auto") else int(options.draft_count),
         "acceptance": None if rounds.acceptance is None else round(rounds.acceptance, 3),
         "tokens_per_round": round(rounds.tokens_per_row, 2),
         "plain_tokens_per_s": round(rates["plain"]),

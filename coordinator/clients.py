@@ -3,15 +3,16 @@
 from abc import abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.codec.models import model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import proposals_from_pb, propose_rows_to_pb, verdicts_from_pb, verify_rows_to_pb
-from paceline.errors import PeerFailed, TokenizerNotFound
+from paceline.errors import IncompatiblePair, PeerFailed, TokenizerNotFound
 from paceline.rpc import Exchange, translated_errors
+from paceline.rpc.peers import DRAFT, TARGET, service_at
 from paceline.types import ModelDescription, Proposals, ProposeRow, TokenizerFiles, Verdicts, VerifyRow
 from paceline.v1 import draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
@@ -24,6 +25,9 @@ RELEASE_TIMEOUT_S = 5.0
 
 class _RemoteModel:
     """What both services are asked alike. Closing it closes the channel."""
+
+    _kind: ClassVar[str]
+    """What it should be, in words."""
 
     def __init__(self, channel: grpc.aio.Channel, service_name: str, work: Exchange, timeout_s: float) -> None:
         """`work` is what the model's work is asked over; `timeout_s` is for each request of it."""
@@ -39,10 +43,21 @@ class _RemoteModel:
         await self._channel.close()
 
     async def is_serving(self, timeout_s: float) -> bool:
-        """Whether it wants calls. An answer that it does not is no error."""
+        """Whether it wants calls. An answer that it does not is no error.
+
+        Raises IncompatiblePair where another service answers.
+        """
         request = health_pb2.HealthCheckRequest(service=self._service_name)
         with translated_errors():
-            response = await self._health.Check(request, timeout=timeout_s)
+            try:
+                response = await self._health.Check(request, timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+                found = await service_at(self._channel)
+                raise IncompatiblePair(
+                    f"what answers is {found} and not {self._kind}; correct --draft or --target"
+                ) from error
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     def owe(self, sequence_ids: list[str]) -> None:
@@ -69,6 +84,8 @@ class _RemoteModel:
 
 
 class RemoteDrafter(_RemoteModel):
+    _kind = DRAFT
+
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
         self._stub = DraftServiceStub(channel)
         super().__init__(channel, DRAFT_SERVICE, Exchange(self._stub.ProposeTokens), timeout_s)
@@ -91,6 +108,8 @@ class RemoteDrafter(_RemoteModel):
 
 
 class RemoteVerifier(_RemoteModel):
+    _kind = TARGET
+
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
         self._stub = TargetServiceStub(channel)
         super().__init__(channel, TARGET_SERVICE, Exchange(self._stub.VerifyTokens), timeout_s)

@@ -114,7 +114,7 @@ class Replica(Generic[RemoteT_co]):
             self._failed_checks = 0
             await self._release_owed()
         except IncompatiblePair as error:
-            self._set(ReplicaState.REFUSED, error)
+            self._set(ReplicaState.REFUSED, IncompatiblePair(f"{self.address}: {error.message}"))
         except PacelineError as error:
             self._failed_checks += 1
             if not self.is_up or self._failed_checks >= FAILED_CHECKS_TO_LOSE:

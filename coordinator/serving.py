@@ -126,7 +126,12 @@ async def _find_models(
     )
     await targets.refresh()
     tasks.start(targets.run())
-    target = await wait_for_target(targets, addresses=settings.target, timeout_s=settings.startup_timeout_s)
+    target = await wait_for_target(
+        targets,
+        addresses=settings.target,
+        timeout_s=settings.startup_timeout_s,
+        encrypted=security.certificates is not None,
+    )
     drafts: Replicas[RemoteDrafter] = Replicas(
         parse_addresses(settings.draft), connect_draft, fit.check_draft, drafter, tasks
     )

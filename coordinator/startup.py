@@ -7,7 +7,8 @@ import structlog
 
 from coordinator.replica import Replica
 from coordinator.replicas import RemoteT, Replicas
-from paceline.errors import IncompatiblePair, StartupError
+from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
+from paceline.rpc.peers import speaks_tls
 from paceline.text import TextCodec, check_same_tokenizer
 from paceline.types import ModelDescription
 
@@ -52,8 +53,13 @@ class Fit:
         check_pair(model, self._target)
 
 
-async def wait_for_target(targets: Replicas[RemoteT], *, addresses: str, timeout_s: float) -> Replica[RemoteT]:
-    """Return the first replica that is up. Raises StartupError, saying why there is none or why one is refused."""
+async def wait_for_target(
+    targets: Replicas[RemoteT], *, addresses: str, timeout_s: float, encrypted: bool = False
+) -> Replica[RemoteT]:
+    """Return the first replica that is up. Raises StartupError, saying why there is none or why one is refused.
+
+    `encrypted`: the replicas are called over TLS.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             await targets.looked()
@@ -61,11 +67,18 @@ async def wait_for_target(targets: Replicas[RemoteT], *, addresses: str, timeout
                 log.info("waiting for the target service", address=addresses, timeout_s=timeout_s)
             return await targets.wait_until_up()
     except TimeoutError as error:
-        reasons = "; ".join(f"{one.address}: {one.error.message}" for one in targets.all if one.error)
+        reasons = "; ".join([await _reason(one, encrypted) for one in targets.all if one.error])
         raise StartupError(
             f"the target service at {addresses} did not answer within {timeout_s:g} s; start it, or correct --target "
             f"({reasons or 'its name cannot be resolved'})"
         ) from error
+
+
+async def _reason(replica: Replica[RemoteT], encrypted: bool) -> str:
+    assert replica.error
+    wants_tls = not encrypted and isinstance(replica.error, PeerUnavailable) and await speaks_tls(replica.address)
+    said = "it wants TLS; give the CA of its certificate with --models-ca" if wants_tls else replica.error.message
+    return f"{replica.address}: {said}"
 
 
 def check_pair(draft: ModelDescription, target: ModelDescription) -> None:

@@ -13,6 +13,7 @@
       PeerUnavailable          UNAVAILABLE           a service cannot be reached
       CallTimedOut             DEADLINE_EXCEEDED     a call did not end in time
       PeerFailed               INTERNAL              a service failed in a way it did not explain
+      MethodNotFound           UNIMPLEMENTED         what answers is another service, or of another version
       StartupError             FAILED_PRECONDITION   a service cannot start as configured
         ModelNotUsable                               a checkpoint is missing, broken or unsupported
         IncompatiblePair                             draft and target cannot work together
@@ -107,6 +108,11 @@ class CallTimedOut(PacelineError):
 class PeerFailed(PacelineError):
     code = grpc.StatusCode.INTERNAL
     reason = "PEER_FAILED"
+
+
+class MethodNotFound(PacelineError):
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "METHOD_NOT_FOUND"
 
 
 class StartupError(PacelineError):

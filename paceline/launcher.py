@@ -10,57 +10,56 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, NoReturn
 
 from paceline.errors import StartupError
+from paceline.rpc.ports import check_ports_free
+from paceline.settings import read_settings
 from paceline.supervision import Tell, fail_at_end, keep_running
 from paceline.tasks import side_by_side
+from paceline.variables import SERVICES, is_set
 
 STOP_TIMEOUT_S = 15.0
 HOST = "127.0.0.1"
 CORES = os.cpu_count() or 1
+_MODULES = {"coordinator": "coordinator", "draft": "draft_service", "target": "target_service"}
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
+    """What is asked of the services of a cluster. None: as a service's variable says, or else its default."""
+
     target_model: str = "builtin:target"
     draft_model: str = "builtin:draft"
-    dtype: str = "auto"
-    device: str = "auto"
-    kv_memory: str = "2GiB"
-    layout: str = "paged"
-    prefix_sharing: bool = True
+    dtype: str | None = None
+    device: str | None = None
+    kv_memory: str | None = None
+    layout: str | None = None
+    prefix_sharing: bool | None = None
     """False where the same prompts are timed again: each is to be computed each time."""
-    numerics: str = "fast"
-    batch_size: int = 8
-    draft_count: str = "5"
+    numerics: str | None = None
+    batch_size: int | None = None
+    draft_count: str | None = None
     """A number, or `auto`."""
-    policy: str = "continuous"
+    policy: str | None = None
     lanes: int | None = None
-    coordinator_port: int = 0
-    draft_port: int = 0
-    target_port: int = 0
+    host: str | None = HOST
+    coordinator_port: int | None = 0
+    draft_port: int | None = 0
+    target_port: int | None = 0
     metrics_port: int | None = None
-    """The coordinator's; the draft's and the target's are the next two. 0: any free ones; None: no metrics."""
-    log_level: str = "warning"
+    """The coordinator's; the draft's and the target's are the next two. 0: any free ones."""
+    log_level: str | None = None
     trace_dir: str | None = None
     """Where each service writes its spans, `coordinator.jsonl` and so on; None: nowhere."""
     target_threads: int | None = None
     draft_threads: int | None = None
-    """Unset: as `threads` divides the cores."""
+    """None: as `divided_threads` has it."""
 
-    def threads(self, role: str) -> int:
-        """Cores for a model. Two lanes keep both models busy, so they divide the cores; with one they take turns, and
-        only a draft is too small to gain from all."""
-        chosen = self.target_threads if role == "target" else self.draft_threads
-        if chosen is not None:
-            return chosen
-        take_turns = self.lanes == 1 or self.policy != "continuous"
-        draft_threads = max(1, CORES // (2 if take_turns else 4))
-        if role == "draft":
-            return draft_threads
-        return CORES if take_turns else max(1, CORES - draft_threads)
+
+OTHERWISE = ClusterOptions(log_level="warning")
 
 
 @dataclass(frozen=True)
@@ -83,18 +82,87 @@ class Addresses:
     """In the order of the services above; empty when no metrics are served."""
 
 
+@dataclass(frozen=True)
+class ServicePlan:
+    """One service before it runs."""
+
+    module: str
+    flags: tuple[str, ...]
+    settings: Any
+    """What it will read from the flags and the environment."""
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    coordinator: ServicePlan
+    """Without the flags that tell where the models are, which is known when they run."""
+    draft: ServicePlan
+    target: ServicePlan
+
+
+def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE) -> ClusterPlan:
+    """Decide the services' flags: what `options` ask wins over variables, and variables over `otherwise`.
+
+    Raises StartupError for settings that a service would refuse: better before the models load than after.
+    """
+    nowhere = f"{HOST}:1"
+    coordinator = _plan("coordinator", options, otherwise, "--draft", nowhere, "--target", nowhere)
+    draft_threads, target_threads = divided_threads(coordinator.settings.lane_count)
+    otherwise = replace(otherwise, draft_threads=draft_threads, target_threads=target_threads)
+    return ClusterPlan(coordinator, _plan("draft", options, otherwise), _plan("target", options, otherwise))
+
+
+def divided_threads(lane_count: int) -> tuple[int, int]:
+    """Cores for the draft and for the target. Two lanes keep both models busy, so they divide the cores; with one they
+    take turns, and only a draft is too small to gain from all."""
+    if lane_count == 1:
+        return max(1, CORES // 2), CORES
+    draft_threads = max(1, CORES // 4)
+    return draft_threads, max(1, CORES - draft_threads)
+
+
+def _plan(role: str, options: ClusterOptions, otherwise: ClusterOptions, *placeholders: str) -> ServicePlan:
+    unsaid = {name: value for name, value in _asked(role, otherwise).items() if not is_set(role, name)}
+    chosen = unsaid | _asked(role, options)
+    flags = tuple(word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value)))
+    module = _MODULES[role]
+    # By name, as the process is started: what is shared imports no service.
+    kind = getattr(import_module(f"{module}.config"), f"{role.capitalize()}Settings")
+    return ServicePlan(module, flags, read_settings(kind, module, [*flags, *placeholders]))
+
+
+def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
+    """What the options say of a service, by the names of its settings."""
+    shared: dict[str, object] = {
+        "host": options.host,
+        "port": getattr(options, f"{role}_port"),
+        "metrics_port": options.metrics_port and options.metrics_port + SERVICES.index(role),
+        "log_level": options.log_level,
+        "trace_file": options.trace_dir and os.path.join(options.trace_dir, f"{role}.jsonl"),
+    }
+    own = ("batch_size", "draft_count", "policy", "lanes")
+    if role != "coordinator":
+        own = ("dtype", "device", "kv_memory", "layout", "prefix_sharing", *(("numerics",) if role == "target" else ()))
+        shared |= {"model": getattr(options, f"{role}_model"), "threads": getattr(options, f"{role}_threads")}
+    said = shared | {name: getattr(options, name) for name in own}
+    return {name: value for name, value in said.items() if value is not None}
+
+
 @asynccontextmanager
-async def running_cluster(options: ClusterOptions, tell: Tell | None = None) -> AsyncIterator[Addresses]:
+async def running_cluster(
+    options: ClusterOptions, tell: Tell | None = None, otherwise: ClusterOptions = OTHERWISE
+) -> AsyncIterator[Addresses]:
     """Start the services, yield their addresses, stop them: the coordinator first, so that no request loses its models.
 
-    With `tell`, which gets words for people, a service that ends is started again at its address. Without, its end ends
-    the block with PeerFailed. Raises StartupError when one ends before it listens, or does not start again; its own
-    message is on stderr by then.
+    Settings are those of `plan_cluster`. With `tell`, which gets words for people, a service that ends is started again
+    at its address. Without, its end ends the block with PeerFailed. Raises StartupError when a setting is wrong, when a
+    service ends before it listens, or does not start again; its own message is on stderr by then.
     """
+    plan = plan_cluster(options, otherwise)
+    check_ports_free([*plan.coordinator.settings.listens, *plan.draft.settings.listens, *plan.target.settings.listens])
     if options.trace_dir:
         os.makedirs(options.trace_dir, exist_ok=True)
-    target = ServiceProcess("target_service", _model_flags(options, "target"))
-    draft = ServiceProcess("draft_service", _model_flags(options, "draft"))
+    target, draft = (ServiceProcess(one.module, one.flags) for one in (plan.target, plan.draft))
     async with AsyncExitStack() as stack:
         for model in (target, draft):
             stack.push_async_callback(model.stop)
@@ -102,7 +170,8 @@ async def running_cluster(options: ClusterOptions, tell: Tell | None = None) -> 
         async with side_by_side() as starting:
             starts = [starting.create_task(model.start()) for model in (target, draft)]
         at_target, at_draft = (start.result() for start in starts)
-        coordinator = ServiceProcess("coordinator", _coordinator_flags(options, at_target.address, at_draft.address))
+        models = ("--target", at_target.address, "--draft", at_draft.address)
+        coordinator = ServiceProcess(plan.coordinator.module, (*plan.coordinator.flags, *models))
         stack.push_async_callback(coordinator.stop)
         async with side_by_side() as watching:
 
@@ -116,43 +185,6 @@ async def running_cluster(options: ClusterOptions, tell: Tell | None = None) -> 
             yield Addresses(at_coordinator.address, at_draft.address, at_target.address, urls)
             for one in watches:
                 one.cancel()
-
-
-def _coordinator_flags(options: ClusterOptions, target: str, draft: str) -> list[str]:
-    return [
-        *("--target", target, "--draft", draft, "--log-level", options.log_level),
-        *("--host", HOST, "--port", str(options.coordinator_port)),
-        *("--batch-size", str(options.batch_size), "--draft-count", options.draft_count),
-        *("--policy", options.policy),
-        *(("--lanes", str(options.lanes)) if options.lanes else ()),
-        *_metrics_flags(options, 0),
-        *_trace_flags(options, "coordinator"),
-    ]
-
-
-def _metrics_flags(options: ClusterOptions, offset: int) -> list[str]:
-    if options.metrics_port is None:
-        return []
-    return ["--metrics-host", HOST, "--metrics-port", str(options.metrics_port and options.metrics_port + offset)]
-
-
-def _model_flags(options: ClusterOptions, role: str) -> list[str]:
-    model = options.target_model if role == "target" else options.draft_model
-    port = options.target_port if role == "target" else options.draft_port
-    threads = options.threads(role)
-    return [
-        *("--model", model, "--dtype", options.dtype, "--device", options.device, "--log-level", options.log_level),
-        *("--host", HOST, "--port", str(port), "--threads", str(threads)),
-        *("--kv-memory", options.kv_memory, "--layout", options.layout),
-        *(() if options.prefix_sharing else ("--prefix-sharing", "false")),
-        *(("--numerics", options.numerics) if role == "target" else ()),
-        *_metrics_flags(options, 2 if role == "target" else 1),
-        *_trace_flags(options, role),
-    ]
-
-
-def _trace_flags(options: ClusterOptions, role: str) -> list[str]:
-    return ["--trace-file", os.path.join(options.trace_dir, f"{role}.jsonl")] if options.trace_dir else []
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
 
-from paceline.errors import AddressInUse
 from paceline.rpc import Handler, ended_code
+from paceline.rpc.ports import Listening
 from paceline.telemetry import SpanIds, active_span
 
 ROUND_BUCKETS_S = (
@@ -89,10 +89,7 @@ def metrics_served(registry: CollectorRegistry, host: str, port: int | None) -> 
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise AddressInUse(
-            f"cannot serve metrics on {host}:{port}: {error.strerror or error}; choose another --metrics-port or "
-            "--metrics-host, 0 for any free port, or leave --metrics-port out"
-        ) from error
+        raise Listening("--metrics-port", host, port).refused() from error
     try:
         yield f"http://{host}:{server.server_port}/metrics"
     finally:

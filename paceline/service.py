@@ -10,7 +10,9 @@ from typing import Any
 import uvloop
 
 from paceline.errors import PacelineError
+from paceline.extras import named_extras
 from paceline.rpc import ServerOptions
+from paceline.rpc.ports import check_ports_free
 from paceline.security.access import Check, allowed_names
 from paceline.security.certificates import watch_certificates
 from paceline.security.plaintext import check_listening
@@ -24,7 +26,8 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
     # The first process of a container is spared signals that nobody handles; until it serves, there is nothing to end.
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
-        uvloop.run(serving)
+        with named_extras():
+            uvloop.run(serving)
     except PacelineError as error:
         print(f"{name}: {error.message}", file=sys.stderr)
         sys.exit(1)
@@ -50,9 +53,10 @@ def announce(name: str, address: str, metrics_url: str | None) -> None:
 def server_options(settings: ServiceSettings, *more_checks: Check) -> ServerOptions:
     """What the settings say of a service's server.
 
-    Raises StartupError where a file is wrong, or plaintext would leave the machine unasked.
+    Raises StartupError where a file is wrong, plaintext would leave the machine unasked, or a port is taken.
     """
     check_listening(settings.host, encrypted=settings.tls_certificate is not None, plaintext=settings.plaintext)
+    check_ports_free(settings.listens)
     certificates = None
     if settings.tls_certificate:
         certificates = watch_certificates(

@@ -5,16 +5,21 @@ win over variables. Knows nothing of what the settings mean to the services.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsConfigDict, SettingsError
 
 from paceline.checks import MAX_ROWS
+from paceline.errors import StartupError
 from paceline.kv_memory import parse_kv_memory
+from paceline.rpc.ports import Listening
 from paceline.security.settings import Count, Port, SecuritySettings
 from paceline.telemetry import LogFormat, LogLevel
+from paceline.variables import check_variables
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -46,6 +51,16 @@ class ServiceSettings(SecuritySettings):
     )
     log_format: LogFormat = Field(default="console", description="how log lines look")
     log_level: LogLevel = Field(default="info", description="least level that is logged")
+
+    @property
+    def listens(self) -> tuple[Listening, ...]:
+        """Where the service is to listen."""
+        places = (
+            ("--port", self.host, self.port),
+            ("--metrics-port", self.metrics_host, self.metrics_port),
+            ("--health-port", self.host, self.health_port),
+        )
+        return tuple(Listening(flag, host, port) for flag, host, port in places if port is not None)
 
 
 class ModelServiceSettings(ServiceSettings):
@@ -89,21 +104,38 @@ def _flag(place: tuple[int | str, ...]) -> str:
     return "--" + str(place[0]).replace("_", "-") if place else ""
 
 
-def parse_settings(kind: type[SettingsT], program: str, arguments: list[str] | None = None) -> SettingsT:
+def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
     """Read settings from `arguments` (the command line's when None) and the environment.
 
-    Exits with status 2 and one line a wrong setting, naming flag, value and remedy.
+    Raises StartupError with one line a wrong setting, naming flag or variable, value and remedy.
     """
     values: dict[str, Any] = {
-        "_cli_parse_args": True if arguments is None else arguments,
+        "_cli_parse_args": True if arguments is None else list(arguments),
         "_cli_prog_name": f"python -m {program}",
     }
     try:
-        return kind(**values)
+        settings = kind(**values)
     except ValidationError as error:
-        for flag, problem in {_flag(one["loc"]): one for one in reversed(error.errors())}.items():
-            given = f" {problem['input']!r}" if flag and problem["type"] != "missing" else ""
-            print(f"{program}: {flag}{given}{': ' if flag else ''}{problem['msg']}", file=sys.stderr)
+        problems = {_flag(one["loc"]): one for one in reversed(error.errors())}
+        raise StartupError("\n".join(f"{program}: {_line(*one)}" for one in problems.items())) from error
     except SettingsError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-    sys.exit(2)
+        raise StartupError(f"{program}: {error}") from error
+    try:
+        check_variables(kind.model_config["env_prefix"], kind.model_fields)
+    except StartupError as error:
+        raise StartupError(f"{program}: {error.message}") from error
+    return settings
+
+
+def _line(flag: str, problem: ErrorDetails) -> str:
+    given = f" {problem['input']!r}" if flag and problem["type"] != "missing" else ""
+    return f"{flag}{given}{': ' if flag else ''}{problem['msg']}"
+
+
+def parse_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
+    """Read settings as `read_settings` does. Exits with status 2 where one is wrong, with its message on stderr."""
+    try:
+        return read_settings(kind, program, arguments)
+    except StartupError as error:
+        print(error.message, file=sys.stderr)
+        sys.exit(2)

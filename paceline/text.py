@@ -5,7 +5,9 @@ Works from `TokenizerFiles`, so it needs neither torch nor a checkpoint. Knows n
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
@@ -49,6 +51,9 @@ class TextCodec:
         # A checkpoint may carry the limits it was trained with; here length is checked, never cut.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        self._special_ids = {one.content: token_id for token_id, one in added if one.special}
+        self._special = _any_of(self._special_ids)
         self._special_tokens: Mapping[str, str] = json.loads(files.special_tokens_json)
         self._template = _environment().from_string(files.chat_template) if files.chat_template else None
 
@@ -57,12 +62,47 @@ class TextCodec:
         return self._template is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Turn a prompt in any of its forms into token ids."""
+        """Turn a prompt in any of its forms into token ids.
+
+        Special tokens are those of the template, or of a text that has none: what a user says is never one.
+        """
         if isinstance(prompt, TokenIds):
             return list(prompt.values)
         if isinstance(prompt, Text):
             return self._encode(prompt.value, add_special_tokens=True)
+        if self._special and self._special.search(prompt.value):
+            return self._encode_forged(prompt.value)
         return self._encode(self._render(prompt.value), add_special_tokens=False)
+
+    def _encode_forged(self, message: str) -> list[int]:
+        """Of a message that spells special tokens: those become text, and the template's stay what they are."""
+        assert self._special
+        mark = next(one for one in map(chr, range(0xE000, 0xF900)) if one not in message)
+        spelled: list[str] = []
+
+        def hide(match: re.Match[str]) -> str:
+            spelled.append(match[0])
+            return f"{mark}{len(spelled) - 1}{mark}"
+
+        rendered = self._render(self._special.sub(hide, message))
+        ids: list[int] = []
+        at = 0
+        for template_token in self._special.finditer(rendered):
+            ids += self._encode_plain(rendered[at : template_token.start()], mark, spelled)
+            ids.append(self._special_ids[template_token[0]])
+            at = template_token.end()
+        return ids + self._encode_plain(rendered[at:], mark, spelled)
+
+    def _encode_plain(self, text: str, mark: str, spelled: Sequence[str]) -> list[int]:
+        """As text, whatever it spells; what was hidden is put back first."""
+        restored = re.sub(f"{mark}(\\d+){mark}", lambda hidden: spelled[int(hidden[1])], text)
+        return self._plain_tokenizer.encode_batch([restored], add_special_tokens=False)[0].ids if restored else []
+
+    @cached_property
+    def _plain_tokenizer(self) -> Tokenizer:
+        plain = Tokenizer.from_str(self.tokenizer.to_str())
+        plain.encode_special_tokens = True
+        return plain
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # A batch of one: unlike `encode`, which takes seconds for a megabyte, it lets other threads run meanwhile.
@@ -79,6 +119,12 @@ class TextCodec:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except TemplateError as error:
             raise InvalidRequest(f"the chat template refuses this message: {error}", field="user_message") from error
+
+
+def _any_of(words: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern of the words, the longest first; None without any."""
+    pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    return re.compile(pattern) if pattern else None
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -61,7 +61,8 @@ def test_reasons_tell_all_errors_apart() -> None:
         (StatusCode.UNAVAILABLE, errors.PeerUnavailable),
         (StatusCode.DEADLINE_EXCEEDED, errors.CallTimedOut),
         (StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
-        (StatusCode.UNIMPLEMENTED, errors.PeerFailed),
+        (StatusCode.UNIMPLEMENTED, errors.MethodNotFound),
+        (StatusCode.UNKNOWN, errors.PeerFailed),
     ],
 )
 def test_a_strangers_status_becomes_the_nearest_error(code: StatusCode, kind: type[errors.PacelineError]) -> None:

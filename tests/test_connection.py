@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
 
 from coordinator.config import CoordinatorSettings
 from coordinator.security import clients_options
 from paceline.cli import generate, load, run
+from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, connected
+from paceline.cli.options import draft_limit
 from paceline.client import NO_RETRIES, Client, RetryPolicy
-from paceline.errors import PacelineError, PeerUnavailable, StartupError, Unauthenticated
+from paceline.errors import InvalidRequest, PacelineError, PeerUnavailable, StartupError, Unauthenticated
 from paceline.launcher import ClusterOptions
 from paceline.security.channels import channel_security
 from paceline.types import GenerationRequest, TokenIds
@@ -49,7 +52,7 @@ async def test_a_command_shows_certificate_and_token_and_what_is_missing_is_refu
         refused: list[tuple[Connection, type[PacelineError]]] = [
             (replace(whole, token_file=None), Unauthenticated),
             (replace(whole, certificate=None, key=None), PeerUnavailable),
-            (replace(whole, ca=None, certificate=None, key=None), PeerUnavailable),
+            (replace(whole, ca=None, certificate=None, key=None), StartupError),
         ]
         for connection, kind in refused:
             with pytest.raises(kind):
@@ -71,6 +74,31 @@ async def test_a_command_shows_certificate_and_token_and_what_is_missing_is_refu
 async def test_flags_that_do_not_go_together_are_named(connection: Connection, words: str) -> None:
     with pytest.raises(StartupError, match=words):
         await answer(connection)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(
+    "flags", [["--batch-size", "4"], ["--target-model", "builtin:target"], ["--draft-count", "auto"], ["--lanes", "1"]]
+)
+@pytest.mark.parametrize("command", [["generate", "hello"], ["load", "--rate", "1"]])
+def test_flags_of_services_of_ones_own_are_refused_with_an_address(command: list[str], flags: list[str]) -> None:
+    """review G9"""
+    result = CliRunner().invoke(app, [*command, "--address", "127.0.0.1:1", *flags])
+    assert isinstance(result.exception, StartupError)
+    assert f"{flags[0]} is for services of one's own" in result.exception.message
+
+
+@pytest.mark.review
+async def test_a_draft_count_with_an_address_is_asked_of_requests() -> None:
+    """review G9"""
+    assert draft_limit(True, ClusterOptions(draft_count="2")) == 2
+    assert draft_limit(False, ClusterOptions(draft_count="2")) == 0
+    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as server:
+        async with connected(Connection(server.address), ClusterOptions(draft_count="2")) as (_, cluster):
+            assert cluster.draft_count == 5
+        with pytest.raises(InvalidRequest, match="--draft-count 9: the coordinator drafts 5 tokens a round at most"):
+            async with connected(Connection(server.address), ClusterOptions(draft_count="9")):
+                pass
 
 
 def test_a_token_leaves_the_machine_in_plaintext_only_where_that_was_asked_for(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_metrics_are_served_over_http_and_the_port_is_free_again_afterwards() ->
         assert fetch(url, "application/openmetrics-text").endswith("# EOF\n")
         port = int(url.rpartition(":")[2].partition("/")[0])
         with (
-            pytest.raises(AddressInUse, match=f"cannot serve metrics on 127.0.0.1:{port}.*--metrics-port"),
+            pytest.raises(AddressInUse, match=f"cannot listen on 127.0.0.1:{port}.*--metrics-port"),
             metrics_served(registry, "127.0.0.1", port),
         ):
             pytest.fail("the port is taken")

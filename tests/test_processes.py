@@ -47,7 +47,7 @@ async def running() -> AsyncIterator[Addresses]:
         (["coordinator", "--draft", "draft.test:1", "--target", "127.0.0.1:1"], "draft.test:1 is not on this machine"),
         (
             ["draft_service", "--metrics-host", "host.invalid", "--metrics-port", "1"],
-            "cannot serve metrics on host.inval",
+            "cannot listen on host.invalid:1",
         ),
         (
             ["coordinator", "--draft", "127.0.0.1:1", "--target", "127.0.0.1:1", "--startup-timeout-s", "0.5"],

@@ -3,11 +3,11 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from coordinator.clients import RemoteDrafter, RemoteVerifier
 from paceline.codec.status import error_from_pb
@@ -196,8 +196,15 @@ async def test_health_answers_while_the_model_works(target: ModelServer) -> None
     assert isinstance((await waiting)[0], Verdict)
 
 
-async def test_reflection_lists_the_services(target: ModelServer) -> None:
-    stub: Any = reflection_pb2_grpc.ServerReflectionStub(cast(Any, target.channel))
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+@pytest.mark.review
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_services(target: ModelServer, version: str) -> None:
+    """review G10"""
+    ask: Any = target.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    call = ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {one.name async for response in call for one in response.list_services_response.service}
     assert {"paceline.v1.TargetService", "grpc.health.v1.Health"} <= names

@@ -16,6 +16,8 @@ async def test_a_written_pair_answers_prompts_and_says_that_it_is_synthetic(tmp_
     assert (status, err) == (0, "")
     assert "synthetic pair of the shape 100m/5m, factor 0.5, seed 0" in " ".join(out.split())
     assert "99.5 M parameters, float32" in out
+    # review G10: no file is its owner's alone where the others are not.
+    assert len({file.stat().st_mode for file in (folder / "target").iterdir()}) == 1
     models = ["--target-model", str(folder / "target"), "--draft-model", str(folder / "draft")]
     (tmp_path / "in.jsonl").write_text('{"prompt": "Two and two"}')
     files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]

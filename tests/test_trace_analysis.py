@@ -205,7 +205,30 @@ def test_the_command_shows_the_slowest_request_the_table_and_the_verdict_and_wri
     assert "Fix verify execute first" in result.stdout
     events = json.loads(perfetto.read_text())["traceEvents"]
     assert {one["name"] for one in events if one["ph"] == "X"} == {one.name for one in spans}
-    assert {one["args"]["name"] for one in events if one["ph"] == "M"} == {"paceline-coordinator", "draft", "target"}
+    processes = {one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert processes == {"paceline-coordinator", "draft", "target"}
+
+
+@pytest.mark.review
+def test_every_row_of_the_chrome_trace_has_a_name() -> None:
+    """review G10"""
+    events = trace_events(timeline([TYPICAL] * 3, number=1).spans + timeline([TYPICAL], number=2).spans)
+    used = {(one["pid"], one["tid"]) for one in events if one["ph"] == "X"}
+    names = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    assert used == names.keys()
+    assert "generate 1" in names.values()
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("width", ["60", "20"])
+def test_a_folder_of_spans_is_read_and_nothing_is_cut_short_in_a_narrow_terminal(tmp_path: Path, width: str) -> None:
+    """review G10"""
+    write_files(tmp_path)
+    result = CliRunner().invoke(app, ["trace", str(tmp_path)], env={"COLUMNS": width})
+    assert result.exit_code == 0, result.exception
+    assert f"request {2:032x}" in result.stdout
+    assert "…" not in result.stdout
+    assert "..." not in result.stdout
 
 
 def test_the_command_shows_the_request_that_is_asked_for(tmp_path: Path) -> None:

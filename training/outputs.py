@@ -76,10 +76,10 @@ async def greedy_outputs(
                 made.append(Output((*token_ids, *output.token_ids), len(token_ids)))
 
     async with running_cluster(cluster, report) as addresses, Client(addresses.coordinator) as client:
-        source = iter(prompts)
+        source, batch_size = iter(prompts), (await client.describe()).batch_size
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(3 * cluster.batch_size):
+                for _ in range(3 * batch_size):
                     group.create_task(answer(source, client))
         except* PacelineError as errors:
             report(f"ended early: {errors.exceptions[0]}")

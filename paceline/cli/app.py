@@ -1,19 +1,40 @@
 """The commands and what they share. Each command has a module of its own."""
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
 from paceline.cli import bench, demo, equivalence, generate, load, run, synth_pair, trace, up
 from paceline.errors import PacelineError
+from paceline.extras import named_extras
+from paceline.variables import check_variables
 
 app = typer.Typer(
     name="paceline",
     help="Speculative decoding for large language models as three gRPC services.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"paceline {version('paceline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_any_command(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    check_variables()
+
+
 app.command("up")(up.command)
 app.command("generate")(generate.command)
 app.command("run")(run.command)
@@ -28,7 +49,8 @@ app.command("equivalence")(equivalence.command)
 def main() -> None:
     """Run the command line. A failure that has an explanation is one line on stderr and exit status 1."""
     try:
-        app()
+        with named_extras():
+            app()
     except PacelineError as error:
         print(f"paceline: {error.message}", file=sys.stderr)
         sys.exit(1)

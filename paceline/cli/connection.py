@@ -1,19 +1,23 @@
 """How a command reaches a coordinator: one that runs somewhere, or services of its own."""
 
+import functools
+import inspect
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import with_flags
+from paceline.cli.options import ClusterFlags, Command, with_flags
 from paceline.client import NO_RETRIES, Client, Retry, RetryPolicy
-from paceline.errors import StartupError
+from paceline.errors import InvalidRequest, MethodNotFound, PacelineError, PeerUnavailable, StartupError
 from paceline.launcher import ClusterOptions, running_cluster
+from paceline.rpc import open_channel
+from paceline.rpc.peers import COORDINATOR, service_at, speaks_tls
 from paceline.security.channels import ChannelSecurity, channel_security
 from paceline.supervision import Tell
 from paceline.types import ClusterDescription
@@ -77,8 +81,42 @@ class LastingConnection(Connection):
         return RetryPolicy(self.retry_for_s)
 
 
-with_connection_flags = with_flags("connection", LastingConnection, LastingConnection)
-with_connection_flags_for_single_calls = with_flags("connection", Connection, Connection)
+def _with_flags_of(kind: type[Connection]) -> Callable[[Command], Command]:
+    """Give a command the flags of `kind`. With an address, those of services of one's own are refused."""
+
+    def decorate(command: Command) -> Command:
+        flagged = with_flags("connection", kind, kind)(command)
+        signature = inspect.signature(flagged)
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+        @functools.wraps(flagged)
+        def wrapped(context: typer.Context, **values: Any) -> None:
+            if values["address"] is not None:
+                _refuse_flags_of_own_services(context, values["address"])
+            flagged(**values)
+
+        wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values(), context]
+        )
+        return wrapped
+
+    return decorate
+
+
+with_connection_flags = _with_flags_of(LastingConnection)
+with_connection_flags_for_single_calls = _with_flags_of(Connection)
+
+
+def _refuse_flags_of_own_services(context: typer.Context, address: str) -> None:
+    for flag in fields(ClusterFlags):
+        source = context.get_parameter_source(flag.name)
+        # A request can say how many draft tokens it wants at most, and nothing else of these.
+        asked_of_requests = flag.name == "draft_count" and context.params["draft_count"] != "auto"
+        if source and source.name == "COMMANDLINE" and not asked_of_requests:
+            raise StartupError(
+                f"--{flag.name.replace('_', '-')} is for services of one's own, and the coordinator at {address} has "
+                "settings of its own; leave the flag out, or --address"
+            )
 
 
 class RetryNotices:
@@ -109,15 +147,49 @@ async def connected(
 ) -> AsyncIterator[tuple[Client, ClusterDescription]]:
     """Yield a client of the coordinator at the address, or of a cluster that lives as long as the block.
 
-    Calls are made again as the connection says, and the user is told. `tell` is as for `running_cluster`.
+    Calls are made again as the connection says, and the user is told. `tell` is as for `running_cluster`. Raises
+    InvalidRequest where the coordinator cannot give as many draft tokens as are asked for.
     """
     security, notices = connection.security(), RetryNotices()
     if connection.address is not None:
+        await _check_is_coordinator(connection.address, security)
         async with Client(connection.address, connection.retries, security=security, on_retry=notices) as client:
-            yield client, await client.describe()
+            cluster = await client.describe()
+            _check_draft_count(options, cluster)
+            yield client, cluster
         return
     async with (
         running_cluster(options, tell) as addresses,
         Client(addresses.coordinator, connection.retries, on_retry=notices) as client,
     ):
         yield client, await client.describe()
+
+
+async def _check_is_coordinator(addresses: str, security: ChannelSecurity) -> None:
+    """Raises StartupError where an address leads to something else, which no waiting mends, naming what is there."""
+    for address in map(str.strip, addresses.split(",")):
+        try:
+            async with Client(address, NO_RETRIES, security=security) as client:
+                await client.describe()
+        except MethodNotFound as error:
+            async with open_channel(address, security=security) as channel:
+                found = await service_at(channel)
+            if found != COORDINATOR:
+                raise StartupError(
+                    f"{address} is {found} and no coordinator; give --address a coordinator's, which it prints when it "
+                    "starts"
+                ) from error
+        except PeerUnavailable as error:
+            if security.certificates is None and await speaks_tls(address):
+                raise StartupError(f"{address} wants TLS; give the CA of its certificate with --ca") from error
+        except PacelineError:
+            pass  # the command's own calls meet it too
+
+
+def _check_draft_count(options: ClusterOptions, cluster: ClusterDescription) -> None:
+    wanted, most = options.draft_count, cluster.draft_count
+    if wanted and most is not None and (not wanted.isdecimal() or int(wanted) > most):
+        raise InvalidRequest(
+            f"--draft-count {wanted}: the coordinator drafts {most} tokens a round at most; give a number up to that",
+            field="draft_count",
+        )

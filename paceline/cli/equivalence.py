@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 from paceline.cli.options import (
+    DRAFT_COUNT_HELP,
     POLICIES,
     Category,
-    DraftCount,
     InputFile,
     MaxNewTokens,
     PromptCount,
@@ -49,7 +49,7 @@ def command(
     dtypes: Annotated[
         str, typer.Option(help="Of float32, bfloat16, float16, each also with -strict.")
     ] = "float32,bfloat16,bfloat16-strict",
-    draft_count: DraftCount = "5",
+    draft_count: Annotated[str, typer.Option(help=DRAFT_COUNT_HELP)] = "5",
     *,
     pair: ClusterOptions,
 ) -> None:

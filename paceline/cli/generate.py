@@ -47,7 +47,7 @@ def command(
             as_prompt(prompt, chat, cluster),
             max_new_tokens=max_new_tokens,
             stop_strings=tuple(stop or ()),
-            max_draft_count=draft_limit(speculation),
+            max_draft_count=draft_limit(speculation, options),
             sampling=sampling,
             seed=seed,
         )

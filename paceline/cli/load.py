@@ -25,6 +25,7 @@ from paceline.cli.options import (
     with_sampling_flags,
 )
 from paceline.cli.prompts import PROMPTS
+from paceline.errors import InvalidRequest
 from paceline.launcher import ClusterOptions
 from paceline.measure.arrivals import poisson_arrivals
 from paceline.measure.figures import check_plots
@@ -50,7 +51,7 @@ class LoadPlan:
     request_count: int | None
     seed: int
     max_new_tokens: int
-    speculation: bool
+    max_draft_count: int | None
     chat: bool | None
     sampling: SamplingParameters
 
@@ -63,7 +64,7 @@ class LoadPlan:
                 GenerationRequest(
                     as_prompt(prompt, self.chat, cluster),
                     max_new_tokens=self.max_new_tokens,
-                    max_draft_count=draft_limit(self.speculation),
+                    max_draft_count=self.max_draft_count,
                     sampling=self.sampling,
                     seed=self.seed + number,
                 ),
@@ -108,14 +109,25 @@ def command(
         duration_s = DEFAULT_DURATION_S
     console = Console(highlight=False)
     prompts = _prompts(input_file, console)
-    plan = LoadPlan(prompts, rate, duration_s, requests, seed, max_new_tokens, speculation, chat, sampling)
+    limit = draft_limit(speculation, options)
+    plan = LoadPlan(prompts, rate, duration_s, requests, seed, max_new_tokens, limit, chat, sampling)
     objectives = Objectives(_seconds(slo_ttft_ms), _seconds(slo_tpot_ms))
     if plot:
-        check_plots()
+        plot = _can_plot(console)
     prepare_folder(output)
     if run_async(_load(plan, objectives, connection, options, Report(console, output, plot))):
         console.print("interrupted; the results are those until then", style="yellow")
         raise typer.Exit(INTERRUPTED)
+
+
+def _can_plot(console: Console) -> bool:
+    """The figures are worth having without their plot, so a missing library is told and nothing more."""
+    try:
+        check_plots()
+    except InvalidRequest as error:
+        console.print(f"no plot will be drawn: {error.message}", style="yellow", markup=False)
+        return False
+    return True
 
 
 def _prompts(path: Path | None, console: Console) -> tuple[str, ...]:

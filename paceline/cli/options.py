@@ -35,9 +35,7 @@ TimeoutS = Annotated[
 ]
 
 
-DraftCount = Annotated[
-    str, typer.Option(help="Draft tokens a round and sequence, 0 to 64; auto: what pays best by measured times.")
-]
+DRAFT_COUNT_HELP = "Draft tokens a round and sequence, 0 to 64; auto: what pays best by measured times."
 Policy = Literal["continuous", "eqspec", "exspec"]
 POLICIES: tuple[str, ...] = get_args(Policy)
 InputFile = Annotated[
@@ -49,13 +47,25 @@ PromptCount = Annotated[int | None, typer.Option(min=1, help="Only so many promp
 
 @dataclass(frozen=True)
 class PairFlags:
-    """Flags of every command that starts services of its own, one cluster or many."""
+    """Flags of every command that starts services of its own, one cluster or many.
 
-    target_model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, or builtin:target.")]
-    draft_model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, or builtin:draft.")]
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes cuda where there is one.")]
+    One that is not given is as the services' variables say; the defaults named here are the services' own.
+    """
+
+    target_model: Annotated[
+        str, typer.Option(envvar="PACELINE_TARGET_MODEL", help="Checkpoint directory, hub id, or builtin:target.")
+    ]
+    draft_model: Annotated[
+        str, typer.Option(envvar="PACELINE_DRAFT_MODEL", help="Checkpoint directory, hub id, or builtin:draft.")
+    ]
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Unset: auto, which takes cuda where there is one.")
+    ]
     kv_memory: Annotated[
-        str, typer.Option(help="Most memory for each cache: bytes such as 512MiB, or a share of what is free: 40%.")
+        str | None,
+        typer.Option(
+            help="Most memory for each cache: bytes such as 512MiB, or a share of what is free: 40%. Unset: 2GiB."
+        ),
     ]
     lanes: Annotated[
         int | None, typer.Option(min=1, max=2, help="Groups in flight. Unset: 2, and 1 under the paper's policies.")
@@ -67,18 +77,22 @@ class ClusterFlags(PairFlags):
     """Flags of every command that starts one cluster."""
 
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="auto takes what the checkpoint says.")
+        Literal["auto", "float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Unset: auto, which takes what the checkpoint says."),
     ]
     layout: Annotated[
-        Literal["paged", "dense"], typer.Option(help="dense: the paper's padded and realigned rectangle.")
+        Literal["paged", "dense"] | None,
+        typer.Option(help="dense: the paper's padded and realigned rectangle. Unset: paged."),
     ]
     numerics: Annotated[
-        Literal["fast", "strict"],
-        typer.Option(help="strict: in any dtype, speculative output equals plain decoding bit for bit."),
+        Literal["fast", "strict"] | None,
+        typer.Option(help="strict: in any dtype, speculative output equals plain decoding bit for bit. Unset: fast."),
     ]
-    batch_size: Annotated[int, typer.Option(min=1, help="Most sequences in a round.")]
-    draft_count: DraftCount
-    policy: Annotated[Policy, typer.Option(help="How groups are formed; two are the paper's.")]
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Most sequences in a round. Unset: 8.")]
+    draft_count: Annotated[str | None, typer.Option(help=f"{DRAFT_COUNT_HELP} Unset: 5.")]
+    policy: Annotated[
+        Policy | None, typer.Option(help="How groups are formed; two are the paper's. Unset: continuous.")
+    ]
     trace_dir: Annotated[
         str | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")
     ]
@@ -157,9 +171,11 @@ def as_prompt(text: str, chat: bool | None, cluster: ClusterDescription) -> Prom
     return UserMessage(text) if use_template else Text(text)
 
 
-def draft_limit(speculation: bool) -> int | None:
+def draft_limit(speculation: bool, options: ClusterOptions) -> int | None:
     """What `max_draft_count` of a request should be."""
-    return None if speculation else 0
+    if not speculation:
+        return 0
+    return int(options.draft_count) if options.draft_count and options.draft_count.isdecimal() else None
 
 
 def comma_list(flag: str, value: str, choices: Sequence[str] = ()) -> tuple[str, ...]:

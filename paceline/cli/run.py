@@ -49,24 +49,24 @@ class RunPlan:
     """What is asked of each line."""
 
     max_new_tokens: int
-    speculation: bool
     chat: bool | None
     seed: int | None
     timeout_s: float | None
+    max_draft_count: int | None
     sampling: SamplingParameters
 
     def request(self, prompt: str, cluster: ClusterDescription) -> GenerationRequest:
         return GenerationRequest(
             as_prompt(prompt, self.chat, cluster),
             max_new_tokens=self.max_new_tokens,
-            max_draft_count=draft_limit(self.speculation),
+            max_draft_count=self.max_draft_count,
             sampling=self.sampling,
             seed=self.seed,
         )
 
     def settings(self) -> dict[str, Any]:
         """What answers depend on beside prompt and model."""
-        own = ("max_new_tokens", "speculation", "chat", "seed")
+        own = ("max_new_tokens", "max_draft_count", "chat", "seed")
         return {name: getattr(self, name) for name in own} | asdict(self.sampling)
 
 
@@ -92,7 +92,7 @@ def command(
     """Answer every prompt of a file. A line that is wrong is reported and the rest still runs."""
     console = Console(stderr=True, highlight=False)
     lines = read_lines(input_file)
-    plan = RunPlan(max_new_tokens, speculation, chat, seed, timeout_s, sampling)
+    plan = RunPlan(max_new_tokens, chat, seed, timeout_s, draft_limit(speculation, options), sampling)
     check_distinct(input_file, output_file)
     partial = PartialOutputs(output_file, {"input": _digest(lines)} | plan.settings(), resume=resume)
     try:

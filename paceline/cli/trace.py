@@ -12,12 +12,14 @@ from paceline.rpc import termination
 from paceline.tracing.analysis import RequestTrace, requests_of, summarize, verdict
 from paceline.tracing.perfetto import write_perfetto
 from paceline.tracing.receiver import running_receiver
-from paceline.tracing.rendering import hop_table, waterfall
+from paceline.tracing.rendering import LEAST_WIDTH, hop_table, waterfall
 from paceline.tracing.spans import SpanRecord, read_spans
 
 
 def command(
-    files: Annotated[list[str] | None, typer.Argument(help="What --trace-file wrote; globs are taken.")] = None,
+    files: Annotated[
+        list[str] | None, typer.Argument(help="What --trace-file wrote, or its folder; globs are taken.")
+    ] = None,
     listen: Annotated[
         str | None, typer.Option(help="HOST:PORT to receive spans at by OTLP/gRPC instead, until Ctrl-C.")
     ] = None,
@@ -51,6 +53,7 @@ def report(console: Console, spans: list[SpanRecord], request: str | None, perfe
     Raises InvalidRequest when there is no such request, or none at all.
     """
     requests = requests_of(spans)
+    console.width = max(console.width, LEAST_WIDTH)
     console.print(waterfall(_chosen(requests, request), console.width))
     if answered := [one for one in requests if one.is_answered]:
         console.print()

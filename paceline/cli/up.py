@@ -1,7 +1,7 @@
 """`paceline up`: the three services on this machine, until Ctrl-C."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,36 +10,45 @@ from paceline.cli.options import run_async, teller, with_cluster_flags
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.rpc import termination
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")]
+PORTS = ClusterOptions(coordinator_port=7700, draft_port=7701, target_port=7702, metrics_port=7710, log_level="info")
+"""Where neither a flag nor a variable says otherwise."""
+
+
+def _port(otherwise: int | None) -> Any:
+    return typer.Option(min=0, max=65535, help=f"0 takes any free port. Unset: {otherwise}.")
 
 
 @with_cluster_flags
 def command(
-    coordinator_port: Port = 7700,
-    draft_port: Port = 7701,
-    target_port: Port = 7702,
+    coordinator_port: Annotated[int | None, _port(PORTS.coordinator_port)] = None,
+    draft_port: Annotated[int | None, _port(PORTS.draft_port)] = None,
+    target_port: Annotated[int | None, _port(PORTS.target_port)] = None,
     metrics_port: Annotated[
-        int,
-        typer.Option(min=0, max=65533, help="The first of three, for the services' metrics; 0 takes any free ones."),
-    ] = 7710,
+        int | None,
+        typer.Option(
+            min=0,
+            max=65533,
+            help=f"The first of three, for the services' metrics; 0 takes any free ones. Unset: {PORTS.metrics_port}.",
+        ),
+    ] = None,
     *,
     options: ClusterOptions,
 ) -> None:
     """Start the three services here and print their addresses; one that ends is started again."""
     options = replace(
         options,
+        host=None,
         coordinator_port=coordinator_port,
         draft_port=draft_port,
         target_port=target_port,
         metrics_port=metrics_port,
-        log_level="info",
     )
     run_async(_up(options))
 
 
 async def _up(options: ClusterOptions) -> None:
     console = Console(highlight=False)
-    async with running_cluster(options, teller(Console(stderr=True))) as addresses:
+    async with running_cluster(options, teller(Console(stderr=True)), PORTS) as addresses:
         console.print(f"coordinator  {addresses.coordinator}")
         console.print(f"draft        {addresses.draft}   {options.draft_model}")
         console.print(f"target       {addresses.target}   {options.target_model}")

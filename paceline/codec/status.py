@@ -35,6 +35,7 @@ _ERROR_BY_CODE: dict[StatusCode, type[errors.PacelineError]] = {
     StatusCode.DEADLINE_EXCEEDED: errors.CallTimedOut,
     StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
     StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
+    StatusCode.UNIMPLEMENTED: errors.MethodNotFound,
 }
 
 

@@ -19,6 +19,7 @@ from paceline.engine.peers import HuggingFacePeer, assistance, prompt_lookup
 from paceline.engine.reference import HuggingFaceReference
 from paceline.engine.traffic import copy_bandwidth, pass_traffic
 from paceline.engine.worker import ModelWorker
+from paceline.launcher import plan_cluster
 from paceline.measure import grid
 from paceline.measure.agreement import find_mismatches, no_gap
 from paceline.measure.alternate import WARM_UP, alternate
@@ -50,7 +51,7 @@ class Bench:
         self._token_ids = [prompt.token_ids for prompt in prompts]
         self._observer = observer
         self._first_outputs: dict[Precision, list[list[int]]] = {}
-        self._device = resolve_device(plan.pair.device)
+        self._device = resolve_device(plan_cluster(plan.pair).target.settings.device)
         # Peers step back for nobody: they run as their users run them.
         self._worker = ModelWorker(None, niceness=0)
         self._threads: dict[SystemSpec, int] = {}

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from paceline.engine.loader import resolve_device
 from paceline.engine.reference import HuggingFaceReference
 from paceline.engine.worker import ModelWorker
-from paceline.launcher import CORES, ClusterOptions
+from paceline.launcher import CORES, ClusterOptions, plan_cluster
 from paceline.measure.agreement import MatchRates, Mismatch, find_mismatches, match_rates, pooled
 from paceline.measure.cluster import running_system
 from paceline.measure.precision import Precision, with_precision
@@ -119,7 +119,7 @@ class Equivalence:
         self._codec = codec
         self._folder = folder
         self._observer = observer
-        self._device = resolve_device(plan.pair.device)
+        self._device = resolve_device(plan_cluster(plan.pair).target.settings.device)
         self._worker = ModelWorker(None)
 
     async def run(self) -> None:

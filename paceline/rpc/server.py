@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from opentelemetry.trace import Tracer
 
-from paceline.errors import AddressInUse
 from paceline.rpc.access import AccessInterceptor
 from paceline.rpc.exchanges import Exchanges
 from paceline.rpc.lasting import LastingServer, without_registration
 from paceline.rpc.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
+from paceline.rpc.ports import Listening
+from paceline.rpc.reflection import add_reflection
 from paceline.rpc.status import ErrorInterceptor
 from paceline.security.access import Check
 from paceline.security.certificates import Certificates, server_credentials
@@ -86,8 +86,8 @@ async def running_server(
         add_servicers(server)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         if options.reflection:
-            reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-        return server, _bind(server, host, port, credentials, "--port")
+            add_reflection(server, [*service_names, health.SERVICE_NAME])
+        return server, _bind(server, Listening("--port", host, port), credentials)
 
     exchanges = exchanges or Exchanges()
     server = LastingServer(make, port, exchanges.end_streams)
@@ -133,7 +133,7 @@ async def _health_server(host: str, port: int | None, servicer: health.aio.Healt
         return
     server = grpc.aio.server(options=_OPTIONS)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    address = f"{host}:{_bind(server, host, port, None, '--health-port')}"
+    address = f"{host}:{_bind(server, Listening('--health-port', host, port), None)}"
     await server.start()
     log.info("health checks are answered in plaintext", address=address)
     try:
@@ -142,13 +142,11 @@ async def _health_server(host: str, port: int | None, servicer: health.aio.Healt
         await server.stop(0)
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None, flag: str) -> int:
+def _bind(server: grpc.aio.Server, place: Listening, credentials: grpc.ServerCredentials | None) -> int:
+    address = f"{place.host}:{place.port}"
     try:
         if credentials:
-            return server.add_secure_port(f"{host}:{port}", credentials)
-        return server.add_insecure_port(f"{host}:{port}")
+            return server.add_secure_port(address, credentials)
+        return server.add_insecure_port(address)
     except RuntimeError as error:
-        raise AddressInUse(
-            f"cannot listen on {host}:{port}: the port is taken or the host is not this machine's; "
-            f"choose another {flag}, or 0 for any free one"
-        ) from error
+        raise place.refused() from error

@@ -20,7 +20,9 @@ class ChannelSecurity:
     """Plaintext, and a token in it, is wanted to other addresses than loopback too."""
 
     def check(self, address: str) -> None:
-        """Raise StartupError where plaintext would leave the machine unasked."""
+        """Raise StartupError where there is no port, or plaintext would leave the machine unasked."""
+        if not address.startswith("unix:") and not address.rpartition(":")[2].isdecimal():
+            raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
         if self.certificates is None and not self.plaintext and not is_loopback(_host(address)):
             raise StartupError(
                 f"{address} is not on this machine, and calls to it would be plaintext; give the CA of its certificate "

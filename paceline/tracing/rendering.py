@@ -31,6 +31,8 @@ SHOWN = ("waiting", "coordinator", *(hop for hop in HOPS if " " in hop))
 COLUMNS_WIDTH = 66
 """Of all columns but the bar."""
 LEAST_BAR_CELLS = 12
+LEAST_WIDTH = COLUMNS_WIDTH + LEAST_BAR_CELLS
+"""Of a waterfall: a narrower terminal wraps its lines, for figures that are cut short are none."""
 
 
 def waterfall(request: RequestTrace, width: int) -> Table:

@@ -61,13 +61,15 @@ def from_line(line: str) -> SpanRecord:
 
 
 def read_spans(patterns: Iterable[str]) -> list[SpanRecord]:
-    """Read the files that paths or globs name. A last line cut short, as a killed process leaves it, is passed over.
+    """Read the files that paths or globs name, and of a folder its `.jsonl`.
+
+    A last line cut short, as a killed process leaves it, is passed over.
 
     Raises InvalidRequest, naming file and line.
     """
     spans: list[SpanRecord] = []
     for pattern in patterns:
-        paths = sorted(glob.glob(pattern)) or [pattern]
+        paths = sorted(glob.glob(f"{glob.escape(pattern)}/*.jsonl" if Path(pattern).is_dir() else pattern)) or [pattern]
         for path in paths:
             spans += _read(Path(path))
     return spans

@@ -81,7 +81,11 @@ def write_model(
         save_file(tensors, folder / file_name, metadata={"format": "pt"})
         places |= dict.fromkeys(names, file_name)
     index = {"metadata": {"total_size": files.total_bytes}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    index_path = folder / "model.safetensors.index.json"
+    index_path.write_text(json.dumps(index, indent=2), encoding="utf-8")
+    for file_name in set(places.values()):
+        # safetensors makes its files for their owner alone; these are as any other of the folder.
+        (folder / file_name).chmod(index_path.stat().st_mode & 0o777)
     make_config(recipe.shape, dtype=recipe.dtype, synthetic=label).save_pretrained(folder)
     if with_tokenizer:
         for name in TOKENIZER_FILES:

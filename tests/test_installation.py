@@ -1,0 +1,54 @@
+"""What an installation has, and what it says of what it has not."""
+
+import sys
+from importlib.metadata import version
+from importlib.resources import files
+from subprocess import run
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app as cli
+from paceline.cli.app import app
+
+pytestmark = pytest.mark.review
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from {0}.__main__ import main; sys.argv = ['{0}']; main()"
+
+
+@pytest.mark.parametrize("service", ["draft_service", "target_service"])
+def test_a_service_without_the_engines_libraries_says_what_to_install(service: str) -> None:
+    """review A3"""
+    ended = run([sys.executable, "-c", WITHOUT_TORCH.format(service)], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        f"{service}: this needs torch, which is not installed: pip install 'paceline[engine]'"
+    )
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_command_without_the_engines_libraries_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """review A3"""
+
+    def miss() -> None:
+        raise ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
+
+    monkeypatch.setattr(cli, "app", miss)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert (
+        capsys.readouterr().err
+        == "paceline: this needs torch, which is not installed: pip install 'paceline[engine]'\n"
+    )
+
+
+def test_the_command_tells_its_version_and_takes_short_help() -> None:
+    """review A3, G11"""
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"paceline {version('paceline')}\n"
+    assert CliRunner().invoke(app, ["trace", "-h"]).exit_code == 0
+
+
+def test_the_library_says_that_it_has_types() -> None:
+    """review A3"""
+    assert files("paceline").joinpath("py.typed").is_file()

@@ -1,0 +1,157 @@
+"""What the services that a command starts are told: flags over variables, variables over defaults."""
+
+import asyncio
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline import launcher
+from paceline.cli import up
+from paceline.cli.app import app
+from paceline.errors import AddressInUse, StartupError
+from paceline.launcher import ClusterOptions, plan_cluster, running_cluster
+from paceline.rpc.ports import Listening, check_ports_free
+from paceline.service import server_options
+from paceline.variables import check_variables
+from target_service.config import TargetSettings
+
+pytestmark = pytest.mark.review
+
+
+def test_a_variable_holds_where_no_flag_is_given_and_a_flag_wins_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """review G5"""
+    monkeypatch.setenv("PACELINE_TARGET_KV_MEMORY", "64MiB")
+    monkeypatch.setenv("PACELINE_COORDINATOR_BATCH_SIZE", "3")
+    plan = plan_cluster(ClusterOptions())
+    assert (plan.target.settings.kv_memory, plan.draft.settings.kv_memory) == ("64MiB", "2GiB")
+    assert plan.coordinator.settings.batch_size == 3
+    plan = plan_cluster(ClusterOptions(kv_memory="96MiB", batch_size=5))
+    assert (plan.target.settings.kv_memory, plan.draft.settings.kv_memory) == ("96MiB", "96MiB")
+    assert plan.coordinator.settings.batch_size == 5
+
+
+def test_what_the_launcher_would_choose_gives_way_to_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """review G5"""
+    plain = plan_cluster(ClusterOptions())
+    assert plain.target.settings.log_level == "warning"
+    monkeypatch.setenv("PACELINE_TARGET_LOG_LEVEL", "debug")
+    monkeypatch.setenv("PACELINE_TARGET_THREADS", "7")
+    monkeypatch.setenv("PACELINE_COORDINATOR_POLICY", "exspec")
+    plan = plan_cluster(ClusterOptions())
+    assert (plan.target.settings.log_level, plan.target.settings.threads) == ("debug", 7)
+    assert plan.draft.settings.threads == launcher.divided_threads(1)[0]
+    assert plan.coordinator.settings.policy == "exspec"
+
+
+def test_services_of_a_command_take_free_ports_whatever_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_TARGET_PORT", "7702")
+    assert plan_cluster(ClusterOptions()).target.settings.port == 0
+
+
+def test_up_hears_the_variables_of_its_ports_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """review G5"""
+    asked: list[ClusterOptions] = []
+
+    async def start(options: ClusterOptions) -> None:
+        asked.append(options)
+
+    monkeypatch.setattr(up, "_up", start)
+    monkeypatch.setenv("PACELINE_COORDINATOR_PORT", "8800")
+    monkeypatch.setenv("PACELINE_TARGET_METRICS_PORT", "8812")
+    monkeypatch.setenv("PACELINE_TARGET_MODEL", "builtin:draft")
+    result = CliRunner().invoke(app, ["up", "--draft-port", "8801"])
+    assert result.exit_code == 0, result.output
+    plan = plan_cluster(asked[0], up.PORTS)
+    ports = [one.settings.port for one in (plan.coordinator, plan.draft, plan.target)]
+    assert ports == [8800, 8801, 7702]
+    assert [one.settings.metrics_port for one in (plan.coordinator, plan.draft, plan.target)] == [7710, 7711, 8812]
+    assert plan.target.settings.model == "builtin:draft"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (ClusterOptions(draft_count="99"), "coordinator: --draft-count '99'"),
+        (ClusterOptions(policy="eqspec", lanes=2), "--policy eqspec runs one group at a time"),
+        (ClusterOptions(kv_memory="lots"), "draft_service: --kv-memory 'lots'"),
+        (ClusterOptions(target_port=70000), "target_service: --port '70000'"),
+    ],
+)
+async def test_wrong_settings_are_refused_before_any_service_starts(
+    options: ClusterOptions, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """review G9"""
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", _never)
+    with pytest.raises(StartupError, match=words):
+        async with running_cluster(options):
+            pass
+
+
+async def test_a_port_that_is_taken_or_asked_for_twice_is_refused_before_any_service_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """review G9"""
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", _never)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressInUse, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
+            async with running_cluster(ClusterOptions(coordinator_port=port)):
+                pass
+        with pytest.raises(AddressInUse, match="choose another --health-port"):
+            server_options(TargetSettings(health_port=port))
+    # Free again: asking held nothing.
+    check_ports_free([Listening("--port", "127.0.0.1", port)])
+    with pytest.raises(AddressInUse):
+        async with running_cluster(replace(ClusterOptions(), draft_port=port, target_port=port)):
+            pass
+
+
+def _never(*_: Any, **__: Any) -> None:
+    raise AssertionError("a process was started")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("PACELINE_TARGET_KV_MEMROY", "there is no such setting; did you mean PACELINE_TARGET_KV_MEMORY"),
+        ("PACELINE_COORDINATOR_XYZZY", "there is no such setting; --help lists"),
+        ("PACELINE_TARGTE_MODEL", "no service reads it.*did you mean PACELINE_TARGET_MODEL"),
+        ("PACELINE_KV_MEMORY", "names begin with PACELINE_COORDINATOR_, PACELINE_DRAFT_, PACELINE_TARGET_$"),
+    ],
+)
+def test_a_misspelled_variable_is_named_with_what_was_meant(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """review G9"""
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(StartupError, match=f"{name} is set.*{words}"):
+        plan_cluster(ClusterOptions())
+
+
+def test_a_command_that_starts_no_services_refuses_variables_of_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """review G9"""
+    monkeypatch.setenv("PACELINE_TARGTE_MODEL", "builtin:target")
+    result = CliRunner().invoke(app, ["generate", "hello", "--address", "127.0.0.1:1"])
+    assert isinstance(result.exception, StartupError)
+    assert "PACELINE_TARGTE_MODEL" in result.exception.message
+
+
+def test_what_kubernetes_tells_of_its_services_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "PACELINE_GATEWAY_PORT": "tcp://10.0.0.1:80",
+        "PACELINE_TARGET_SERVICE_HOST": "10.0.0.1",
+        "PACELINE_TARGET_SERVICE_PORT_GRPC": "7702",
+        "PACELINE_TARGET_PORT_7702_TCP_ADDR": "10.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    plan_cluster(ClusterOptions())
+    check_variables()
+
+
+def test_the_variables_of_one_service_do_not_trouble_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_COORDINATOR_WINDOW", "5")
+    assert plan_cluster(ClusterOptions()).coordinator.settings.window == 5
+    server_options(TargetSettings())

@@ -1,0 +1,115 @@
+"""What is said when an address leads to something else than was meant."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from coordinator.clients import DRAFT_SERVICE, TARGET_SERVICE, RemoteDrafter
+from coordinator.config import CoordinatorSettings
+from coordinator.servicer import SERVICE_NAME
+from coordinator.serving import running_coordinator
+from paceline.cli.app import app
+from paceline.cli.connection import Connection, LastingConnection, connected
+from paceline.errors import IncompatiblePair, StartupError
+from paceline.instruments import Instruments
+from paceline.launcher import ClusterOptions
+from paceline.rpc import RunningServer, ServerOptions, open_channel, running_server
+from paceline.security.certificates import watch_certificates
+from paceline.security.channels import LOCAL
+from tests.certificates import Authority
+
+pytestmark = pytest.mark.review
+
+
+@asynccontextmanager
+async def serving(name: str, options: ServerOptions | None = None) -> AsyncIterator[RunningServer]:
+    """A server that says it is a service, and is none."""
+    async with running_server(
+        "127.0.0.1", 0, [name], lambda server: None, grace_s=0, options=options or ServerOptions()
+    ) as server:
+        await server.set_serving(True)
+        yield server
+
+
+def encrypted(folder: Path) -> ServerOptions:
+    own = Authority(folder).issue("127.0.0.1")
+    return ServerOptions(certificates=watch_certificates("certificate", own.certificate, own.key, None))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (DRAFT_SERVICE, "a draft service"),
+        (TARGET_SERVICE, "a target service"),
+        ("other.Service", "no service of Paceline"),
+    ],
+)
+async def test_a_command_says_what_answers_where_there_is_no_coordinator(name: str, found: str) -> None:
+    """review G6"""
+    async with serving(name) as server:
+        with pytest.raises(StartupError, match=f"{server.address} is {found} and no coordinator"):
+            async with connected(Connection(server.address), ClusterOptions()):
+                pass
+
+
+async def test_a_command_that_calls_a_tls_port_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
+    """review G6"""
+    async with serving(SERVICE_NAME, encrypted(tmp_path)) as server:
+        with pytest.raises(StartupError, match=f"{server.address} wants TLS; give the CA .* with --ca"):
+            async with connected(LastingConnection(server.address), ClusterOptions()):
+                pass
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "dns:///localhost", "coordinator.test:"])
+def test_an_address_without_a_port_is_named(address: str) -> None:
+    """review G6"""
+    with pytest.raises(StartupError, match="has no port; give HOST:PORT"):
+        LOCAL.check(address)
+    result = CliRunner().invoke(app, ["generate", "hello", "--address", address])
+    assert isinstance(result.exception, StartupError)
+    assert "has no port" in result.exception.message
+
+
+async def test_a_coordinator_says_at_once_that_its_target_is_a_draft() -> None:
+    """review G6"""
+    async with serving(DRAFT_SERVICE) as server:
+        settings = CoordinatorSettings(draft="127.0.0.1:1", target=server.address)
+        with pytest.raises(
+            IncompatiblePair, match=f"{server.address}: what answers is a draft service and not a target service"
+        ):
+            async with running_coordinator(settings, Instruments(CollectorRegistry())):
+                pass
+
+
+async def test_a_draft_address_that_leads_to_a_target_is_refused_and_not_waited_for() -> None:
+    """review G6"""
+    async with serving(TARGET_SERVICE) as server:
+        remote = RemoteDrafter(open_channel(server.address), 5.0)
+        with pytest.raises(IncompatiblePair, match="what answers is a target service and not a draft service"):
+            await remote.is_serving(5.0)
+        await remote.close()
+
+
+async def test_a_coordinator_that_calls_a_tls_target_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
+    """review G6"""
+    async with serving(TARGET_SERVICE, encrypted(tmp_path)) as server:
+        settings = CoordinatorSettings(draft="127.0.0.1:1", target=server.address, startup_timeout_s=0.3)
+        with pytest.raises(StartupError, match="it wants TLS; give the CA of its certificate with --models-ca"):
+            async with running_coordinator(settings, Instruments(CollectorRegistry())):
+                pass
+
+
+def test_load_without_a_plotting_library_runs_and_says_that_it_draws_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """review G6"""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    flags = ["--rate", "1", "--requests", "1", "--address", "127.0.0.1:1", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, ["load", *flags])
+    assert "no plot will be drawn: plots need matplotlib" in result.output
+    assert "Connection refused" in str(result.exception)
