@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -17,6 +16,7 @@ from paceline.cli.options import (
     MaxNewTokens,
     Seed,
     Speculation,
+    answer_fields,
     as_prompt,
     draft_limit,
     run_async,
@@ -38,7 +38,9 @@ IN_FLIGHT = 64
 @with_connection_flags
 @with_sampling_flags
 def command(
-    input_file: Annotated[Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`.")],
+    input_file: Annotated[
+        Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`; -: from stdin.")
+    ],
     output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go.")],
     max_new_tokens: MaxNewTokens = 256,
     speculation: Speculation = True,
@@ -124,15 +126,10 @@ def _open(path: Path) -> TextIO:
 
 async def _answer(client: Client, line: InputLine, request: GenerationRequest) -> dict[str, Any]:
     completion = await client.complete(request)
-    answer = {
-        "id": line.id,
-        "prompt": line.prompt,
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish.reason.value,
-        "usage": asdict(completion.finish.usage),
-    }
-    return answer | {"seed": completion.finish.seed} if request.sampling.temperature else answer
+    answer = {"id": line.id, "prompt": line.prompt, **answer_fields(completion)}
+    if not request.sampling.temperature:
+        del answer["seed"]
+    return answer
 
 
 def _failure(line: InputLine, message: str) -> dict[str, Any]:
