@@ -4,11 +4,14 @@ Owns the file's form; knows nothing of what is done with the prompts.
 """
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest
+
+STDIN = Path("-")
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,12 @@ class InputLine:
 
 
 def read_lines(path: Path) -> list[InputLine]:
-    """Read every line that is not blank; a wrong one becomes an InputLine with an error.
+    """Read every line that is not blank, of standard input where the path is `-`; a wrong one has an error.
 
     Raises InvalidRequest when the file cannot be read or holds no line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = sys.stdin.buffer.read().decode() if path == STDIN else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--input {path} cannot be read: {error}", field="input") from error
     # Not splitlines: JSON strings may hold U+2028 and its like unescaped.

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
+import structlog
 import uvloop
 
 from paceline.errors import PacelineError
@@ -17,19 +18,23 @@ from paceline.security.access import Check, allowed_names
 from paceline.security.certificates import watch_certificates
 from paceline.security.plaintext import check_listening
 from paceline.settings import ServiceSettings
-from paceline.telemetry import configure_logs
+from paceline.telemetry import configure_logs, forward_library_logs
 
 
 def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, Any, None]) -> None:
     """Run `serving` to its end. A failure that has an explanation is one line on stderr and exit status 1."""
     configure_logs(settings.log_format, settings.log_level, name)
+    forward_library_logs()
     # The first process of a container is spared signals that nobody handles; until it serves, there is nothing to end.
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         with named_extras():
             uvloop.run(serving)
     except PacelineError as error:
-        print(f"{name}: {error.message}", file=sys.stderr)
+        if settings.log_format == "json":
+            structlog.get_logger().critical(error.message)
+        else:
+            print(f"{name}: {error.message}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

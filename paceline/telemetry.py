@@ -5,8 +5,10 @@ Logs go to stderr, so that stdout stays free for results. Text of prompts and ou
 
 import logging
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from types import TracebackType
 from typing import Literal, TextIO, cast
 
 import structlog
@@ -58,6 +60,26 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> 
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def forward_library_logs() -> None:
+    """Write what libraries log or warn of, and what nothing caught, as this process's own lines: in its format too."""
+    root = logging.getLogger()
+    root.handlers = [_Forwarding()]
+    root.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda one: _uncaught(one.exc_type, one.exc_value or one.exc_type(), one.exc_traceback)
+
+
+class _Forwarding(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        own = structlog.get_logger()
+        own.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    structlog.get_logger().critical("unexpected error", exc_info=(kind, error, traceback))
 
 
 class _Lossy:

@@ -1,5 +1,6 @@
 """Prompt files: what is taken, and what is named and passed over."""
 
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ def test_prompts_and_spec_bench_lines_are_taken_and_wrong_ones_named_by_number(t
     for number, line in zip((4, 5, 6, 7), lines[2:6], strict=True):
         assert line.error is not None
         assert line.error.startswith(f"line {number} ")
+
+
+@pytest.mark.review
+def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """review G11"""
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO('{"prompt": "ä"}\n'.encode())))
+    assert read_lines(Path("-")) == [InputLine(1, "ä")]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe"])

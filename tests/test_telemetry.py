@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from subprocess import run
 
 import pytest
 import structlog
@@ -56,3 +57,38 @@ def test_without_opentelemetry_no_span_is_active(monkeypatch: pytest.MonkeyPatch
     with TracerProvider().get_tracer("test").start_as_current_span("one"):
         monkeypatch.delitem(sys.modules, "opentelemetry.trace")
         assert active_span() is None
+
+
+TROUBLE = """
+import asyncio, logging, threading, warnings
+from paceline.service import run_service
+from paceline.settings import parse_settings
+from target_service.config import TargetSettings
+from paceline.errors import StartupError
+
+async def serve():
+    warnings.warn("a library's warning")
+    logging.getLogger("library").error("a library's line")
+    failing = threading.Thread(target=lambda: 1 / 0)
+    failing.start()
+    failing.join()
+    raise {error}
+
+run_service("target_service", parse_settings(TargetSettings, "target_service", ["--log-format", "json"]), serve())
+"""
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(
+    ("error", "event"), [("StartupError('no start')", "no start"), ("ValueError('x')", "unexpected error")]
+)
+def test_every_line_of_a_json_log_is_json_whoever_wrote_it(error: str, event: str) -> None:
+    """review G10"""
+    ended = run([sys.executable, "-c", TROUBLE.format(error=error)], capture_output=True, text=True)
+    assert ended.returncode == 1
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "error", "critical", "critical"]
+    assert "a library's warning" in lines[0]["event"]
+    assert lines[1]["event"] == "a library's line"
+    assert "ZeroDivisionError" in lines[2]["exception"]
+    assert lines[3]["event"] == event

@@ -1,5 +1,7 @@
 """`paceline generate`: one prompt, streamed."""
 
+import json
+import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -13,6 +15,7 @@ from paceline.cli.options import (
     Seed,
     Speculation,
     TimeoutS,
+    answer_fields,
     as_prompt,
     draft_limit,
     run_async,
@@ -35,6 +38,7 @@ def command(
     chat: Chat = None,
     seed: Seed = None,
     timeout_s: TimeoutS = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
     *,
     sampling: SamplingParameters,
     connection: Connection,
@@ -52,7 +56,7 @@ def command(
             seed=seed,
         )
 
-    run_async(_generate(connection, options, request, timeout_s))
+    run_async(_generate(connection, options, request, timeout_s, as_json=as_json))
 
 
 async def _generate(
@@ -60,20 +64,28 @@ async def _generate(
     options: ClusterOptions,
     make_request: Callable[[ClusterDescription], GenerationRequest],
     timeout_s: float | None,
+    *,
+    as_json: bool,
 ) -> None:
     async with connected(connection, options, tell=teller(Console(stderr=True))) as (client, cluster):
-        request = make_request(cluster)
+        request, began_s = make_request(cluster), time.perf_counter()
+        if as_json:
+            completion = await client.complete(request, timeout_s=timeout_s)
+            print(json.dumps(answer_fields(completion), ensure_ascii=False))
+            return
         async for piece in client.generate(request, timeout_s=timeout_s):
             print("".join(token.text for token in piece.tokens), end="", flush=True)
             if piece.finish:
                 print()
-                Console(stderr=True, highlight=False).print(_summary(request, piece.finish), style="dim")
+                elapsed_s = time.perf_counter() - began_s
+                Console(stderr=True, highlight=False).print(_summary(request, piece.finish, elapsed_s), style="dim")
 
 
-def _summary(request: GenerationRequest, finish: GenerationFinish) -> str:
+def _summary(request: GenerationRequest, finish: GenerationFinish, elapsed_s: float) -> str:
     usage = finish.usage
     seed = f", seed {finish.seed}" if request.sampling.temperature else ""
     return (
-        f"{usage.output_count} tokens in {usage.round_count} rounds, "
+        f"{usage.output_count} tokens in {usage.round_count} rounds and {elapsed_s:.2f} s "
+        f"({usage.output_count / max(elapsed_s, 1e-9):.0f} tokens/s), "
         f"{usage.accepted_count} of {usage.drafted_count} draft tokens accepted{seed}"
     )

@@ -6,13 +6,14 @@ import inspect
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 from rich.console import Console
 
+from paceline.client import Completion
 from paceline.errors import InvalidRequest
 from paceline.launcher import ClusterOptions
 from paceline.supervision import Tell
@@ -176,6 +177,17 @@ def draft_limit(speculation: bool, options: ClusterOptions) -> int | None:
     if not speculation:
         return 0
     return int(options.draft_count) if options.draft_count and options.draft_count.isdecimal() else None
+
+
+def answer_fields(completion: Completion) -> dict[str, Any]:
+    """What is written of an output as JSON."""
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish.reason.value,
+        "usage": asdict(completion.finish.usage),
+        "seed": completion.finish.seed,
+    }
 
 
 def comma_list(flag: str, value: str, choices: Sequence[str] = ()) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from paceline.cli.options import (
     Seed,
     Speculation,
     TimeoutS,
+    answer_fields,
     as_prompt,
     draft_limit,
     run_async,
@@ -74,7 +75,9 @@ class RunPlan:
 @with_connection_flags
 @with_sampling_flags
 def command(
-    input_file: Annotated[Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`.")],
+    input_file: Annotated[
+        Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`; -: from stdin.")
+    ],
     output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go, once all are there.")],
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what OUTPUT.partial lacks, which an interrupted run left.")
@@ -179,15 +182,10 @@ class _Run:
             raise InvalidRequest(line.error or "")
         request = self._plan.request(line.prompt, self._cluster)
         completion = await self._client.complete(request, timeout_s=self._plan.timeout_s)
-        answer = {
-            "id": line.id,
-            "prompt": line.prompt,
-            "text": completion.text,
-            "token_ids": completion.token_ids,
-            "finish_reason": completion.finish.reason.value,
-            "usage": asdict(completion.finish.usage),
-        }
-        return answer | {"seed": completion.finish.seed} if request.sampling.temperature else answer
+        answer = {"id": line.id, "prompt": line.prompt, **answer_fields(completion)}
+        if not request.sampling.temperature:
+            del answer["seed"]
+        return answer
 
     async def _has_coordinator(self) -> bool:
         """Tell whether one is there, now: the call that failed has waited for one already."""

@@ -95,6 +95,9 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
             "keep its keys and values"
         )
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    # Its lines go where those of all libraries go.
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
