@@ -144,10 +144,11 @@ class Runner:
         is_short = len(row.token_ids) <= MAX_NEW_TOKENS
         return isinstance(self._passes, BlockPasses) and is_short and is_plain(row.rule.sampling)
 
-    def draft(self, rows: Sequence[ProposeRow], draft_count: int) -> list[list[int] | PacelineError]:
-        """Return the choices that follow each row, each made from the ones before, or why there are none.
+    def draft(self, rows: Sequence[ProposeRow]) -> list[list[int] | PacelineError]:
+        """Return the choices that follow each row, as many as it wants, or why there are none.
 
-        At most `MAX_ROWS` rows, all as `drafts_at_once` wants them. All choices but the last are cached then.
+        At most `MAX_ROWS` rows, all as `drafts_at_once` wants them. They share their passes, of which there are as many
+        as the largest count. All choices but the last are cached then.
         """
         passes = self._passes
         assert isinstance(passes, BlockPasses)
@@ -158,13 +159,14 @@ class Runner:
             try:
                 self.cache.keep(row.sequence_id, row.base_length, ())
                 # Room for the drafts too, though their tokens are known only afterwards.
-                self.cache.append(row.sequence_id, row.token_ids + (0,) * (draft_count - 1))
+                self.cache.append(row.sequence_id, row.token_ids + (0,) * (row.draft_count - 1))
                 pieces[index] = Piece(row.sequence_id, row.base_length, row.token_ids, 1)
             except PacelineError as error:
                 outcomes[index] = error
         placed, rules = list(pieces.values()), [rows[index].rule for index in pieces]
-        drafts = self._guarded(placed, lambda: passes.draft(placed, rules, draft_count))
-        for step in range(draft_count if placed else 0):
+        counts = [rows[index].draft_count for index in pieces]
+        drafts = self._guarded(placed, lambda: passes.draft(placed, rules, counts))
+        for step in range(max(counts, default=0)):
             token_count = len(placed) if step else sum(len(piece.token_ids) for piece in placed)
             self._on_pass(PassSize(len(placed), token_count, 0))
         for (index, piece), found in zip(pieces.items(), drafts, strict=True):
