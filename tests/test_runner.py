@@ -1,5 +1,8 @@
 """The runner: one call's rows through the cache, and what is left after failures."""
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +10,11 @@ import pytest
 import torch
 
 from paceline.engine.loader import load_model
+from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import PackedRow, PassSize, Runner
+from paceline.engine.worker import ModelWorker
 from paceline.errors import Overloaded, StartupError
 from paceline.types import Prefilled
 from tests.conftest import PairOfCheckpoints
@@ -74,6 +79,71 @@ def test_a_pass_that_fails_leaves_what_rows_relied_on(
         assert isinstance(outcome, torch.Tensor)
         assert isinstance(before, torch.Tensor)
         torch.testing.assert_close(outcome, before, rtol=1e-4, atol=1e-4)
+
+
+def ask_for_too_much() -> None:
+    torch.empty(2**62, dtype=torch.int8)
+
+
+def ask_python_for_too_much() -> None:
+    bytearray(2**62)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("ask", [ask_for_too_much, ask_python_for_too_much])
+def test_a_pass_for_which_no_memory_is_left_is_refused_in_the_words_of_any_system(
+    model: LoadedModel, ask: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Review B8: this system's own refusal, as torch and Python hand it on."""
+    runner = Runner(model, EngineOptions(kv_memory="1MiB"))
+    monkeypatch.setattr(type(model.decoder), "logits", lambda *_: ask())
+    (refused,) = runner.forward([PackedRow("a", 0, PROMPT)])
+    assert isinstance(refused, Overloaded)
+    assert f"{len(PROMPT)} tokens" in refused.message
+    assert runner.cache.length("a") == 0
+
+
+@pytest.mark.review
+async def test_work_outside_a_pass_for_which_no_memory_is_left_is_refused_too() -> None:
+    """Review B8: choosing among large vocabularies takes memory as well."""
+    worker = ModelWorker(threads=None)
+    try:
+        with pytest.raises(Overloaded, match="no memory"):
+            await worker.run(ask_for_too_much)
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_so"),
+    [
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("could not create a memory object"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_says_that_memory_ran_out(error: Exception, is_so: bool) -> None:
+    assert is_out_of_memory(error) is is_so
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(("layout", "fixed_shapes"), [("paged", False), ("paged", True), ("dense", False)])
+def test_a_cache_that_holds_nothing_does_not_start_and_says_the_least_that_would_do(
+    model: LoadedModel, layout: Any, fixed_shapes: bool
+) -> None:
+    """Review B10: 1 KiB gave a service that refused every row."""
+    options = EngineOptions("1KiB", layout, fixed_shapes=fixed_shapes)
+    with pytest.raises(StartupError, match=r"--kv-memory 1KiB gives the cache 1024 bytes") as refused:
+        Runner(model, options)
+    (least,) = re.findall(r"at least (\d+) bytes", refused.value.message)
+    assert Runner(model, replace(options, kv_memory=least)).limits.cache_max_length > 0
+    with pytest.raises(StartupError):
+        Runner(model, replace(options, kv_memory=str(int(least) - 1)))
 
 
 def test_long_prompts_share_one_chunk_and_decoding_rows_never_wait(model: LoadedModel) -> None:

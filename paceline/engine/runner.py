@@ -18,7 +18,7 @@ from paceline.engine.blocks.passes import MAX_NEW_TOKENS
 from paceline.engine.dense_cache import DenseCache
 from paceline.engine.kv_cache import KvCache
 from paceline.engine.kv_pool import KvPool
-from paceline.engine.memory import kv_memory_bytes
+from paceline.engine.memory import is_out_of_memory, kv_memory_bytes
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
@@ -129,15 +129,12 @@ class Runner:
             return []
         try:
             return work()
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
+        except BaseException as error:
+            if not is_out_of_memory(error):
                 self._undo(pieces)
                 raise
             refusal = Overloaded(f"no memory is left for a pass of {sum(len(one.token_ids) for one in pieces)} tokens")
             return [refusal] * len(pieces)
-        except BaseException:
-            self._undo(pieces)
-            raise
 
     def drafts_at_once(self, row: ProposeRow) -> bool:
         """Whether all drafts of the row can be had by one call of `draft`."""
@@ -282,8 +279,18 @@ def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
 
 
 def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
-    """Lay out the cache that the options ask for. Raises StartupError when it could not hold one full sequence."""
+    """Lay out the cache that the options ask for. Raises StartupError when it could not hold a token."""
     capacity_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device)
+    cache = _lay_out(model, options, capacity_bytes)
+    if not cache.max_length:
+        raise StartupError(
+            f"--kv-memory {options.kv_memory} gives the cache {capacity_bytes} bytes, which hold no token of this "
+            f"model; give it at least {cache.least_bytes} bytes, and more for longer and for several sequences"
+        )
+    return cache
+
+
+def _lay_out(model: LoadedModel, options: EngineOptions, capacity_bytes: int) -> KvCache:
     if options.layout == "paged":
         return KvPool(
             model.kv_shape,
@@ -296,7 +303,3 @@ def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
     if options.numerics == "strict":
         raise StartupError("--numerics strict needs --layout paged: a rectangle's width depends on its longest row")
     return DenseCache(model.kv_shape, capacity_bytes)
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
