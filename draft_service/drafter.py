@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.checks import MAX_PROPOSED_COUNT, check_row, row_errors
 from paceline.engine.blocks.passes import MAX_ROWS
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
 from paceline.engine.sampling import Choosing, choose
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.sampling_checks import check_rule

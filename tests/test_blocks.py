@@ -19,7 +19,8 @@ from paceline.engine.loader import load_model
 from paceline.engine.model import LoadedModel
 from paceline.engine.noise import signed64
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, PassSize, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import PassSize, Runner
 from paceline.engine.sampling import Choosing, choose
 from paceline.errors import Overloaded
 from paceline.types import ChoiceRule, Proposal, ProposeRow, SamplingParameters

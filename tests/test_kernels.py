@@ -18,7 +18,8 @@ from paceline.engine.loader import load_model
 from paceline.engine.model import LoadedModel
 from paceline.engine.native import HEAD_SIZES, Kernels, PassRows, find_kernels
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
 from paceline.engine.threads import using_threads
 from tests.checkpoints import write_model
 from tests.tools import missing

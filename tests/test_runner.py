@@ -1,19 +1,22 @@
 """The runner: one call's rows through the cache, and what is left after failures."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from paceline.engine.loader import load_model
 from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, PassSize, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import PassSize, Runner
 from paceline.engine.worker import ModelWorker
 from paceline.errors import Overloaded, StartupError
 from paceline.types import Prefilled
@@ -154,6 +157,56 @@ def test_long_prompts_share_one_chunk_and_decoding_rows_never_wait(model: Loaded
     outcomes = runner.forward(rows)
     assert outcomes[:2] == [Prefilled(48), Prefilled(0)]
     assert isinstance(outcomes[2], torch.Tensor)
+
+
+class Cached(NamedTuple):
+    """How much of each prompt is cached after a call."""
+
+    lengths: list[int]
+    taken_count: int
+    """Prompt tokens that the call ran."""
+
+
+def prefill(model: LoadedModel, lengths: Sequence[int], chunk_tokens: int, call_limit: int) -> list[Cached]:
+    """Call until all prompts are cached, each named in each call, in order."""
+    passes: list[PassSize] = []
+    options = EngineOptions(kv_memory="4MiB", prefill_chunk_tokens=chunk_tokens, prefix_sharing=False)
+    runner = Runner(model, options, on_pass=passes.append)
+    cached, found = [0] * len(lengths), list[Cached]()
+    while cached != list(lengths):
+        assert len(found) < call_limit
+        left = [number for number, length in enumerate(lengths) if cached[number] < length]
+        runner.forward([PackedRow(str(n), cached[n], (n + 20,) * (lengths[n] - cached[n])) for n in left])
+        cached = [runner.cache.length(str(n)) for n in range(len(lengths))]
+        found.append(Cached(cached, passes[-1].prompt_token_count))
+    return found
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("chunk_tokens", [16, 48, 64])
+def test_a_short_prompt_does_not_wait_for_a_long_one_before_it(model: LoadedModel, chunk_tokens: int) -> None:
+    """Review B10: 60 tokens behind 32,768 waited 128 calls."""
+    calls = prefill(model, [500, 60], chunk_tokens, 500 // chunk_tokens + 30)
+    done = next(number for number, call in enumerate(calls, 1) if call.lengths[1] == 60)
+    assert done <= -(-60 // (chunk_tokens - chunk_tokens // 4)) + 1
+
+
+@pytest.mark.review
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(17, 300), min_size=1, max_size=5),
+    chunk_tokens=st.integers(1, 128),
+)
+def test_the_first_prompt_always_goes_on_and_no_call_takes_more_than_the_chunk(
+    model: LoadedModel, lengths: list[int], chunk_tokens: int
+) -> None:
+    """Review B10. The last tokens of a prompt, no more than a decoding row's, are not of the chunk."""
+    before = [0] * len(lengths)
+    for call in prefill(model, lengths, chunk_tokens, sum(lengths) + 1):
+        first = next(n for n, length in enumerate(lengths) if before[n] < length)
+        assert call.lengths[first] > before[first]
+        assert call.taken_count <= chunk_tokens
+        before = call.lengths
 
 
 def test_equal_prompts_in_one_call_are_computed_once(model: LoadedModel) -> None:
