@@ -25,7 +25,8 @@ from paceline.engine.kv_pool import KvPool
 from paceline.engine.loader import load_model
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions, Layout
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
 from paceline.types import SequenceLength
 
 LENGTHS = (50, 130, 210, 285, 360, 440, 520, 600)

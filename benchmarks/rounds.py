@@ -20,7 +20,8 @@ from paceline.engine.attention import ATTENTION_NAME
 from paceline.engine.loader import as_loaded, resolve_device
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
 from paceline.engine.traffic import config_traffic, copy_bandwidth
 from paceline.types import Proposal, ProposeRow, Verdict, VerifyRow
 from target_service.verifier import Verifier

@@ -3,13 +3,12 @@
 import hashlib
 import secrets
 
-from coordinator.config import MAX_DRAFT_COUNT
 from coordinator.limits import NO_LIMITS, RequestLimits
 from coordinator.output import Output, StopRules
 from coordinator.sequence import Sequence
 from coordinator.startup import Served
 from coordinator.stream import Stream
-from paceline.checks import check_token_ids
+from paceline.checks import MAX_DRAFT_COUNT, check_token_ids
 from paceline.errors import InvalidRequest
 from paceline.sampling_checks import check_min_new_tokens, check_sampling, check_top_logprob_count
 from paceline.types import (

@@ -8,10 +8,9 @@ from pydantic_settings import SettingsConfigDict
 
 from coordinator.discovery import parse_addresses
 from coordinator.limits import MAX_COMPLETIONS
+from paceline.checks import MAX_DRAFT_COUNT
 from paceline.security.settings import Count
 from paceline.settings import Seconds, ServiceSettings
-
-MAX_DRAFT_COUNT = 64
 
 
 def _addresses(text: str) -> str:

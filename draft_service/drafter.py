@@ -4,14 +4,14 @@ Owns the steps of a proposal; the runner owns the cache. Rows may want different
 leaves the later passes. Where the engine can make all of a row's drafts by itself, it is asked to.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from paceline.checks import check_row, row_errors
+from paceline.checks import MAX_PROPOSED_COUNT, check_row, row_errors
 from paceline.engine.blocks.passes import MAX_ROWS
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
 from paceline.engine.sampling import Choosing, choose
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.sampling_checks import check_rule
@@ -50,21 +50,17 @@ class Drafter:
         ]
 
     def _propose_at_once(self, rows: Mapping[int, ProposeRow]) -> dict[int, Proposal | PacelineError]:
-        """Serve the rows whose steps need no word from the host between them, those that want equally many together."""
-        groups: defaultdict[int, list[int]] = defaultdict(list)
-        for index, row in rows.items():
-            if self.runner.drafts_at_once(row):
-                groups[row.draft_count].append(index)
+        """Serve the rows whose steps need no word from the host between them."""
+        able = [index for index, row in rows.items() if self.runner.drafts_at_once(row)]
         results: dict[int, Proposal | PacelineError] = {}
-        for draft_count, group in groups.items():
-            for start in range(0, len(group), MAX_ROWS):
-                part = group[start : start + MAX_ROWS]
-                outcomes = self.runner.draft([rows[index] for index in part], draft_count)
-                for index, outcome in zip(part, outcomes, strict=True):
-                    if isinstance(outcome, PacelineError):
-                        results[index] = outcome
-                    else:
-                        results[index] = Proposal(tuple(outcome), _cached_length(rows[index], outcome))
+        for start in range(0, len(able), MAX_ROWS):
+            part = able[start : start + MAX_ROWS]
+            outcomes = self.runner.draft([rows[index] for index in part])
+            for index, outcome in zip(part, outcomes, strict=True):
+                if isinstance(outcome, PacelineError):
+                    results[index] = outcome
+                else:
+                    results[index] = Proposal(tuple(outcome), _cached_length(rows[index], outcome))
         return results
 
     def _step(self, rows: Sequence[tuple[ProposeRow, list[int]]]) -> list[int | Prefilled | PacelineError]:
@@ -86,8 +82,10 @@ class Drafter:
         return [next(choices)[0] if isinstance(outcome, Tensor) else outcome for outcome in outcomes]
 
     def _check(self, row: ProposeRow) -> None:
-        if row.draft_count < 1:
-            raise InvalidRequest(f"draft_count is {row.draft_count}; ask for at least 1", field="draft_count")
+        if not 1 <= row.draft_count <= MAX_PROPOSED_COUNT:
+            raise InvalidRequest(
+                f"draft_count is {row.draft_count}; ask for 1 to {MAX_PROPOSED_COUNT}", field="draft_count"
+            )
         check_rule(row.rule, self.runner.limits.vocabulary_size)
         check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + row.draft_count - 1)
 

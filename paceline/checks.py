@@ -9,6 +9,10 @@ from paceline.errors import DuplicateSequence, InvalidRequest, PacelineError
 MAX_SEQUENCE_ID_LENGTH = 128
 MAX_ROWS = 256
 """Of a call, unless a service is told otherwise."""
+MAX_DRAFT_COUNT = 64
+"""Draft tokens of a sequence in a round."""
+MAX_PROPOSED_COUNT = MAX_DRAFT_COUNT + 1
+"""Tokens that a draft service makes for a row: drafts made ahead follow a guess of the target's own next token."""
 
 
 class Row(Protocol):

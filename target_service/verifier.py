@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from paceline.checks import check_row, check_token_ids, row_errors
-from paceline.engine.runner import Outcome, PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Outcome, Runner
 from paceline.engine.sampling import Choosing, choose, token_logprobs
 from paceline.errors import PacelineError
 from paceline.sampling_checks import check_rule, check_top_logprob_count

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry import trace
@@ -11,6 +12,7 @@ from opentelemetry import trace
 from coordinator.admission import Admission
 from coordinator.ahead import PROBE_EVERY, AheadDrafter
 from coordinator.round import Patience
+from paceline.checks import MAX_DRAFT_COUNT, MAX_PROPOSED_COUNT
 from paceline.errors import PacelineError, PeerUnavailable
 from paceline.types import GenerationRequest, Proposal, Proposals, ProposeRow, TokenIds, Verdicts, VerifyRow
 from tests.coordinators import SERVED, make_scheduler
@@ -150,6 +152,15 @@ async def test_fewer_drafts_than_were_made_ahead_are_given_when_fewer_are_wanted
     truth = continuation(PROMPT, 8)
     await drafts_of(drafter, whole_row("a", 0))
     assert await drafts_of(drafter, whole_row("a", 4, cached_length=5, draft_count=1)) == (truth[4],)
+
+
+@pytest.mark.review
+async def test_no_more_is_asked_ahead_than_a_draft_service_makes() -> None:
+    """Review B10: the most drafts of a round and a guess before them."""
+    inner = FakeDrafter(skill=1.0)
+    await drafts_of(AheadDrafter(inner), whole_row("a", 0, draft_count=MAX_DRAFT_COUNT))
+    await asyncio.sleep(0)
+    assert [call[0].draft_count for call in inner.calls] == [MAX_DRAFT_COUNT, MAX_PROPOSED_COUNT]
 
 
 async def test_nothing_is_asked_ahead_while_another_sequence_may_want_the_draft() -> None:

@@ -1,5 +1,6 @@
 """Passes of fixed shapes: they choose what ragged passes choose, and never wait for the device half-way."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,8 @@ from paceline.engine.loader import load_model
 from paceline.engine.model import LoadedModel
 from paceline.engine.noise import signed64
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import PassSize, Runner
 from paceline.engine.sampling import Choosing, choose
 from paceline.errors import Overloaded
 from paceline.types import ChoiceRule, Proposal, ProposeRow, SamplingParameters
@@ -66,6 +68,38 @@ def test_drafts_made_at_once_are_those_made_step_by_step(model: LoadedModel, rul
             assert at_once.runner.cache.token_ids(row.sequence_id) == stepwise.runner.cache.token_ids(row.sequence_id)
         asked = [later(row, one) for row, one in zip(asked, proposals, strict=True) if isinstance(one, Proposal)]
         asked = [ProposeRow(row.sequence_id, row.base_length, row.token_ids, 4, row.rule) for row in asked]
+
+
+@pytest.mark.review
+def test_rows_that_want_different_counts_share_their_passes(model: LoadedModel) -> None:
+    """Review B11: these counts once took 15 passes."""
+    counts, passes = (5, 5, 4, 3, 5, 2, 1, 5), Counter[bool]()
+    asked = [ProposeRow(str(number), 0, (5, 6, number), count) for number, count in enumerate(counts)]
+    proposals = []
+    for options in (FIXED, RAGGED):
+        at_once = options is FIXED
+
+        def count(_: PassSize, at_once: bool = at_once) -> None:
+            passes[at_once] += 1
+
+        drafter = Drafter(Runner(model, options, on_pass=count))
+        proposals.append(drafter.propose(asked))
+        assert passes[at_once] == max(counts)
+        for row in asked:
+            # A row that has its drafts holds no more pages for those of others.
+            assert drafter.runner.cache.length(row.sequence_id) == 3 + row.draft_count - 1
+    assert proposals[0] == proposals[1]
+
+
+@pytest.mark.review
+def test_a_row_needs_room_for_its_own_drafts_only(model: LoadedModel) -> None:
+    """Review B11: beside the scratch page there are three; the long row takes two, and one is left."""
+    page_bytes = 4 * model.kv_shape.token_bytes
+    drafter = Drafter(Runner(model, EngineOptions(str(4 * page_bytes), page_tokens=4, fixed_shapes=True)))
+    long, short = ProposeRow("long", 0, (5,), 8), ProposeRow("short", 0, (6, 7, 8), 2)
+    together = drafter.propose([long, short])
+    drafter.runner.release(["long", "short"])
+    assert together == [*drafter.propose([long]), *drafter.propose([short])]
 
 
 def test_a_rule_with_filters_or_penalties_goes_step_by_step(model: LoadedModel) -> None:
@@ -118,7 +152,7 @@ def test_nothing_between_two_drafts_waits_for_the_device(
 
     monkeypatch.setattr("paceline.engine.blocks.passes.recorded", watched)
     runner = Runner(model, FIXED)
-    (drafts,) = runner.draft([ProposeRow("a", 0, (5, 6, 7), 5, rule)], 5)
+    (drafts,) = runner.draft([ProposeRow("a", 0, (5, 6, 7), 5, rule)])
     assert isinstance(drafts, list) and len(drafts) == 5
     runner.forward([PackedRow("a", 7, (9, 10, 11), 2)])
     assert watch.count > 100

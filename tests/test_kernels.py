@@ -18,7 +18,8 @@ from paceline.engine.loader import load_model
 from paceline.engine.model import LoadedModel
 from paceline.engine.native import HEAD_SIZES, Kernels, PassRows, find_kernels
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
 from paceline.engine.threads import using_threads
 from tests.checkpoints import write_model
 from tests.tools import missing
@@ -144,20 +145,36 @@ def test_rows_attend_as_by_torch_wherever_they_lie(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("part", "touched"),
-    [("query", [7]), ("key", [7, 8, 9, 10, 11]), ("value", [6, 7, 8, 9, 10, 11])],
-)
-def test_what_is_not_a_number_stays_so_and_reaches_no_other_sequence(part: str, touched: list[int]) -> None:
-    kernels = built()
-    case = Case((2, 3), 48, [(6, 40, []), (6, 40, []), (1, 40, [])], seed=1)
-    expected = case.compiled(kernels, with_norms=True)[0]
-    # Of the second row's second token. A value's share of no weight is not a number either, so it reaches back.
-    case.projected[7, {"query": 0, "key": 6, "value": 8}[part] * 48 + 5] = float("nan")
-    attended = case.compiled(kernels, with_norms=True)[0]
-    assert attended.isnan().any(dim=1).nonzero().flatten().tolist() == touched
-    others = [token for token in range(13) if token not in touched]
+@pytest.mark.review
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("part", "reach"), [("query", 1), ("key", 40), ("value", 40)])
+@pytest.mark.parametrize("count", [2, 6, 40])
+def test_what_is_no_number_stays_so_and_reaches_no_other_sequence_and_no_earlier_position(
+    part: str, reach: int, number: float, count: int
+) -> None:
+    """Review B3. Two tokens go query by query, six as lanes, forty as several groups of lanes."""
+    case = Case((2, 3), 48, [(count, 40, []), (count, 40, [11]), (1, 40, [])], seed=1)
+    expected = case.compiled(built(), with_norms=True)[0]
+    # Of the second row's second token: what sees it is the rest of its row.
+    at = count + 1
+    touched = range(at, min(at + reach, 2 * count))
+    case.projected[at, {"query": 0, "key": 6, "value": 8}[part] * 48 + 5] = number
+    attended = case.compiled(built(), with_norms=True)[0]
+    assert (~attended.isfinite()).any(dim=1).nonzero().flatten().tolist() == [*touched]
+    others = [token for token in range(2 * count + 1) if token not in touched]
     assert torch.equal(attended[others], expected[others])
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("length", [3, 16])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_query_whose_scores_are_all_minus_infinity_has_no_number(length: int, count: int) -> None:
+    """Review B3: sixteen keys fill the lanes, three leave some empty."""
+    case = Case((1, 3), 48, [(count, length - count, [])], seed=1)
+    for one in (case.cosines, case.sines, case.keys, case.projected):
+        one.fill_(1)
+    case.projected[-1, : 3 * 48] = float("-inf")
+    assert case.compiled(built(), with_norms=False)[0][-1].isnan().all()
 
 
 @settings(deadline=None, max_examples=40)

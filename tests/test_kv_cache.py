@@ -240,6 +240,30 @@ def test_a_full_pool_says_what_is_missing_and_keeps_what_it_has() -> None:
     assert pool.sequence_count == 1
 
 
+class Watched(tuple[int, ...]):
+    """A prompt that counts the tokens which are copied out of it."""
+
+    copied_count = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.copied_count += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+@pytest.mark.review
+def test_taking_over_a_cached_prompt_costs_as_much_as_it_is_long() -> None:
+    """Review B10: it grew with the square, 1.24 s for 131,072 tokens."""
+    pool = KvPool(SHAPE, 2000 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    prompt = [n % 7 for n in range(4 * 1000)]
+    pool.keep("a", 0, ())
+    pool.append("a", prompt)
+    pool.seal("a", len(prompt))
+    watched = Watched(prompt)
+    assert pool.keep("b", 0, watched) == len(prompt)
+    assert watched.copied_count <= 2 * len(prompt)
+
+
 def test_truncation_and_regrowth_within_a_page_copy_nothing() -> None:
     pool = KvPool(SHAPE, 40 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
     fill(pool, "a", [5] * 50)

@@ -13,10 +13,11 @@ from coordinator.clients import RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
 from coordinator.limits import RequestLimits
 from coordinator.security import clients_options
+from paceline.checks import MAX_PROPOSED_COUNT
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge
 from paceline.rpc import ServerOptions, open_channel, running_server
-from paceline.types import GenerationRequest, ProposeRow, TokenIds, VerifyRow
+from paceline.types import GenerationRequest, Proposal, ProposeRow, TokenIds, VerifyRow
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import (
     DraftServiceServicer,
@@ -102,6 +103,22 @@ async def test_a_call_with_too_many_rows_is_told_the_limit(pairs: dict[str, Pair
     async with model_server("draft", pairs["Llama"].draft) as draft:
         with pytest.raises(InvalidRequest, match=r"rows has 257 entries; at most 256 .*--max-rows"):
             await RemoteDrafter(draft.channel, TIMEOUT_S).propose([ProposeRow(str(n), 0, (5,), 1) for n in range(257)])
+
+
+@pytest.mark.review
+async def test_a_row_with_too_many_drafts_fails_alone_and_is_told_the_limit(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    """Review B10: 300 were taken, and recorded as one program."""
+    counts = (0, 1, MAX_PROPOSED_COUNT, 300)
+    async with model_server("draft", pairs["Llama"].draft) as draft:
+        asked = [ProposeRow(str(count), 0, (5,), count) for count in counts]
+        none, *made, many = (await RemoteDrafter(draft.channel, TIMEOUT_S).propose(asked)).results
+    for refused, count in ((none, 0), (many, 300)):
+        assert isinstance(refused, InvalidRequest)
+        assert refused.field == "draft_count"
+        assert f"draft_count is {count}; ask for 1 to {MAX_PROPOSED_COUNT}" in refused.message
+    assert [len(one.draft_token_ids) for one in made if isinstance(one, Proposal)] == [1, MAX_PROPOSED_COUNT]
 
 
 class Held(DraftServiceServicer):

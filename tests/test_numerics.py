@@ -7,7 +7,8 @@ import torch
 
 from paceline.engine.loader import DtypeName, load_model
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
 from tests.test_exactness import generate, shared_requests

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 from draft_service.drafter import Drafter
 from paceline.engine.loader import load_model
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
 from paceline.types import Proposal, ProposeRow
 from tests.checkpoints import MAX_LENGTH, VOCABULARY_SIZE, write_model
 

@@ -1,15 +1,23 @@
 """The runner: one call's rows through the cache, and what is left after failures."""
 
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from paceline.engine.loader import load_model
+from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, PassSize, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import PassSize, Runner
+from paceline.engine.worker import ModelWorker
 from paceline.errors import Overloaded, StartupError
 from paceline.types import Prefilled
 from tests.conftest import PairOfCheckpoints
@@ -76,6 +84,71 @@ def test_a_pass_that_fails_leaves_what_rows_relied_on(
         torch.testing.assert_close(outcome, before, rtol=1e-4, atol=1e-4)
 
 
+def ask_for_too_much() -> None:
+    torch.empty(2**62, dtype=torch.int8)
+
+
+def ask_python_for_too_much() -> None:
+    bytearray(2**62)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("ask", [ask_for_too_much, ask_python_for_too_much])
+def test_a_pass_for_which_no_memory_is_left_is_refused_in_the_words_of_any_system(
+    model: LoadedModel, ask: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Review B8: this system's own refusal, as torch and Python hand it on."""
+    runner = Runner(model, EngineOptions(kv_memory="1MiB"))
+    monkeypatch.setattr(type(model.decoder), "logits", lambda *_: ask())
+    (refused,) = runner.forward([PackedRow("a", 0, PROMPT)])
+    assert isinstance(refused, Overloaded)
+    assert f"{len(PROMPT)} tokens" in refused.message
+    assert runner.cache.length("a") == 0
+
+
+@pytest.mark.review
+async def test_work_outside_a_pass_for_which_no_memory_is_left_is_refused_too() -> None:
+    """Review B8: choosing among large vocabularies takes memory as well."""
+    worker = ModelWorker(threads=None)
+    try:
+        with pytest.raises(Overloaded, match="no memory"):
+            await worker.run(ask_for_too_much)
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_so"),
+    [
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("could not create a memory object"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_says_that_memory_ran_out(error: Exception, is_so: bool) -> None:
+    assert is_out_of_memory(error) is is_so
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(("layout", "fixed_shapes"), [("paged", False), ("paged", True), ("dense", False)])
+def test_a_cache_that_holds_nothing_does_not_start_and_says_the_least_that_would_do(
+    model: LoadedModel, layout: Any, fixed_shapes: bool
+) -> None:
+    """Review B10: 1 KiB gave a service that refused every row."""
+    options = EngineOptions("1KiB", layout, fixed_shapes=fixed_shapes)
+    with pytest.raises(StartupError, match=r"--kv-memory 1KiB gives the cache 1024 bytes") as refused:
+        Runner(model, options)
+    (least,) = re.findall(r"at least (\d+) bytes", refused.value.message)
+    assert Runner(model, replace(options, kv_memory=least)).limits.cache_max_length > 0
+    with pytest.raises(StartupError):
+        Runner(model, replace(options, kv_memory=str(int(least) - 1)))
+
+
 def test_long_prompts_share_one_chunk_and_decoding_rows_never_wait(model: LoadedModel) -> None:
     runner = Runner(model, EngineOptions(kv_memory="1MiB", prefill_chunk_tokens=48))
     runner.forward([PackedRow("decoding", 0, PROMPT)])
@@ -84,6 +157,56 @@ def test_long_prompts_share_one_chunk_and_decoding_rows_never_wait(model: Loaded
     outcomes = runner.forward(rows)
     assert outcomes[:2] == [Prefilled(48), Prefilled(0)]
     assert isinstance(outcomes[2], torch.Tensor)
+
+
+class Cached(NamedTuple):
+    """How much of each prompt is cached after a call."""
+
+    lengths: list[int]
+    taken_count: int
+    """Prompt tokens that the call ran."""
+
+
+def prefill(model: LoadedModel, lengths: Sequence[int], chunk_tokens: int, call_limit: int) -> list[Cached]:
+    """Call until all prompts are cached, each named in each call, in order."""
+    passes: list[PassSize] = []
+    options = EngineOptions(kv_memory="4MiB", prefill_chunk_tokens=chunk_tokens, prefix_sharing=False)
+    runner = Runner(model, options, on_pass=passes.append)
+    cached, found = [0] * len(lengths), list[Cached]()
+    while cached != list(lengths):
+        assert len(found) < call_limit
+        left = [number for number, length in enumerate(lengths) if cached[number] < length]
+        runner.forward([PackedRow(str(n), cached[n], (n + 20,) * (lengths[n] - cached[n])) for n in left])
+        cached = [runner.cache.length(str(n)) for n in range(len(lengths))]
+        found.append(Cached(cached, passes[-1].prompt_token_count))
+    return found
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("chunk_tokens", [16, 48, 64])
+def test_a_short_prompt_does_not_wait_for_a_long_one_before_it(model: LoadedModel, chunk_tokens: int) -> None:
+    """Review B10: 60 tokens behind 32,768 waited 128 calls."""
+    calls = prefill(model, [500, 60], chunk_tokens, 500 // chunk_tokens + 30)
+    done = next(number for number, call in enumerate(calls, 1) if call.lengths[1] == 60)
+    assert done <= -(-60 // (chunk_tokens - chunk_tokens // 4)) + 1
+
+
+@pytest.mark.review
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(17, 300), min_size=1, max_size=5),
+    chunk_tokens=st.integers(1, 128),
+)
+def test_the_first_prompt_always_goes_on_and_no_call_takes_more_than_the_chunk(
+    model: LoadedModel, lengths: list[int], chunk_tokens: int
+) -> None:
+    """Review B10. The last tokens of a prompt, no more than a decoding row's, are not of the chunk."""
+    before = [0] * len(lengths)
+    for call in prefill(model, lengths, chunk_tokens, sum(lengths) + 1):
+        first = next(n for n, length in enumerate(lengths) if before[n] < length)
+        assert call.lengths[first] > before[first]
+        assert call.taken_count <= chunk_tokens
+        before = call.lengths
 
 
 def test_equal_prompts_in_one_call_are_computed_once(model: LoadedModel) -> None:

@@ -10,7 +10,8 @@ from paceline.engine.decoder import Decoder
 from paceline.engine.kv_cache import Attention
 from paceline.engine.loader import load_model
 from paceline.engine.options import EngineOptions
-from paceline.engine.runner import PackedRow, Runner
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
 from paceline.engine.threads import READING_TOKENS, SHARED_WORK, fitting_threads
 from tests.conftest import PairOfCheckpoints
 

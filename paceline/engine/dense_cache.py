@@ -50,6 +50,10 @@ class DenseCache:
         return max(0, self.capacity_bytes // (RECTANGLES * self.shape.token_bytes) - SLACK)
 
     @property
+    def least_bytes(self) -> int:
+        return RECTANGLES * (SLACK + 1) * self.shape.token_bytes
+
+    @property
     def sequence_count(self) -> int:
         return len(self._rows)
 

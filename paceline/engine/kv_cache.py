@@ -74,6 +74,11 @@ class KvCache(Protocol):
         ...
 
     @property
+    def least_bytes(self) -> int:
+        """The least capacity with which a cache of this shape holds anything."""
+        ...
+
+    @property
     def sequence_count(self) -> int: ...
 
     def length(self, sequence_id: str) -> int:

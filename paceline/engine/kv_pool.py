@@ -82,6 +82,10 @@ class KvPool:
         return self._pages.page_count * self.page_tokens
 
     @property
+    def least_bytes(self) -> int:
+        return (1 + (self.scratch_page is not None)) * self._page_bytes
+
+    @property
     def sequence_count(self) -> int:
         return len(self._sequences)
 
@@ -106,16 +110,18 @@ class KvPool:
         # Callers that are kept apart share nothing: the time a prompt takes would tell them of each other's.
         sequence = self._sequences.setdefault(sequence_id, _Sequence(root_key(scope_of(sequence_id))))
         self._cut(sequence, base_length)
-        while key := self._key_of_next(sequence, next_token_ids[sequence.length - base_length :]):
-            page = self._index.find(key)
-            if page is None:
+        # Page by page and never the rest of a prompt: that would make a long one's cost grow with its square.
+        for start in range(0, len(next_token_ids), self.page_tokens):
+            content = next_token_ids[start : start + self.page_tokens]
+            key = self._key_of_next(sequence, content)
+            page = None if key is None else self._index.find(key)
+            if key is None or page is None:
                 break
             self._index.wake(page)
             self._pages.share(page)
             sequence.pages.append(page)
             sequence.keys.append(key)
-            position = sequence.length - base_length
-            sequence.token_ids += next_token_ids[position : position + self.page_tokens]
+            sequence.token_ids += content
         self._shared_token_count += sequence.length - base_length
         return sequence.length
 

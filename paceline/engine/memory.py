@@ -1,4 +1,4 @@
-"""How much memory a cache may take."""
+"""How much memory a cache may take, and how it is told that there is no more."""
 
 from pathlib import Path
 
@@ -8,6 +8,15 @@ import torch
 from paceline.kv_memory import parse_kv_memory
 
 CGROUP = Path("/sys/fs/cgroup")
+NO_MEMORY_WORDS = (
+    "can't allocate memory",  # torch on a CPU, Linux and macOS
+    "not enough memory",  # torch on a CPU, Windows
+    "out of memory",  # CUDA and its libraries, where torch does not translate them
+    "ALLOC_FAILED",  # cuBLAS and cuDNN
+    "bad_alloc",  # the C++ runtime
+    "could not create a memory object",  # oneDNN
+)
+"""What a RuntimeError says that stands for memory that ran out."""
 
 
 def kv_memory_bytes(setting: str, device: torch.device) -> int:
@@ -17,6 +26,13 @@ def kv_memory_bytes(setting: str, device: torch.device) -> int:
         return int(budget.free_share * free_bytes(device))
     assert budget.size_bytes is not None
     return budget.size_bytes
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an operation failed for want of memory, of the host or of the device."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY_WORDS)
 
 
 def free_bytes(device: torch.device) -> int:

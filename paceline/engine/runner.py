@@ -1,7 +1,7 @@
 """One packed pass over the rows of a group, and the cache behind it.
 
-Owns the order of things: take over what is shared, cut long prompts, make room, run the model, undo on failure. Knows
-nothing of drafting or verifying. All calls come from one thread.
+Owns the order of things: place the rows in the cache, run the model, undo on failure. Knows nothing of drafting or
+verifying. All calls come from one thread.
 """
 
 import time
@@ -18,27 +18,13 @@ from paceline.engine.blocks.passes import MAX_NEW_TOKENS
 from paceline.engine.dense_cache import DenseCache
 from paceline.engine.kv_cache import KvCache
 from paceline.engine.kv_pool import KvPool
-from paceline.engine.memory import kv_memory_bytes
+from paceline.engine.memory import is_out_of_memory, kv_memory_bytes
 from paceline.engine.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
+from paceline.engine.placing import DECODED_TOKENS, PackedRow, Placing
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
 from paceline.types import ModelDescription, Prefilled, ProposeRow, SequenceLength
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRow:
-    """New tokens of one sequence, to follow its first `base_length` cached ones."""
-
-    sequence_id: str
-    base_length: int
-    token_ids: tuple[int, ...]
-    draft_count: int = 0
-    """Trailing tokens that are drafts; logits are wanted for them and for the token before them."""
-
-    @property
-    def logit_count(self) -> int:
-        return self.draft_count + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +75,11 @@ class Runner:
     def forward(self, rows: Sequence[PackedRow]) -> list[Outcome]:
         """Run the rows; each row's outcome tells its logits, that it was taken in part, or why it could not run.
 
-        Long prompts share the chunk and go on with the next call; a prompt that begins like one under way waits for
-        it. Every row's cache then holds what was run. When the run itself fails, every cache is cut to `base_length`.
+        Prompts share the chunk and go on with the next call: see `placing`. Every row's cache then holds
+        what was run. When the run itself fails, every cache is cut to `base_length`.
         """
         self._name(rows)
-        placing = _Placing(self.cache, self._options)
-        pieces = {index: placing.place(row) for index, row in enumerate(rows)}
+        pieces = dict(enumerate(Placing(self.cache, self._options).place(rows)))
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
         logits = dict(zip(running, self._run(list(running.values())), strict=True))
         if running:
@@ -129,25 +114,23 @@ class Runner:
             return []
         try:
             return work()
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
+        except BaseException as error:
+            if not is_out_of_memory(error):
                 self._undo(pieces)
                 raise
             refusal = Overloaded(f"no memory is left for a pass of {sum(len(one.token_ids) for one in pieces)} tokens")
             return [refusal] * len(pieces)
-        except BaseException:
-            self._undo(pieces)
-            raise
 
     def drafts_at_once(self, row: ProposeRow) -> bool:
         """Whether all drafts of the row can be had by one call of `draft`."""
         is_short = len(row.token_ids) <= MAX_NEW_TOKENS
         return isinstance(self._passes, BlockPasses) and is_short and is_plain(row.rule.sampling)
 
-    def draft(self, rows: Sequence[ProposeRow], draft_count: int) -> list[list[int] | PacelineError]:
-        """Return the choices that follow each row, each made from the ones before, or why there are none.
+    def draft(self, rows: Sequence[ProposeRow]) -> list[list[int] | PacelineError]:
+        """Return the choices that follow each row, as many as it wants, or why there are none.
 
-        At most `MAX_ROWS` rows, all as `drafts_at_once` wants them. All choices but the last are cached then.
+        At most `MAX_ROWS` rows, all as `drafts_at_once` wants them. They share their passes, of which there are as many
+        as the largest count. All choices but the last are cached then.
         """
         passes = self._passes
         assert isinstance(passes, BlockPasses)
@@ -158,13 +141,14 @@ class Runner:
             try:
                 self.cache.keep(row.sequence_id, row.base_length, ())
                 # Room for the drafts too, though their tokens are known only afterwards.
-                self.cache.append(row.sequence_id, row.token_ids + (0,) * (draft_count - 1))
+                self.cache.append(row.sequence_id, row.token_ids + (0,) * (row.draft_count - 1))
                 pieces[index] = Piece(row.sequence_id, row.base_length, row.token_ids, 1)
             except PacelineError as error:
                 outcomes[index] = error
         placed, rules = list(pieces.values()), [rows[index].rule for index in pieces]
-        drafts = self._guarded(placed, lambda: passes.draft(placed, rules, draft_count))
-        for step in range(draft_count if placed else 0):
+        counts = [rows[index].draft_count for index in pieces]
+        drafts = self._guarded(placed, lambda: passes.draft(placed, rules, counts))
+        for step in range(max(counts, default=0)):
             token_count = len(placed) if step else sum(len(piece.token_ids) for piece in placed)
             self._on_pass(PassSize(len(placed), token_count, 0))
         for (index, piece), found in zip(pieces.items(), drafts, strict=True):
@@ -208,60 +192,12 @@ class Runner:
         return self.release([one for one, named in self._last_named.items() if named < oldest])
 
 
-class _Placing:
-    """Finds room in the cache for the rows of one call, within its share of prompt tokens."""
-
-    def __init__(self, cache: KvCache, options: EngineOptions) -> None:
-        self._cache = cache
-        self._budget = options.prefill_chunk_tokens
-        self._page_tokens = options.page_tokens
-        self._under_way: set[bytes] = set()
-
-    def place(self, row: PackedRow) -> Piece | PacelineError:
-        """Make room for what of the row goes into this pass, perhaps nothing; or tell why it cannot."""
-        try:
-            # What logits are wanted for must be computed, so it cannot be taken over.
-            shareable = row.token_ids[: len(row.token_ids) - row.logit_count]
-            base_length = self._cache.keep(row.sequence_id, row.base_length, shareable)
-            rest = row.token_ids[base_length - row.base_length :]
-            count = self._count(row, base_length, rest)
-            if count:
-                self._cache.append(row.sequence_id, rest[:count])
-        except PacelineError as error:
-            return error
-        whole = count == len(rest)
-        return Piece(row.sequence_id, base_length, rest[:count], row.logit_count if whole else 0)
-
-    def _count(self, row: PackedRow, base_length: int, rest: tuple[int, ...]) -> int:
-        """How many of the row's remaining tokens to run now: a decoding row's all, a prompt's what the chunk allows."""
-        new_count = len(rest) - row.draft_count
-        if new_count <= DECODED_TOKENS:
-            return len(rest)
-        key = self._cache.next_key(row.sequence_id, rest[:new_count])
-        if key is not None:
-            if key in self._under_way:
-                return 0
-            self._under_way.add(key)
-        if new_count <= self._budget:
-            self._budget -= new_count
-            return len(rest)
-        count = min(self._budget, new_count - 1)
-        self._budget -= count
-        # Ends with a page where it can, for only then may the next page be found in the cache.
-        beyond_page = (base_length + count) % self._page_tokens
-        return count - beyond_page if beyond_page < count else count
-
-
 def _pass_size(running: Sequence[tuple[PackedRow, Piece]]) -> PassSize:
     counts = [len(piece.token_ids) for _, piece in running]
     prompts = [len(row.token_ids) - row.draft_count > DECODED_TOKENS for row, _ in running]
     return PassSize(
         len(counts), sum(counts), sum(count for count, prompt in zip(counts, prompts, strict=True) if prompt)
     )
-
-
-DECODED_TOKENS = 16
-"""Rows that bring no more committed tokens than this always run whole: they are decoding, or nearly."""
 
 
 def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions) -> FastPasses:
@@ -280,8 +216,18 @@ def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
 
 
 def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
-    """Lay out the cache that the options ask for. Raises StartupError when it could not hold one full sequence."""
+    """Lay out the cache that the options ask for. Raises StartupError when it could not hold a token."""
     capacity_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device)
+    cache = _lay_out(model, options, capacity_bytes)
+    if not cache.max_length:
+        raise StartupError(
+            f"--kv-memory {options.kv_memory} gives the cache {capacity_bytes} bytes, which hold no token of this "
+            f"model; give it at least {cache.least_bytes} bytes, and more for longer and for several sequences"
+        )
+    return cache
+
+
+def _lay_out(model: LoadedModel, options: EngineOptions, capacity_bytes: int) -> KvCache:
     if options.layout == "paged":
         return KvPool(
             model.kv_shape,
@@ -294,7 +240,3 @@ def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
     if options.numerics == "strict":
         raise StartupError("--numerics strict needs --layout paged: a rectangle's width depends on its longest row")
     return DenseCache(model.kv_shape, capacity_bytes)
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

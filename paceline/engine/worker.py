@@ -13,7 +13,8 @@ from typing import ParamSpec, TypeVar
 import structlog
 import torch
 
-from paceline.errors import PacelineError, PeerUnavailable
+from paceline.engine.memory import is_out_of_memory
+from paceline.errors import Overloaded, PacelineError, PeerUnavailable
 from paceline.tracing.served import record_work
 from paceline.types import CallTiming
 
@@ -52,7 +53,8 @@ class ModelWorker:
     async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
         """Run `work` in the thread. A caller that is cancelled while waiting takes its call out of the queue.
 
-        Raises PeerUnavailable, whatever `work` raised, when the device is lost: another replica may do it.
+        Raises PeerUnavailable, whatever `work` raised, when the device is lost: another replica may do it; and
+        Overloaded when memory ran out.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self._run, partial(work, *args, **kwargs), loop)
@@ -83,6 +85,8 @@ class ModelWorker:
         except PacelineError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise Overloaded("no memory is left for the work of this call") from error
             # It may be the call's own fault, or a device that fails every call from now on, as CUDA does after some.
             try:
                 self._try_device()

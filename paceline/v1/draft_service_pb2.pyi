@@ -66,7 +66,7 @@ class ProposeTokensRow(_message.Message):
     base_length: _builtins.int
     """Cached tokens to keep, from the start; the rest is dropped. In [0, cached length]."""
     draft_count: _builtins.int
-    """Tokens to propose; at least 1. Rows of a group may ask for different counts."""
+    """Tokens to propose; 1 to 65. Rows of a group may ask for different counts."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens to append after the kept ones; at least 1."""

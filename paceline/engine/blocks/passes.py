@@ -58,22 +58,27 @@ class BlockPasses(FastPasses):
         ]
 
     @torch.inference_mode()
-    def draft(self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], draft_count: int) -> list[list[int]]:
-        """Return `draft_count` choices after each piece, each made from the ones before: [pieces][draft_count].
+    def draft(
+        self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], draft_counts: Sequence[int]
+    ) -> list[list[int]]:
+        """Return so many choices after each piece as `draft_counts` says, each made from the ones before.
 
-        The cache must have room for all of them but the last; they are in it afterwards.
+        The cache must have room for all of a piece's but the last; they are in it afterwards. Steps are as many as the
+        largest count: a piece that wants fewer goes on, and what it writes lies behind its end or in the scratch page.
         """
-        shape = self._shape(pieces, draft_count - 1)
+        step_count = max(draft_counts)
+        shape = self._shape(pieces, step_count - 1)
         assert shape is not None, "more rows or tokens than a block holds"
         is_sampled = any(rule.sampling.temperature > 0 for rule in rules)
-        key = (shape, draft_count, is_sampled)
+        key = (shape, step_count, is_sampled)
         program = self._drafts.get(key)
         if program is None:
             program = self._drafts[key] = _Draft(
-                shape, self._device, self._scratch_page, self._last_logits, draft_count, is_sampled
+                shape, self._device, self._scratch_page, self._last_logits, step_count, is_sampled
             )
-        chosen = program.run([self._row(piece, draft_count - 1) for piece in pieces], rules)
-        drafts: list[list[int]] = chosen[: len(pieces)].tolist()
+        counted = list(zip(pieces, draft_counts, strict=True))
+        chosen = program.run([self._row(piece, count - 1) for piece, count in counted], rules)
+        drafts = [made[:count] for made, count in zip(chosen[: len(pieces)].tolist(), draft_counts, strict=True)]
         for piece, made in zip(pieces, drafts, strict=True):
             self._pool.fill(piece.sequence_id, made[:-1])
         return drafts

@@ -8,7 +8,8 @@
 
 #include "lanes.h"
 
-constexpr float HIDDEN = -FLT_MAX;  // score of a key that a query does not see
+// Score of a key that a query does not see. Nothing is smaller, so a query whose every score is this one has no number.
+constexpr float HIDDEN = -INFINITY;
 
 // Sum of squares.
 INLINE float square_sum(const float *values, int64_t size) {
@@ -116,10 +117,10 @@ INLINE void attend_one(const float *query, const Keys &read, int64_t seen, float
     for (int d = 0; d < D / LANES; d++) store(out + d * LANES, outputs[d] * share);
 }
 
-// LANES queries at once, a lane each: `queries` [D, LANES], `seen` keys each, `scores` [length rounded up to 4, LANES],
-// `out` [D, LANES].
+// LANES queries at once, a lane each: `queries` [D, LANES], `seen` keys each, at least `seen_by_all`, `scores` [length
+// rounded up to 4, LANES], `out` [D, LANES].
 template <int D>
-INLINE void attend_many(const float *queries, const Keys &read, Ints seen, float *scores, float *out) {
+INLINE void attend_many(const float *queries, const Keys &read, Ints seen, int64_t seen_by_all, float *scores, float *out) {
     constexpr int KEYS = 4, SIZES = 8;  // as many sums as stay in registers
     Floats largest = all(HIDDEN), total{};
     for (int64_t j = 0; j < read.length; j += KEYS) {
@@ -142,9 +143,15 @@ INLINE void attend_many(const float *queries, const Keys &read, Ints seen, float
     }
     for (int start = 0; start < D; start += SIZES) {
         Floats outputs[SIZES] = {};
-        for (int64_t j = 0; j < read.length; j++) {
+        for (int64_t j = 0; j < seen_by_all; j++) {
             const float *value = read.values + read.slots[j] * D + start;
             for (int d = 0; d < SIZES; d++) outputs[d] += load(scores + j * LANES) * value[d];
+        }
+        // A weight of 0 does not hide what is infinite, for their product is not a number.
+        for (int64_t j = seen_by_all; j < read.length; j++) {
+            const float *value = read.values + read.slots[j] * D + start;
+            const Ints visible = seen > (int32_t)j;
+            for (int d = 0; d < SIZES; d++) outputs[d] += load(scores + j * LANES) * (visible ? all(value[d]) : all(0));
         }
         for (int d = 0; d < SIZES; d++) store(out + (start + d) * LANES, outputs[d] / total);
     }
@@ -160,25 +167,25 @@ INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64
     float queries[D * LANES], out[D * LANES];
     for (int64_t start = 0; start < count; start += LANES) {
         const int lanes = count - start < LANES ? count - start : LANES;
-        Ints seen = Ints{} + 1;  // an empty lane sees one key, so that it has a sum
+        Ints seen{};
         const float *from[LANES];
         float *to[LANES];
-        read.length = 0;
         for (int lane = 0; lane < lanes; lane++) {
-            // Token by token, so that lanes see about as many keys.
+            // Token by token, so that lanes see about as many keys, and each at least as many as the one before.
             const int64_t token = (start + lane) / group, own = head * group + (start + lane) % group;
             seen[lane] = row.length - row.count + token + 1;
-            read.length = seen[lane];
             from[lane] = call.projected + (row.first + token) * width + own * D;
             to[lane] = call.attended + ((row.first + token) * call.head_count + own) * D;
         }
+        read.length = seen[lanes - 1];
+        for (int lane = lanes; lane < LANES; lane++) seen[lane] = read.length;  // an empty one hides nothing
         if (lanes <= FEW) {
             for (int lane = 0; lane < lanes; lane++) attend_one<D>(from[lane], read, seen[lane], scores, to[lane]);
             continue;
         }
         for (int d = 0; d < D; d++)
             for (int lane = 0; lane < LANES; lane++) queries[d * LANES + lane] = lane < lanes ? from[lane][d] : 0;
-        attend_many<D>(queries, read, seen, scores, out);
+        attend_many<D>(queries, read, seen, seen[0], scores, out);
         for (int lane = 0; lane < lanes; lane++)
             for (int d = 0; d < D; d++) to[lane][d] = out[d * LANES + lane];
     }

@@ -1,0 +1,117 @@
+"""What of a call's rows goes into its pass: all of a decoding row, and of prompts as much as the chunk allows.
+
+Owns how prompts share the chunk, and makes room for what runs. Knows nothing of models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.engine.kv_cache import KvCache
+from paceline.engine.options import EngineOptions
+from paceline.engine.passes import Piece
+from paceline.errors import PacelineError
+
+DECODED_TOKENS = 16
+"""Rows that bring no more committed tokens than this always run whole: they are decoding, or nearly."""
+CERTAIN_SHARE = 4
+"""One part in so many of a call's prompt tokens is for the first prompt of the call, however long."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """New tokens of one sequence, to follow its first `base_length` cached ones."""
+
+    sequence_id: str
+    base_length: int
+    token_ids: tuple[int, ...]
+    draft_count: int = 0
+    """Trailing tokens that are drafts; logits are wanted for them and for the token before them."""
+
+    @property
+    def logit_count(self) -> int:
+        return self.draft_count + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a row of a call would run, were there room in the chunk."""
+
+    row: PackedRow
+    base_length: int
+    token_ids: tuple[int, ...]
+    """Those that follow what is cached."""
+
+    @property
+    def new_count(self) -> int:
+        """Committed tokens to run."""
+        return len(self.token_ids) - self.row.draft_count
+
+
+class Placing:
+    """Finds room in the cache for the rows of one call, and shares the chunk of prompt tokens among them."""
+
+    def __init__(self, cache: KvCache, options: EngineOptions) -> None:
+        self._cache = cache
+        self._chunk_tokens = options.prefill_chunk_tokens
+        self._page_tokens = options.page_tokens
+
+    def place(self, rows: Sequence[PackedRow]) -> list[Piece | PacelineError]:
+        """Make room for what of each row goes into this pass, perhaps nothing; or tell why it cannot."""
+        wishes = [self._keep(row) for row in rows]
+        shares = self._shares([one for one in wishes if isinstance(one, _Wish) and one.new_count > DECODED_TOKENS])
+        return [self._append(one, shares) if isinstance(one, _Wish) else one for one in wishes]
+
+    def _keep(self, row: PackedRow) -> _Wish | PacelineError:
+        # What logits are wanted for must be computed, so it cannot be taken over.
+        shareable = row.token_ids[: len(row.token_ids) - row.logit_count]
+        try:
+            base_length = self._cache.keep(row.sequence_id, row.base_length, shareable)
+        except PacelineError as error:
+            return error
+        return _Wish(row, base_length, row.token_ids[base_length - row.base_length :])
+
+    def _shares(self, prompts: Sequence[_Wish]) -> dict[str, int]:
+        """How many tokens of each prompt to run now, by sequence id; those that are not named wait.
+
+        The first row has its part of the chunk for certain, so that it goes on whatever comes; the rest goes to the
+        prompt that lacks least, then to the next, so that a short one does not wait for a long one.
+        """
+        computing = self._different(prompts)
+        certain = min(computing[0].new_count, max(1, self._chunk_tokens // CERTAIN_SHARE)) if computing else 0
+        left, shares = self._chunk_tokens - certain, dict[str, int]()
+        for one in sorted(computing, key=lambda wish: wish.new_count):
+            own = certain if one is computing[0] else 0
+            count = min(one.new_count, left + own)
+            left -= count - own
+            shares[one.row.sequence_id] = count
+        return shares
+
+    def _different(self, prompts: Sequence[_Wish]) -> list[_Wish]:
+        """Without those that begin like an earlier one: they take over what that one computes, with the next call."""
+        found: list[_Wish] = []
+        under_way: set[bytes] = set()
+        for one in prompts:
+            key = self._cache.next_key(one.row.sequence_id, one.token_ids[: one.new_count])
+            if key is None or key not in under_way:
+                found.append(one)
+            if key is not None:
+                under_way.add(key)
+        return found
+
+    def _append(self, wish: _Wish, shares: Mapping[str, int]) -> Piece | PacelineError:
+        row, count = wish.row, len(wish.token_ids)
+        if wish.new_count > DECODED_TOKENS:
+            share = shares.get(row.sequence_id, 0)
+            count = count if share == wish.new_count else self._to_page(wish.base_length, share)
+        try:
+            if count:
+                self._cache.append(row.sequence_id, wish.token_ids[:count])
+        except PacelineError as error:
+            return error
+        whole = count == len(wish.token_ids)
+        return Piece(row.sequence_id, wish.base_length, wish.token_ids[:count], row.logit_count if whole else 0)
+
+    def _to_page(self, base_length: int, count: int) -> int:
+        """End with a page where that can be, for only then may the next page be found in the cache."""
+        beyond_page = (base_length + count) % self._page_tokens
+        return count - beyond_page if beyond_page < count else count
