@@ -4,14 +4,11 @@ import asyncio
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
-from transformers import AutoModelForCausalLM, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import AutoModelForCausalLM
 
 from coordinator.admission import completion_seed
 from paceline.engine.sampling import Choosing, choose, filtered
@@ -50,39 +47,6 @@ def test_choices_follow_the_filtered_distribution(sampling: SamplingParameters) 
     weights = torch.stack([expected[token] for token in possible])
     weights /= weights.sum()
     assert stats.chisquare([counts[token] for token in possible], (weights * draws).numpy()).pvalue > FALSE_ALARM
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 20), st.floats(0.05, 1), st.floats(0, 0.5), st.integers(0, 10**6))
-def test_filters_leave_the_tokens_that_transformers_leaves(top_k: int, top_p: float, min_p: float, seed: int) -> None:
-    torch.manual_seed(seed)
-    scores = torch.randn(3, 20) * 3
-    left = filtered(scores, SamplingParameters(1, top_k=top_k, top_p=top_p, min_p=min_p)) > -math.inf
-    warpers: list[Any] = [TopKLogitsWarper(top_k)] if top_k else []
-    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
-    warpers += [MinPLogitsWarper(min_p)] if min_p else []
-    expected = scores
-    for warper in warpers:
-        expected = warper(None, expected)
-    assert torch.equal(left, expected > -math.inf)
-
-
-def choice(logits: list[float], sampling: SamplingParameters, prefix: tuple[int, ...], prompt_count: int) -> int:
-    rule = ChoiceRule(sampling, prompt_count=prompt_count, end_token_ids=(0,))
-    return choose([Choosing(torch.tensor([logits]), rule, prefix)])[0][0]
-
-
-def test_each_adjustment_does_what_it_says() -> None:
-    logits = [4.0, 3.9, 3.0]
-    assert choice(logits, SamplingParameters(), (1, 2), 1) == 0
-    assert choice(logits, SamplingParameters(logit_bias=((2, 1.5),)), (1, 2), 1) == 2
-    assert choice(logits, SamplingParameters(repetition_penalty=2), (0, 1), 1) == 2
-    assert choice(logits, SamplingParameters(presence_penalty=0.5), (1, 0), 1) == 1
-    assert choice(logits, SamplingParameters(presence_penalty=0.5), (0, 2), 1) == 0
-    assert choice(logits, SamplingParameters(frequency_penalty=0.06), (9, 0), 1) == 0
-    assert choice(logits, SamplingParameters(frequency_penalty=0.06), (9, 0, 0), 1) == 1
-    assert choice(logits, SamplingParameters(min_new_tokens=2), (5, 1), 1) == 1
-    assert choice(logits, SamplingParameters(min_new_tokens=2), (5, 1, 1), 1) == 0
 
 
 SAMPLINGS = [

@@ -25,6 +25,8 @@ from paceline.engine.kv_pool import KvPool
 from paceline.engine.model import LoadedModel
 from paceline.engine.noise import signed64
 from paceline.engine.passes import FastPasses, Piece
+from paceline.engine.sampling import NO_TOKEN, coded, no_choice
+from paceline.errors import PacelineError
 from paceline.types import ChoiceRule
 
 MAX_NEW_TOKENS = QUERY_COUNTS[-1]
@@ -58,10 +60,12 @@ class BlockPasses(FastPasses):
         ]
 
     @torch.inference_mode()
-    def draft(self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], draft_count: int) -> list[list[int]]:
-        """Return `draft_count` choices after each piece, each made from the ones before: [pieces][draft_count].
+    def draft(
+        self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], draft_count: int
+    ) -> list[list[int] | PacelineError]:
+        """Return `draft_count` choices after each piece, each made from the ones before, or why one of them failed.
 
-        The cache must have room for all of them but the last; they are in it afterwards.
+        The cache must have room for all of them but the last; they are in it afterwards, where none failed.
         """
         shape = self._shape(pieces, draft_count - 1)
         assert shape is not None, "more rows or tokens than a block holds"
@@ -73,9 +77,13 @@ class BlockPasses(FastPasses):
                 shape, self._device, self._scratch_page, self._last_logits, draft_count, is_sampled
             )
         chosen = program.run([self._row(piece, draft_count - 1) for piece in pieces], rules)
-        drafts: list[list[int]] = chosen[: len(pieces)].tolist()
-        for piece, made in zip(pieces, drafts, strict=True):
-            self._pool.fill(piece.sequence_id, made[:-1])
+        return [self._settle(*one) for one in zip(pieces, chosen[: len(pieces)].tolist(), strict=True)]
+
+    def _settle(self, piece: Piece, drafts: list[int]) -> list[int] | PacelineError:
+        """Name the drafts in the cache, unless one of them could not be chosen."""
+        if NO_TOKEN in drafts:
+            return no_choice(piece.length + drafts.index(NO_TOKEN))
+        self._pool.fill(piece.sequence_id, drafts[:-1])
         return drafts
 
     @cached_property
@@ -157,7 +165,7 @@ class _Draft:
         self._replay: Work = recorded(self._steps, device)
 
     def run(self, rows: Sequence[HostRow], rules: Sequence[ChoiceRule]) -> torch.Tensor:
-        """Return the drafts [N, draft_count], in memory that the next run overwrites."""
+        """Return the drafts [N, draft_count] as `coded` gives them, in memory that the next run overwrites."""
         self._buffer.fill(rows)
         if self._is_sampled:
             self._seeds[: len(rules)] = torch.tensor([signed64(rule.seed) for rule in rules])
@@ -169,12 +177,14 @@ class _Draft:
         drafts: list[torch.Tensor] = []
         for _ in range(self._draft_count):
             if drafts:
-                rows = rows.then(drafts[-1])
+                # Where nothing could be chosen any token will do: the row has failed.
+                rows = rows.then(drafts[-1].clamp_min(0))
             logits = self._last_logits(rows)
             drafts.append(self._choices(logits, rows.bases + rows.counts))
         return torch.stack(drafts, dim=1)
 
     def _choices(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if not self._is_sampled:
-            return logits.argmax(dim=-1)
+            greedy = logits.max(dim=-1)
+            return coded(greedy.values, greedy.indices)
         return choose_rows(logits, self._temperatures, self._seeds, positions)
