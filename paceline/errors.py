@@ -12,6 +12,7 @@
       Overloaded               RESOURCE_EXHAUSTED    no room now; try again after `retry_after_s`
       PeerUnavailable          UNAVAILABLE           a service cannot be reached
       CallTimedOut             DEADLINE_EXCEEDED     a call did not end in time
+      NoChoice                 INTERNAL              a model's logits leave no token to choose: its row fails alone
       PeerFailed               INTERNAL              a service failed in a way it did not explain
       MethodNotFound           UNIMPLEMENTED         what answers is another service, or of another version
       StartupError             FAILED_PRECONDITION   a service cannot start as configured
@@ -103,6 +104,11 @@ class PeerUnavailable(PacelineError):
 class CallTimedOut(PacelineError):
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     reason = "CALL_TIMED_OUT"
+
+
+class NoChoice(PacelineError):
+    code = grpc.StatusCode.INTERNAL
+    reason = "NO_CHOICE"
 
 
 class PeerFailed(PacelineError):

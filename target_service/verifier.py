@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.checks import check_row, check_token_ids, row_errors
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Outcome, Runner
-from paceline.engine.sampling import Choosing, choose, token_logprobs
+from paceline.engine.sampling import Choice, Choosing, choose, token_logprobs
 from paceline.errors import PacelineError
 from paceline.sampling_checks import check_rule, check_top_logprob_count
 from paceline.scope import scoped
@@ -50,17 +50,25 @@ class Verifier:
             row.sequence_id, row.base_length, row.token_ids + row.draft_token_ids, len(row.draft_token_ids)
         )
 
-    def _settle(self, row: VerifyRow, outcome: Outcome, choices: Sequence[int]) -> VerifyOutcome | PacelineError:
+    def _settle(self, row: VerifyRow, outcome: Outcome, choices: Sequence[Choice]) -> VerifyOutcome | PacelineError:
         """Keep the accepted part of the cache; `choices` follow the last committed token and each draft token."""
         if not isinstance(outcome, Tensor):
             return outcome
         accepted = accepted_count(row.draft_token_ids, choices)
+        if accepted and isinstance(choices[accepted], PacelineError):
+            # Plain decoding would have come this far, and perhaps ended here: the next round meets the error.
+            accepted -= 1
+        next_token = choices[accepted]
+        if isinstance(next_token, PacelineError):
+            self.runner.cache.truncate(row.sequence_id, row.base_length)
+            return next_token
         cached_length = row.base_length + len(row.token_ids) + accepted
         self.runner.cache.truncate(row.sequence_id, cached_length)
         logprobs: list[TokenLogprobs] = []
         if row.top_logprob_count is not None:
-            logprobs = token_logprobs(outcome, choices[: accepted + 1], row.top_logprob_count)
-        return Verdict(accepted, choices[accepted], cached_length, tuple(logprobs))
+            chosen = [*row.draft_token_ids[:accepted], next_token]
+            logprobs = token_logprobs(outcome, chosen, row.top_logprob_count)
+        return Verdict(accepted, next_token, cached_length, tuple(logprobs))
 
     def _check(self, row: VerifyRow) -> None:
         check_rule(row.rule, self.runner.limits.vocabulary_size)
@@ -69,7 +77,7 @@ class Verifier:
         check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + len(row.draft_token_ids))
 
 
-def accepted_count(draft_token_ids: Sequence[int], choices: Sequence[int]) -> int:
+def accepted_count(draft_token_ids: Sequence[int], choices: Sequence[Choice]) -> int:
     """Count the leading draft tokens that equal the target's choices; `choices` has one more than the drafts."""
     for position, (drafted, chosen) in enumerate(zip(draft_token_ids, choices, strict=False)):
         if drafted != chosen:

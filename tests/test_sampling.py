@@ -4,17 +4,13 @@ import asyncio
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
-from transformers import AutoModelForCausalLM, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import AutoModelForCausalLM
 
 from coordinator.admission import completion_seed
-from paceline.engine.noise import GOLDEN, gumbel
 from paceline.engine.sampling import Choosing, choose, filtered
 from paceline.errors import InvalidRequest
 from paceline.types import ChoiceRule, GenerationRequest, SamplingParameters, TokenIds
@@ -25,46 +21,6 @@ from tests.conftest import PairOfCheckpoints
 PROMPT = (9, 10, 11, 12)
 FALSE_ALARM = 1e-6
 """Chance that a fair generator fails a statistical test. Seeds are fixed, so each fails always or never."""
-
-
-def mix64(value: int) -> int:
-    """SplitMix64's finaliser in Python's own integers."""
-    value &= 2**64 - 1
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    return value ^ (value >> 31)
-
-
-def reference_noise(seed: int, position: int, token_id: int) -> float:
-    bits = mix64(mix64(mix64(seed) + position * GOLDEN) + token_id * GOLDEN)
-    return -math.log(-math.log(((bits >> 11) + 0.5) * 2.0**-53))
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**20))
-def test_noise_is_the_documented_function_of_seed_position_and_token(seed: int, position: int, token_id: int) -> None:
-    own = gumbel(seed, [position], torch.tensor([token_id])).item()
-    assert own == pytest.approx(reference_noise(seed, position, token_id), rel=1e-12, abs=1e-12)
-
-
-def test_splitmix64_gives_its_published_sequence() -> None:
-    # The first outputs for the seed 1234567 in the reference implementation.
-    outputs = [mix64(1234567 + count * GOLDEN) for count in (1, 2, 3)]
-    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
-
-
-def test_noise_of_a_token_does_not_depend_on_the_vocabulary_or_the_company() -> None:
-    whole = gumbel(7, [3, 4], torch.arange(1000))
-    some = gumbel(7, [4], torch.tensor([[999, 5]]))
-    assert some.tolist() == [[whole[1, 999].item(), whole[1, 5].item()]]
-
-
-def test_noise_follows_the_gumbel_distribution_and_neighbours_are_independent() -> None:
-    noise = gumbel(1, range(300), torch.arange(300))
-    assert stats.kstest(noise.flatten().numpy(), "gumbel_r").pvalue > FALSE_ALARM
-    other_seed = gumbel(2, range(300), torch.arange(300))
-    for one, other in ((noise[:-1], noise[1:]), (noise[:, :-1], noise[:, 1:]), (noise, other_seed)):
-        ranks = stats.spearmanr(one.flatten().numpy(), other.flatten().numpy())
-        assert ranks.pvalue > FALSE_ALARM
 
 
 @pytest.mark.parametrize(
@@ -91,39 +47,6 @@ def test_choices_follow_the_filtered_distribution(sampling: SamplingParameters) 
     weights = torch.stack([expected[token] for token in possible])
     weights /= weights.sum()
     assert stats.chisquare([counts[token] for token in possible], (weights * draws).numpy()).pvalue > FALSE_ALARM
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 20), st.floats(0.05, 1), st.floats(0, 0.5), st.integers(0, 10**6))
-def test_filters_leave_the_tokens_that_transformers_leaves(top_k: int, top_p: float, min_p: float, seed: int) -> None:
-    torch.manual_seed(seed)
-    scores = torch.randn(3, 20) * 3
-    left = filtered(scores, SamplingParameters(1, top_k=top_k, top_p=top_p, min_p=min_p)) > -math.inf
-    warpers: list[Any] = [TopKLogitsWarper(top_k)] if top_k else []
-    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
-    warpers += [MinPLogitsWarper(min_p)] if min_p else []
-    expected = scores
-    for warper in warpers:
-        expected = warper(None, expected)
-    assert torch.equal(left, expected > -math.inf)
-
-
-def choice(logits: list[float], sampling: SamplingParameters, prefix: tuple[int, ...], prompt_count: int) -> int:
-    rule = ChoiceRule(sampling, prompt_count=prompt_count, end_token_ids=(0,))
-    return choose([Choosing(torch.tensor([logits]), rule, prefix)])[0][0]
-
-
-def test_each_adjustment_does_what_it_says() -> None:
-    logits = [4.0, 3.9, 3.0]
-    assert choice(logits, SamplingParameters(), (1, 2), 1) == 0
-    assert choice(logits, SamplingParameters(logit_bias=((2, 1.5),)), (1, 2), 1) == 2
-    assert choice(logits, SamplingParameters(repetition_penalty=2), (0, 1), 1) == 2
-    assert choice(logits, SamplingParameters(presence_penalty=0.5), (1, 0), 1) == 1
-    assert choice(logits, SamplingParameters(presence_penalty=0.5), (0, 2), 1) == 0
-    assert choice(logits, SamplingParameters(frequency_penalty=0.06), (9, 0), 1) == 0
-    assert choice(logits, SamplingParameters(frequency_penalty=0.06), (9, 0, 0), 1) == 1
-    assert choice(logits, SamplingParameters(min_new_tokens=2), (5, 1), 1) == 1
-    assert choice(logits, SamplingParameters(min_new_tokens=2), (5, 1, 1), 1) == 0
 
 
 SAMPLINGS = [

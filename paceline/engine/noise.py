@@ -30,8 +30,12 @@ def stream_starts(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 def gumbel_at(starts: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float64 [T, N], of T streams for tokens [N] or [T, N]."""
     bits = mix64(starts[:, None] + token_ids * signed64(GOLDEN))
-    # 53 bits, in the middle of their interval: never 0 and never 1.
-    uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53
+    # The noise is finite for every seed, position and token. With m the upper 52 bits, m + 1/2 = (2m + 1) / 2 and
+    # 2m + 1 < 2^53, so float64 holds the sum without rounding; a power of two scales it without rounding too. Hence
+    # 2^-53 <= u <= 1 - 2^-53. There -ln u lies between 2^-53 and 36.8, far from 0 and from infinity for a logarithm
+    # that is right to a few units in the last place, and so the noise lies between -3.7 and 36.8. One bit more would
+    # round m + 1/2 up to 2^53: u = 1, and the noise infinite.
+    uniform = (_shifted(bits, 12).double() + 0.5) * 2.0**-52
     return -(-uniform.log()).log()
 
 

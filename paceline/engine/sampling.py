@@ -3,19 +3,31 @@
 At every position a model has one choice: a function of its logits there, the request's parameters, its seed and the
 absolute position. Without temperature it is the most likely token, the lowest id among equals; with it the
 Gumbel-maximum `argmax(log p + G)`, whose `G` both models draw alike (Daliri, Musco, Suresh, arXiv 2408.07978).
+
+Logits of which one is not a number or plus infinity, or which leave no token, allow no choice. That is found in the
+highest score, which is read anyway: not-a-number counts as the highest of all, and nothing here takes it away.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 
 from paceline.engine.noise import gumbel
+from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
 
 SPARSE_SHARE = 4
 """When filters leave fewer than one token in this many, noise is drawn for those alone."""
+NUCLEUS_COUNTS = (512, 8192)
+"""How many of the likeliest tokens top-p looks at, as long as they may do, before it sorts the whole vocabulary."""
+NO_TOKEN = -1
+"""Stands on the device for the token where there is none to choose."""
+
+Choice = int | PacelineError
+"""A token id, or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +41,48 @@ class Choosing:
     following: Sequence[int] = ()
 
 
-def choose(sequences: Sequence[Choosing]) -> list[list[int]]:
-    """Return T token ids for each sequence; one read from the device for all of them."""
+def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
+    """Return T choices for each sequence. One read from the device for all of them, and one more for each sequence that
+    is sampled: of how many tokens its filters leave.
+    """
     if not sequences:
         return []
-    parts = [one.logits.argmax(dim=-1) if one.rule == GREEDY else _choices(one) for one in sequences]
-    choices = torch.cat(parts).tolist()
-    ends = [0]
-    for part in parts:
-        ends.append(ends[-1] + part.shape[0])
-    return [choices[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+    parts = [one.logits.max(dim=-1) if one.rule == GREEDY else _best(one) for one in sequences]
+    scores, token_ids = (torch.cat(one) for one in zip(*parts, strict=True))
+    choices: list[Choice] = coded(scores, token_ids).tolist()
+    starts = list(accumulate((one.logits.shape[0] for one in sequences), initial=0))
+    if NO_TOKEN in choices:
+        places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
+        choices = [
+            _error(one, row, score) if choice == NO_TOKEN else choice
+            for (one, row), choice, score in zip(places, choices, scores.tolist(), strict=True)
+        ]
+    return [choices[start:stop] for start, stop in pairwise(starts)]
+
+
+def coded(scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """The token ids [N] of the highest scores [N], but `NO_TOKEN` where such a score allows no choice."""
+    return torch.where(scores.abs() < float("inf"), token_ids, NO_TOKEN)
+
+
+def no_choice(position: int) -> NoChoice:
+    """Say why there is no token at an absolute position."""
+    return NoChoice(
+        f"the model's logits at position {position} allow no choice: one is not a number or plus infinity, or all are "
+        "minus infinity; check its weights, or serve it with --dtype float32"
+    )
+
+
+def _error(one: Choosing, row: int, score: float) -> PacelineError:
+    """Say why a row, whose highest score is given, has no choice."""
+    position = len(one.prefix) + row
+    if score != float("-inf") or position >= _first_end(one.rule):
+        return no_choice(position)
+    return InvalidRequest(
+        f"min_new_tokens is {one.rule.sampling.min_new_tokens}, but at position {position} the model allows only "
+        "tokens that end the output; give a lower one",
+        field="sampling.min_new_tokens",
+    )
 
 
 def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) -> list[TokenLogprobs]:
@@ -52,21 +96,22 @@ def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) 
     ]
 
 
-def _choices(one: Choosing) -> torch.Tensor:
-    """Choices [T] under a rule that is more than the likeliest token."""
+def _best(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest scores [T] and their tokens [T], under a rule that is more than the likeliest token."""
     sampling = one.rule.sampling
-    logits = _processed(one)
+    logits = processed(one)
     if sampling.temperature == 0:
-        return logits.argmax(dim=-1)
+        return logits.max(dim=-1)
     scores = filtered(logits / sampling.temperature, sampling)
     positions = range(len(one.prefix), len(one.prefix) + scores.shape[0])
-    left = int((scores > float("-inf")).sum(-1).max())
+    left = max(1, int((scores > float("-inf")).sum(-1).max()))
     if left * SPARSE_SHARE > scores.shape[1]:
         token_ids = torch.arange(scores.shape[1], device=scores.device)
-        return (scores.double() + gumbel(one.rule.seed, positions, token_ids)).argmax(dim=-1)
-    best = scores.topk(left)
-    winners = (best.values.double() + gumbel(one.rule.seed, positions, best.indices)).argmax(dim=-1, keepdim=True)
-    return best.indices.gather(1, winners)[:, 0]
+        return (scores.double() + gumbel(one.rule.seed, positions, token_ids)).max(dim=-1)
+    likeliest = scores.topk(left)
+    noisy = likeliest.values.double() + gumbel(one.rule.seed, positions, likeliest.indices)
+    highest, places = noisy.max(dim=-1, keepdim=True)
+    return highest[:, 0], likeliest.indices.gather(1, places)[:, 0]
 
 
 def filtered(scores: torch.Tensor, sampling: SamplingParameters) -> torch.Tensor:
@@ -79,43 +124,85 @@ def filtered(scores: torch.Tensor, sampling: SamplingParameters) -> torch.Tensor
         least = scores.topk(sampling.top_k).values[:, -1:]
         scores = scores.masked_fill(scores < least, nothing)
     if sampling.top_p < 1:
-        ordered = scores.sort(dim=-1, descending=True).values
-        reached = ordered.softmax(-1).cumsum(-1)
-        # The first token that brings the sum to top_p is the last one kept.
-        last = (reached < sampling.top_p).sum(-1, keepdim=True).clamp_max(scores.shape[1] - 1)
-        scores = scores.masked_fill(scores < ordered.gather(1, last), nothing)
+        scores = scores.masked_fill(scores < _nucleus_end(scores, sampling.top_p), nothing)
     if sampling.min_p > 0:
         least = scores.max(-1, keepdim=True).values + torch.tensor(sampling.min_p).log().item()
         scores = scores.masked_fill(scores < least, nothing)
     return scores
 
 
-def _processed(one: Choosing) -> torch.Tensor:
+def _nucleus_end(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The score [T, 1] of the token that brings the sum of the likeliest ones' probabilities to `top_p`.
+
+    A row's depends on nothing but the row: a softmax is made row by row, a sum of leading terms in their order. So it
+    is the same however many rows there are, and however many tokens had to be looked at for the longest of them.
+    """
+    probabilities = scores.softmax(-1)
+    for ordered in _likeliest(scores):
+        reached = probabilities.gather(1, ordered.indices).cumsum(-1, dtype=torch.float64)
+        count = reached.shape[1]
+        if count == scores.shape[1] or not (reached[:, -1] < top_p).any():
+            break
+    last = (reached < top_p).sum(-1, keepdim=True).clamp_max(count - 1)
+    return ordered.values.gather(1, last)
+
+
+def _likeliest(scores: torch.Tensor) -> Iterator[torch.return_types.topk | torch.return_types.sort]:
+    """More and more of the highest of scores [T, V] in their order, all in the end."""
+    # Elsewhere a sort is fast, and to see whether some tokens do would wait for the device.
+    for count in NUCLEUS_COUNTS if scores.device.type == "cpu" else ():
+        if count < scores.shape[1]:
+            yield scores.topk(count)
+    yield scores.sort(dim=-1, descending=True)
+
+
+def processed(one: Choosing) -> torch.Tensor:
     """Logits in float32 after what the request adds to or takes from single tokens, in this order: bias, repetition
     penalty (Keskar et al., arXiv 1909.05858), presence and frequency penalties, end tokens that come too early.
     """
-    sampling, logits = one.rule.sampling, one.logits.float().clone()
+    sampling, logits = one.rule.sampling, one.logits.to(torch.float32, copy=True)
     if sampling.logit_bias:
         token_ids, biases = zip(*sampling.logit_bias, strict=True)
         logits[:, list(token_ids)] += torch.tensor(biases, device=logits.device)
     if sampling.has_penalties:
-        for row in range(logits.shape[0]):
-            _penalise(logits[row], sampling, one.rule.prompt_count, [*one.prefix, *one.following[:row]])
-    first_end = one.rule.prompt_count + sampling.min_new_tokens
-    early = max(0, min(logits.shape[0], first_end - len(one.prefix)))
+        _penalise(logits, one)
+    early = max(0, min(logits.shape[0], _first_end(one.rule) - len(one.prefix)))
     if early:
-        logits[:early, list(one.rule.end_token_ids)] = float("-inf")
+        # Taken away and not written over, so that what is not a number stays so.
+        logits[:early, list(one.rule.end_token_ids)] -= float("inf")
     return logits
 
 
-def _penalise(row: torch.Tensor, sampling: SamplingParameters, prompt_count: int, history: Sequence[int]) -> None:
-    """Lower, in place, the logits [V] of tokens that were used: anywhere, or in the output, or often there."""
+def _first_end(rule: ChoiceRule) -> int:
+    """The first position where the output may end."""
+    return rule.prompt_count + rule.sampling.min_new_tokens
+
+
+def _penalise(logits: torch.Tensor, one: Choosing) -> None:
+    """Lower, in place, the logits [T, V] of tokens that were used: anywhere, or in the output, or often there."""
+    sampling = one.rule.sampling
     if sampling.repetition_penalty != 1:
-        used = torch.tensor(sorted(set(history)), device=row.device)
-        values = row[used]
-        row[used] = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
-    counts = Counter(history[prompt_count:])
-    if counts and (sampling.presence_penalty or sampling.frequency_penalty):
-        token_ids = torch.tensor(list(counts), device=row.device)
-        times = torch.tensor(list(counts.values()), device=row.device)
-        row[token_ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
+        penalty = sampling.repetition_penalty
+        token_ids, counts = _used(one, 0, logits)
+        values = logits.gather(1, token_ids)
+        lower = torch.where(values > 0, values / penalty, values * penalty)
+        logits.scatter_(1, token_ids, torch.where(counts > 0, lower, values))
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        token_ids, counts = _used(one, one.rule.prompt_count, logits)
+        lowered_by = sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
+        logits.scatter_(1, token_ids, logits.gather(1, token_ids) - lowered_by)
+
+
+def _used(one: Choosing, start: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that stand at position `start` or after it, each once, and how often every row of logits [T, V] sees
+    them before its own place: both [T, N]. The history is read once for all rows.
+    """
+    row_count = logits.shape[0]
+    history = array("q", [*one.prefix, *one.following[: row_count - 1]][start:])
+    tokens = torch.frombuffer(history, dtype=torch.int64) if history else torch.empty(0, dtype=torch.int64)
+    token_ids, columns = torch.unique(tokens, return_inverse=True)
+    # The first row sees the prefix, each further one a token more.
+    first_rows = (torch.arange(len(history)) + start - len(one.prefix) + 1).clamp_min(0)
+    new = torch.zeros((row_count, len(token_ids)))
+    new.index_put_((first_rows, columns), torch.ones(len(history)), accumulate=True)
+    return token_ids.expand(row_count, -1).to(logits.device), new.cumsum(0).to(logits.device)

@@ -190,6 +190,7 @@ class VerifyTokensResult(_message.Message):
     def status(self) -> _status_pb2.Status:
         """Unset on success. FAILED_PRECONDITION with reason PREFIX_NOT_CACHED: send the whole sequence. INVALID_ARGUMENT:
         the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now; `base_length` tokens stay cached.
+        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token.
         """
 
     def __init__(

@@ -3,6 +3,7 @@
 import torch
 
 from paceline.engine.noise import gumbel_at, stream_starts
+from paceline.engine.sampling import coded
 from paceline.types import SamplingParameters
 
 
@@ -14,11 +15,12 @@ def is_plain(sampling: SamplingParameters) -> bool:
 def choose_rows(
     logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Choices [N] from logits [N, V]; where the temperature [N] is 0, the likeliest token.
+    """Choices [N], as `coded` gives them, from logits [N, V]; where the temperature [N] is 0, the likeliest token.
 
     `positions` [N] are those of the tokens chosen.
     """
     token_ids = torch.arange(logits.shape[1], device=logits.device)
     heated = logits.float() / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
-    sampled = heated.double() + gumbel_at(stream_starts(seeds, positions), token_ids)
-    return torch.where(temperatures > 0, sampled.argmax(dim=-1), logits.argmax(dim=-1))
+    sampled = (heated.double() + gumbel_at(stream_starts(seeds, positions), token_ids)).max(dim=-1)
+    greedy = logits.max(dim=-1)
+    return torch.where(temperatures > 0, coded(sampled.values, sampled.indices), coded(greedy.values, greedy.indices))

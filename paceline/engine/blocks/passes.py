@@ -25,6 +25,8 @@ from paceline.engine.kv_pool import KvPool
 from paceline.engine.model import LoadedModel
 from paceline.engine.noise import signed64
 from paceline.engine.passes import FastPasses, Piece
+from paceline.engine.sampling import NO_TOKEN, coded, no_choice
+from paceline.errors import PacelineError
 from paceline.types import ChoiceRule
 
 MAX_NEW_TOKENS = QUERY_COUNTS[-1]
@@ -60,11 +62,13 @@ class BlockPasses(FastPasses):
     @torch.inference_mode()
     def draft(
         self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], draft_counts: Sequence[int]
-    ) -> list[list[int]]:
-        """Return so many choices after each piece as `draft_counts` says, each made from the ones before.
+    ) -> list[list[int] | PacelineError]:
+        """Return so many choices after each piece as `draft_counts` says, each made from the ones before, or why one of
+        them failed.
 
-        The cache must have room for all of a piece's but the last; they are in it afterwards. Steps are as many as the
-        largest count: a piece that wants fewer goes on, and what it writes lies behind its end or in the scratch page.
+        The cache must have room for all of a piece's but the last; they are in it afterwards, where none failed. Steps
+        are as many as the largest count: a piece that wants fewer goes on, and what it writes lies behind its end or in
+        the scratch page.
         """
         step_count = max(draft_counts)
         shape = self._shape(pieces, step_count - 1)
@@ -78,9 +82,14 @@ class BlockPasses(FastPasses):
             )
         counted = list(zip(pieces, draft_counts, strict=True))
         chosen = program.run([self._row(piece, count - 1) for piece, count in counted], rules)
-        drafts = [made[:count] for made, count in zip(chosen[: len(pieces)].tolist(), draft_counts, strict=True)]
-        for piece, made in zip(pieces, drafts, strict=True):
-            self._pool.fill(piece.sequence_id, made[:-1])
+        made = chosen[: len(pieces)].tolist()
+        return [self._settle(piece, drafts[:count]) for (piece, count), drafts in zip(counted, made, strict=True)]
+
+    def _settle(self, piece: Piece, drafts: list[int]) -> list[int] | PacelineError:
+        """Name the drafts in the cache, unless one of them could not be chosen."""
+        if NO_TOKEN in drafts:
+            return no_choice(piece.length + drafts.index(NO_TOKEN))
+        self._pool.fill(piece.sequence_id, drafts[:-1])
         return drafts
 
     @cached_property
@@ -162,7 +171,7 @@ class _Draft:
         self._replay: Work = recorded(self._steps, device)
 
     def run(self, rows: Sequence[HostRow], rules: Sequence[ChoiceRule]) -> torch.Tensor:
-        """Return the drafts [N, draft_count], in memory that the next run overwrites."""
+        """Return the drafts [N, draft_count] as `coded` gives them, in memory that the next run overwrites."""
         self._buffer.fill(rows)
         if self._is_sampled:
             self._seeds[: len(rules)] = torch.tensor([signed64(rule.seed) for rule in rules])
@@ -174,12 +183,14 @@ class _Draft:
         drafts: list[torch.Tensor] = []
         for _ in range(self._draft_count):
             if drafts:
-                rows = rows.then(drafts[-1])
+                # Where nothing could be chosen any token will do: the row has failed.
+                rows = rows.then(drafts[-1].clamp_min(0))
             logits = self._last_logits(rows)
             drafts.append(self._choices(logits, rows.bases + rows.counts))
         return torch.stack(drafts, dim=1)
 
     def _choices(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if not self._is_sampled:
-            return logits.argmax(dim=-1)
+            greedy = logits.max(dim=-1)
+            return coded(greedy.values, greedy.indices)
         return choose_rows(logits, self._temperatures, self._seeds, positions)
