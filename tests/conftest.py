@@ -1,5 +1,6 @@
-"""Fixtures that cost seconds, made once a session."""
+"""The same random numbers in every test, and fixtures that cost seconds, made once a session."""
 
+import random
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,8 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+import tests.profiles  # noqa: F401 (loads one)
 from tests.checkpoints import FAMILIES, write_model, write_related_draft
 from tests.services import Models, model_flags, running_services
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Whichever worker a test comes to, whatever ran there before it."""
+    random.seed(0)
+    torch.manual_seed(0)
 
 
 @dataclass(frozen=True)
