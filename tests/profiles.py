@@ -1,6 +1,6 @@
 """What hypothesis draws: the same examples in every run of the tests, new ones in every pass of `scripts/search`."""
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
@@ -23,5 +23,13 @@ providers._get_local_constants = _constants
 settings.register_profile(
     SAME, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile(SEARCH, settings.get_profile(SAME), derandomize=False, print_blob=True)
+# One error a test, and no search for which arguments matter: time is for new examples.
+settings.register_profile(
+    SEARCH,
+    settings.get_profile(SAME),
+    derandomize=False,
+    print_blob=True,
+    report_multiple_bugs=False,
+    phases=set(Phase) - {Phase.explain},
+)
 settings.load_profile(SAME)
