@@ -19,6 +19,7 @@ from tests.certificates import Authority
 from tests.clusters import cluster_here, model_server
 from tests.commands import ended, paceline, paceline_here, start
 from tests.conftest import PairOfCheckpoints
+from tests.ports import port_for_later
 
 pytestmark = pytest.mark.slow
 
@@ -101,9 +102,7 @@ async def test_a_taken_port_is_refused() -> None:
 
 
 async def test_the_coordinator_waits_for_services_that_come_later() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = port_for_later()
     target = f"127.0.0.1:{port}"
     async with running_service("draft_service", []) as draft:
         coordinator = await start("coordinator", "--draft", draft.address, "--target", target)
