@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -18,6 +18,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.instruments import Instruments
+from paceline.launcher import Addresses, ClusterOptions
 from paceline.metrics import new_registry
 from paceline.rpc import Exchanges, ServerOptions, open_channel, running_server
 from paceline.security.channels import LOCAL, ChannelSecurity
@@ -134,3 +135,16 @@ async def cluster(
                 (drafting.exchanges, verifying.exchanges),
                 watched.registry,
             )
+
+
+@asynccontextmanager
+async def cluster_here(options: ClusterOptions, *_: Any) -> AsyncIterator[Addresses]:
+    """As `running_cluster`, without processes: only their starting takes long."""
+
+    def asked(*names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+    engine = EngineOptions(kv_memory="64MiB", **asked("layout", "prefix_sharing"))
+    coordinator = asked("batch_size", "draft_count", "policy", "lanes", "dtype")
+    async with cluster(options.target_model, options.draft_model, options=engine, **coordinator) as running:
+        yield Addresses(running.coordinator_address, running.draft_address, running.target_address, ())

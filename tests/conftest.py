@@ -1,5 +1,6 @@
-"""Fixtures that cost seconds, made once a session."""
+"""The same random numbers in every test, and fixtures that cost seconds, made once a session."""
 
+import random
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,8 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
+import tests.profiles  # noqa: F401 (loads one)
 from tests.checkpoints import FAMILIES, write_model, write_related_draft
+from tests.clusters import cluster_here
 from tests.services import Models, model_flags, running_services
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is long is slow, too. Slow tests come first, so that no worker has one left when the other has nothing."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Whichever worker a test comes to, whatever ran there before it."""
+    random.seed(0)
+    torch.manual_seed(0)
 
 
 @dataclass(frozen=True)
@@ -48,3 +66,10 @@ def models(pairs: dict[str, PairOfCheckpoints]) -> Iterator[Models]:
     draft = model_flags("draft_service", pairs["Llama"].draft)
     with running_services(target, target, draft, draft) as (one, other, first_draft, second_draft):
         yield Models((one, other), (first_draft, second_draft))
+
+
+@pytest.fixture
+def services_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that start services of their own have them in this process."""
+    for module in ("paceline.cli.connection", "paceline.measure.cluster"):
+        monkeypatch.setattr(f"{module}.running_cluster", cluster_here)

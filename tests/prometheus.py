@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import socket
 import urllib.parse
 import urllib.request
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.ports import port_for_later
 from tests.tools import missing
 
 
@@ -66,7 +66,8 @@ async def running_prometheus(folder: Path, targets: Sequence[str], rules: Path) 
         "scrape_configs": [{"job_name": "paceline", "static_configs": [{"targets": list(targets)}]}],
     }
     (folder / "prometheus.json").write_text(json.dumps(config))
-    address = f"127.0.0.1:{_free_port()}"
+    # Prometheus cannot tell which port it took, so one is chosen for it.
+    address = f"127.0.0.1:{port_for_later()}"
     process = await asyncio.create_subprocess_exec(
         prometheus_tool("prometheus"),
         f"--config.file={folder / 'prometheus.json'}",
@@ -93,10 +94,3 @@ async def _all_up(prometheus: Prometheus, count: int) -> bool:
         return len(await prometheus.query("up == 1")) == count
     except (OSError, ValueError):
         return False
-
-
-def _free_port() -> int:
-    """Prometheus cannot tell which port it took, so one is chosen for it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.client import RetryPolicy, describe_draft, describe_target
 from paceline.types import CacheDescription
+from tests.ports import port_for_later
 
 GRACE_S = 10
 IDLE_S = 6
@@ -26,7 +27,7 @@ class Service:
         self._module = module
         self._log_path = log_path
         self._flags = flags
-        self._port = "0"
+        self._port = str(port_for_later())
         self.address = ""
         self.process = self._spawn()
 
@@ -45,7 +46,6 @@ class Service:
         line = self.process.stdout.readline()
         assert " listening on " in line, f"{self._module} ended before it listened"
         self.address = line.split()[-1]
-        self._port = self.address.rpartition(":")[2]
 
     def kill(self) -> None:
         """As `kill -9`: nothing is told to anybody."""

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 REQUESTS = [
     GenerationRequest(TokenIds((30 + n, 21)), 120, ignore_end_tokens=True, seed=n, sampling=sampling)
-    for n, sampling in enumerate([SamplingParameters(), SamplingParameters(temperature=0.8)] * 2)
+    for n, sampling in enumerate([SamplingParameters(), SamplingParameters(temperature=0.8)])
 ]
 
 

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from paceline.client import Client
-from tests.commands import ended, paceline, start
-from tests.test_processes import running
+from paceline.launcher import ClusterOptions
+from tests.clusters import cluster_here
+from tests.commands import ended, paceline_here, start
 
-pytestmark = pytest.mark.slow
 
-
-async def test_load_reports_every_request_and_leaves_a_file_and_a_plot(tmp_path: Path) -> None:
+def test_load_reports_every_request_and_leaves_a_file_and_a_plot(tmp_path: Path, services_here: None) -> None:
     flags = ["--rate", "40", "--requests", "6", "--max-new-tokens", "6", "--output", str(tmp_path / "results")]
-    status, out, err = await paceline("load", *flags, "--slo-ttft-ms", "60000")
+    status, out, err = paceline_here("load", *flags, "--slo-ttft-ms", "60000")
     assert (status, err) == (0, "")
     assert "6 completed, 0 rejected, 0 failed, 0 unfinished" in out
     assert "6 of 6 within the objectives" in out
@@ -27,8 +26,9 @@ async def test_load_reports_every_request_and_leaves_a_file_and_a_plot(tmp_path:
     assert (tmp_path / "results" / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 async def test_an_interrupted_load_prints_and_writes_what_it_measured(tmp_path: Path) -> None:
-    async with running() as addresses:
+    async with cluster_here(ClusterOptions()) as addresses:
         flags = ["--rate", "100", "--max-new-tokens", "4", "--duration-s", "36000", "--output", str(tmp_path)]
         process = await start("paceline", "load", "--address", addresses.coordinator, *flags)
         async with Client(addresses.coordinator) as client:
@@ -45,7 +45,7 @@ async def test_an_interrupted_load_prints_and_writes_what_it_measured(tmp_path: 
     assert len(content["requests"]) == sum(content["summary"]["counts"].values())
 
 
-async def test_load_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
+def test_load_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": ""}')
     for arguments, words in [
         (["--rate", "0"], "0.0 is no rate"),
@@ -56,7 +56,7 @@ async def test_load_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
     ]:
         if "--output" not in arguments:
             arguments += ["--output", str(tmp_path / "out")]
-        status, _, err = await paceline("load", *arguments)
+        status, _, err = paceline_here("load", *arguments)
         assert status in (1, 2)
         assert words in " ".join(err.replace("│", " ").split())
         assert "Traceback" not in err

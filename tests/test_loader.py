@@ -91,21 +91,30 @@ def test_dtype_is_the_checkpoints_unless_told(checkpoint: Path) -> None:
     assert load_model(str(checkpoint), "float32").description.dtype == "float32"
 
 
-def load_by_hub_id(model: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    """Load in a process of its own that has no hub but this cache: the library reads its settings when imported."""
+def loaded_by_hub_id(cache: Path, *models: str) -> list[str]:
+    """Load in a process of its own that has no hub but this cache: the library reads its settings when imported.
+
+    Returns a line a model: its architecture, or why it cannot be used.
+    """
     program = (
         "import sys\n"
         "from paceline.engine.loader import load_model\n"
         "from paceline.errors import ModelNotUsable\n"
-        "try:\n"
-        "    print(load_model(sys.argv[1]).description.architecture)\n"
-        "except ModelNotUsable as error:\n"
-        "    sys.exit(error.message)\n"
+        "for model in sys.argv[1:]:\n"
+        "    try:\n"
+        "        print(load_model(model).description.architecture)\n"
+        "    except ModelNotUsable as error:\n"
+        "        print(error.message)\n"
     )
     settings = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
-    return subprocess.run(
-        [sys.executable, "-c", program, model], env=os.environ | settings, capture_output=True, text=True, check=False
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *models],
+        env=os.environ | settings,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
+    return ended.stdout.splitlines()
 
 
 @pytest.mark.slow
@@ -114,8 +123,6 @@ def test_a_hub_id_is_loaded_from_the_hubs_files_or_refused_by_name(checkpoint: P
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
     shutil.copytree(checkpoint, repository / "snapshots" / ("0" * 40))
-    found = load_by_hub_id("tiny/model", tmp_path / "hub")
-    assert found.stdout.strip() == "Qwen3ForCausalLM"
-    missing = load_by_hub_id("tiny/other", tmp_path / "hub")
-    assert missing.returncode == 1
-    assert "model 'tiny/other' is no directory here and cannot be had from the hub" in missing.stderr
+    found, missing = loaded_by_hub_id(tmp_path / "hub", "tiny/model", "tiny/other")
+    assert found == "Qwen3ForCausalLM"
+    assert "model 'tiny/other' is no directory here and cannot be had from the hub" in missing

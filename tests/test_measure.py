@@ -19,7 +19,7 @@ from paceline.client import Client, describe_draft, describe_target
 from paceline.engine.traffic import pass_traffic
 from paceline.engine.worker import ModelWorker
 from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, TokenizerNotFound
-from paceline.launcher import ClusterOptions, running_cluster
+from paceline.launcher import ClusterOptions
 from paceline.measure import grid
 from paceline.measure.agreement import Mismatch
 from paceline.measure.alternate import MAX_REPEATS, alternate
@@ -40,6 +40,7 @@ from paceline.measure.system import Measured
 from paceline.measure.tables import markdown_table
 from paceline.prompt_file import InputLine
 from paceline.types import ClusterStatistics, HopTime, PassTraffic, Usage
+from tests.clusters import cluster_here
 from tests.conftest import PairOfCheckpoints
 
 AUTO = Precision("auto")
@@ -200,7 +201,7 @@ def test_one_sequence_at_a_time_and_plain_decoding_have_one_lane() -> None:
 async def test_no_pass_finds_its_prompts_cached_by_the_one_before(pairs: dict[str, PairOfCheckpoints]) -> None:
     pair = ClusterOptions(target_model=str(pairs["Llama"].target), draft_model=str(pairs["Llama"].draft))
     options = grid.cluster_options(SystemSpec(grid.SPECULATIVE, 2, AUTO, "continuous", "3"), pair)
-    async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
+    async with cluster_here(options) as addresses, Client(addresses.coordinator) as client:
         system = ClusterSystem(client, addresses, 4)
         first, again = [await system.run([tuple(range(10, 74))]) for _ in range(2)]
         assert first.outputs == again.outputs

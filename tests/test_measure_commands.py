@@ -10,17 +10,17 @@ import psutil
 import pytest
 
 from paceline.measure.result import bench_result_from_json
-from tests.commands import ended, paceline, start
+from tests.commands import ended, paceline_here, start
 from tests.conftest import PairOfCheckpoints
 
 SMALL = ("--prompt-count", "3", "--max-new-tokens", "8", "--batch-sizes", "2")
 BENCH = ("bench", *SMALL, "--systems", "hf,speculative")
+OURS = ("bench", *SMALL, "--systems", "speculative")
 EQUIVALENCE = ("equivalence", *SMALL, "--policies", "continuous", "--dtypes", "float32")
 
 
-@pytest.mark.slow
-async def test_a_bench_leaves_its_result_a_table_and_two_plots(tmp_path: Path) -> None:
-    status, out, err = await paceline(*BENCH, "--runs", "2", "--output", str(tmp_path))
+def test_a_bench_leaves_its_result_a_table_and_two_plots(tmp_path: Path, services_here: None) -> None:
+    status, out, err = paceline_here(*BENCH, "--runs", "2", "--output", str(tmp_path))
     assert status == 0, err
     assert sorted(os.listdir(tmp_path)) == ["result.json", "round.png", "table.md", "throughput.png"]
     result = bench_result_from_json((tmp_path / "result.json").read_text())
@@ -40,11 +40,13 @@ async def test_a_bench_leaves_its_result_a_table_and_two_plots(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("interruption", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("interruption", "expected"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 async def test_an_interrupted_bench_keeps_and_shows_what_it_measured(
     interruption: signal.Signals, expected: int, tmp_path: Path
 ) -> None:
-    process = await start("paceline", *BENCH, "--runs", "1000", "--output", str(tmp_path))
+    process = await start("paceline", *OURS, "--runs", "1000", "--output", str(tmp_path))
     while not (tmp_path / "result.json").exists():
         await asyncio.sleep(0.05)
     services = psutil.Process(process.pid).children()
@@ -58,9 +60,8 @@ async def test_an_interrupted_bench_keeps_and_shows_what_it_measured(
     assert not [one for one in services if one.is_running()]
 
 
-@pytest.mark.slow
-async def test_equivalence_fails_exactly_when_outputs_differ_from_the_reference(tmp_path: Path) -> None:
-    status, out, err = await paceline(*EQUIVALENCE, "--output", str(tmp_path))
+def test_equivalence_fails_exactly_when_outputs_differ_from_the_reference(tmp_path: Path, services_here: None) -> None:
+    status, out, err = paceline_here(*EQUIVALENCE, "--output", str(tmp_path))
     assert status == 0, err
     agreements = json.loads((tmp_path / "equivalence.json").read_text())["agreements"]
     assert [(one["system"], one["reference"]) for one in agreements] == [
@@ -77,7 +78,7 @@ async def test_equivalence_fails_exactly_when_outputs_differ_from_the_reference(
     right = rows[1]["token_ids"][4]
     rows[1]["token_ids"][4] = right + 1
     reference.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    status, out, _ = await paceline(*EQUIVALENCE, "--output", str(tmp_path))
+    status, out, _ = paceline_here(*EQUIVALENCE, "--output", str(tmp_path))
     assert status == 1
     agreements = json.loads((tmp_path / "equivalence.json").read_text())["agreements"]
     (mismatch,) = agreements[1]["mismatches"]
@@ -88,8 +89,7 @@ async def test_equivalence_fails_exactly_when_outputs_differ_from_the_reference(
     assert not agreements[2]["mismatches"]
 
 
-@pytest.mark.slow
-async def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
+def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
     tmp_path: Path, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "x", "category": "qa"}')
@@ -105,7 +105,7 @@ async def test_what_cannot_be_measured_is_said_in_one_line_before_anything_start
         (["bench", "--output", str(tmp_path), "--draft-model", "/nowhere"], "'/nowhere' is not a directory"),
         (["bench", "--output", str(tmp_path), "--draft-model", str(pairs["Llama"].draft)], "has no tokenizer"),
     ]:
-        status, out, err = await paceline(*arguments)
+        status, out, err = paceline_here(*arguments)
         assert (status, out) == (1, "")
         assert err.count("\n") == 1
         assert words in err

@@ -5,8 +5,7 @@ import json
 import signal
 import socket
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -14,11 +13,13 @@ import pytest
 
 from paceline.client import Client, describe_draft
 from paceline.errors import PeerUnavailable
-from paceline.launcher import Addresses, ClusterOptions, ServiceProcess, running_cluster, running_service
+from paceline.launcher import ClusterOptions, ServiceProcess, running_service
 from paceline.types import GenerationRequest, Text
 from tests.certificates import Authority
-from tests.commands import ended, paceline, start
+from tests.clusters import cluster_here, model_server
+from tests.commands import ended, paceline, paceline_here, start
 from tests.conftest import PairOfCheckpoints
+from tests.ports import port_for_later
 
 pytestmark = pytest.mark.slow
 
@@ -26,12 +27,6 @@ UP_ON_FREE_PORTS = (
     *("paceline", "up", "--metrics-port", "0"),
     *("--coordinator-port", "0", "--draft-port", "0", "--target-port", "0"),
 )
-
-
-@asynccontextmanager
-async def running() -> AsyncIterator[Addresses]:
-    async with running_cluster(ClusterOptions()) as addresses:
-        yield addresses
 
 
 @pytest.mark.parametrize(
@@ -107,9 +102,7 @@ async def test_a_taken_port_is_refused() -> None:
 
 
 async def test_the_coordinator_waits_for_services_that_come_later() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = port_for_later()
     target = f"127.0.0.1:{port}"
     async with running_service("draft_service", []) as draft:
         coordinator = await start("coordinator", "--draft", draft.address, "--target", target)
@@ -126,7 +119,7 @@ async def test_the_coordinator_waits_for_services_that_come_later() -> None:
 
 
 async def test_sigterm_lets_a_running_stream_end_and_the_process_exits_cleanly() -> None:
-    async with running_service("draft_service", []) as draft, running_service("target_service", []) as target:
+    async with model_server("draft", "builtin:draft") as draft, model_server("target", "builtin:target") as target:
         # Time enough for the stream on a machine that is busy with other things.
         flags = ["--draft", draft.address, "--target", target.address, "--shutdown-grace-s", "200"]
         coordinator = await start("coordinator", *flags)
@@ -169,7 +162,7 @@ async def test_run_answers_every_good_line_in_order_and_names_the_bad_ones(tmp_p
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     flags = ["--input", str(tmp_path / "in.jsonl"), "--max-new-tokens", "20"]
-    async with running() as addresses:
+    async with cluster_here(ClusterOptions()) as addresses:
         status, _, err = await paceline(
             "run", *flags, "--output", str(tmp_path / "out.jsonl"), "--address", addresses.coordinator
         )
@@ -293,7 +286,9 @@ async def test_services_do_not_outlive_a_killed_up() -> None:
     assert (len(gone), alive) == (3, [])
 
 
-async def test_commands_say_what_is_wrong_in_one_line(tmp_path: Path, pairs: dict[str, PairOfCheckpoints]) -> None:
+def test_commands_say_what_is_wrong_in_one_line(
+    tmp_path: Path, pairs: dict[str, PairOfCheckpoints], services_here: None
+) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}')
     for arguments, words in [
         (["generate", "x", "--address", "127.0.0.1:1"], "127.0.0.1:1"),
@@ -301,7 +296,7 @@ async def test_commands_say_what_is_wrong_in_one_line(tmp_path: Path, pairs: dic
         (["run", "--input", str(tmp_path / "missing"), "--output", "out"], "missing cannot be read"),
         (["run", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "no/out")], "cannot be written"),
     ]:
-        status, _, err = await paceline(*arguments)
+        status, _, err = paceline_here(*arguments)
         assert status in (1, 2)
         assert words in " ".join(err.replace("│", " ").split())
         assert "Traceback" not in err

@@ -76,7 +76,7 @@ class Traced:
 
     async def tree(self, trace_id: str, accept: Callable[[Tree], bool], killed_ns: int = 0) -> Tree:
         """Wait until the trace has all its spans."""
-        for _ in range(600):
+        for _ in range(2000):
             try:
                 if accept(tree := tree_of(self.receiver.spans, trace_id, killed_ns)):
                     return tree
@@ -142,13 +142,58 @@ async def check_timed_out(traced: Traced) -> None:
     assert tree.rounds
 
 
-async def test_a_trace_is_whole_whether_its_request_was_answered_cancelled_or_timed_out(receiver: Receiver) -> None:
+@asynccontextmanager
+async def check_dead_target(traced: Traced, target: str) -> AsyncIterator[None]:
+    """Its rounds fail, and a new one at its address serves the request to its end, and runs while the block does."""
+    ids: list[str] = []
+    await traced(traced.client.complete(asked(5)), ids)
+    before = await traced.tree(ids[0], ended_as("OK"))
+    begun = asyncio.Event()
+
+    async def answer() -> int:
+        count = 0
+        async for piece in traced.client.generate(asked(400)):
+            count += len(piece.tokens)
+            begun.set()
+        return count
+
+    answering = asyncio.ensure_future(traced(answer(), ids))
+    await begun.wait()
+    kill("target_service")  # between two rounds of the request, or in the middle of one
+    killed_ns = time.time_ns()
+    async with running_service("target_service", ["--threads", "1", "--port", target.rpartition(":")[2]]):
+        assert await answering == 400
+        after = await traced.tree(ids[1], ended_as("OK"), killed_ns)
+        yield
+    failed = [one for one in after.rounds if one.is_error]
+    assert failed
+    assert {one.attributes["error.type"] for one in failed} <= {"PEER_UNAVAILABLE", "CancelledError"}
+    assert len(after.rounds) > len(failed)
+    assert _instances(before, "draft.propose") == _instances(after, "draft.propose")
+    assert _instances(before, "target.verify").isdisjoint(_instances(after, "target.verify"))
+
+
+async def check_dead_draft(traced: Traced) -> None:
+    """It is an error of its calls, and of nothing else."""
+    ids: list[str] = []
+    kill("draft_service")
+    await traced(traced.client.complete(asked(5)), ids)
+    tree = await traced.tree(ids[0], ended_as("OK"))
+    assert not any(one.is_error for one in (tree.request, *tree.rounds, *tree.served))
+    codes = {(one.name, one.attributes["rpc.response.status_code"], one.is_error) for one in tree.calls}
+    assert codes == {("draft.propose", "UNAVAILABLE", True), ("target.verify", "OK", False)}
+    assert tree.request.attributes["paceline.drafted_count"] == 0
+
+
+async def test_a_trace_is_whole_however_its_request_ended_and_whichever_service_died(receiver: Receiver) -> None:
     spans = Spans()
-    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
+    async with left_alone() as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
         traced = Traced(client, spans, receiver)
         await check_answered(traced)
         await check_cancelled(traced)
         await check_timed_out(traced)
+        async with check_dead_target(traced, services.target):
+            await check_dead_draft(traced)
 
 
 async def test_the_command_receives_spans_until_it_is_stopped_and_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,49 +227,6 @@ async def test_services_answer_and_end_though_their_collector_hangs(monkeypatch:
                 process.terminate()
             gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, 60)
     assert (len(gone), alive) == (3, [])
-
-
-async def test_a_dead_draft_is_an_error_of_its_calls_and_of_nothing_else(receiver: Receiver) -> None:
-    spans, ids = Spans(), list[str]()
-    async with left_alone() as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
-        traced = Traced(client, spans, receiver)
-        kill("draft_service")
-        await traced(client.complete(asked(5)), ids)
-        tree = await traced.tree(ids[0], ended_as("OK"))
-    assert not any(one.is_error for one in (tree.request, *tree.rounds, *tree.served))
-    codes = {(one.name, one.attributes["rpc.response.status_code"], one.is_error) for one in tree.calls}
-    assert codes == {("draft.propose", "UNAVAILABLE", True), ("target.verify", "OK", False)}
-    assert tree.request.attributes["paceline.drafted_count"] == 0
-
-
-async def test_a_dead_target_fails_its_rounds_and_a_new_one_serves_the_request(receiver: Receiver) -> None:
-    spans, ids = Spans(), list[str]()
-    async with left_alone() as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
-        traced = Traced(client, spans, receiver)
-        await traced(client.complete(asked(5)), ids)
-        before = await traced.tree(ids[0], ended_as("OK"))
-        begun = asyncio.Event()
-
-        async def answer() -> int:
-            count = 0
-            async for piece in client.generate(asked(400)):
-                count += len(piece.tokens)
-                begun.set()
-            return count
-
-        answering = asyncio.ensure_future(traced(answer(), ids))
-        await begun.wait()
-        kill("target_service")  # between two rounds of the request, or in the middle of one
-        killed_ns = time.time_ns()
-        async with running_service("target_service", ["--threads", "1", "--port", services.target.rpartition(":")[2]]):
-            assert await answering == 400
-            after = await traced.tree(ids[1], ended_as("OK"), killed_ns)
-    failed = [one for one in after.rounds if one.is_error]
-    assert failed
-    assert {one.attributes["error.type"] for one in failed} <= {"PEER_UNAVAILABLE", "CancelledError"}
-    assert len(after.rounds) > len(failed)
-    assert _instances(before, "draft.propose") == _instances(after, "draft.propose")
-    assert _instances(before, "target.verify").isdisjoint(_instances(after, "target.verify"))
 
 
 def _instances(tree: Tree, name: str) -> set[str]:
