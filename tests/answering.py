@@ -37,6 +37,8 @@ class AnsweringClient:
     model: str = "target"
     endless: str | None = None
     """A prompt that is never answered."""
+    timeout_s: float | None = None
+    """As it was asked with last."""
     prompts: list[str] = field(default_factory=list)
     """As they were asked."""
 
@@ -49,6 +51,7 @@ class AnsweringClient:
         assert isinstance(request.prompt, Text)
         prompt = request.prompt.value
         self.prompts.append(prompt)
+        self.timeout_s = timeout_s
         self.before(prompt)
         if prompt == self.endless:
             await asyncio.Event().wait()

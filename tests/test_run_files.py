@@ -144,8 +144,9 @@ def test_a_lost_coordinator_ends_a_run_and_fails_no_line(folder: Path) -> None:
 
 def test_a_line_that_fails_alone_is_tried_again_and_a_wrong_one_is_no_reason_to(folder: Path) -> None:
     write_input([*PROMPTS, 5])
-    result = run(AnsweringClient(fails("b", CallTimedOut("too slow"))), "--timeout", "9")
-    assert result.exit_code == 1
+    client = AnsweringClient(fails("b", CallTimedOut("too slow")))
+    result = run(client, "--timeout", "9")
+    assert (result.exit_code, client.timeout_s) == (1, 9)
     assert "4 of 6 lines answered" in result.stderr
     assert f"4 of 6 {GO_ON}" in result.stderr
     assert outputs() == ["A", "too slow", "C", "D", "E", "line 6 has neither a `prompt` string nor `turns` with one"]
