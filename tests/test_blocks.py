@@ -235,7 +235,9 @@ def test_the_variable_length_kernel_is_asked_for_what_gathering_gives() -> None:
     keys, values, query = torch.randn(2, 40, 16), torch.randn(2, 40, 16), torch.randn(4, 9, 16)
     gathered = GatheredBlocks(block, 4)(query, keys, values, 0.25)
     varlen = VarlenBlocks(block, 4, varlen_peer)(query, keys, values, 0.25)
-    torch.testing.assert_close(varlen, gathered, atol=1e-6, rtol=1e-5)
+    # What padding sees differs, and is nobody's.
+    real = (torch.arange(3) < block.counts[:, None]).flatten()
+    torch.testing.assert_close(varlen[:, real], gathered[:, real], atol=1e-6, rtol=1e-5)
 
 
 SHAPE = KvShape(2, 4, 2, 16, torch.float32, torch.device("cpu"))

@@ -178,6 +178,23 @@ def test_a_drafting_row_fails_alone_even_half_way(
     assert isinstance(found[2], NoChoice)
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_what_is_cached_of_a_broken_row_reaches_no_other_one(options: EngineOptions, poisoned: Poisoned) -> None:
+    # review B3, and "no row's inf reaches another's output"
+    verifier = Verifier(Runner(load_model(str(poisoned(POISON))), options))
+    clean = VerifyRow("clean", 0, (20, 21, 22, 23), (24, 25))
+    alone = verifier.verify([clean])
+    assert isinstance(alone[0], Verdict)
+    verifier.runner.release(["clean"])
+    broken = VerifyRow("broken", 0, (9, POISON, 11), (30,))
+    together = verifier.verify([broken, clean])
+    assert isinstance(together[0], NoChoice)
+    assert together[1:] == alone
+    # The pages of both are free now, and one of them goes to another sequence.
+    verifier.runner.release(["broken", "clean"])
+    assert verifier.verify([clean]) == alone
+
+
 PROMPTS = ((9, 10, 11), (20, 21, 22, 23), (POISON, 30, 31), (40, 41))
 
 

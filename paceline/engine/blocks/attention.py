@@ -30,7 +30,11 @@ KernelMaker = Callable[[BlockRows, int], BlockKernel]
 
 
 class GatheredBlocks:
-    """Copies each row's pages side by side, up to the end of its table, and masks what a query must not see."""
+    """Copies each row's pages side by side, up to the end of its table, and masks what a query must not see.
+
+    What lies behind a row's own tokens is another's: padding of other rows in the scratch page, or what a page's last
+    owner left there. A mask alone would not keep an infinity of theirs out, for 0 times infinity is not a number.
+    """
 
     def __init__(self, rows: BlockRows, page_tokens: int) -> None:
         self._row_count = rows.tables.shape[0]
@@ -39,17 +43,21 @@ class GatheredBlocks:
         self._slots = slots.flatten()
         key_positions = torch.arange(slots.shape[1], device=slots.device)
         self._mask = (key_positions <= rows.positions[:, :, None])[:, None]
+        self._others = (key_positions >= (rows.bases + rows.counts)[:, None]).flatten()[:, None]
 
     def __call__(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
         attended = F.scaled_dot_product_attention(
             self._by_row(query),
-            self._by_row(keys.index_select(1, self._slots)),
-            self._by_row(values.index_select(1, self._slots)),
+            self._by_row(self._gathered(keys)),
+            self._by_row(self._gathered(values)),
             attn_mask=self._mask,
             scale=scaling,
             enable_gqa=query.shape[0] != keys.shape[0],
         )
         return attended.transpose(0, 1).reshape(query.shape)
+
+    def _gathered(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.index_select(1, self._slots).masked_fill_(self._others, 0)
 
     def _by_row(self, tensor: torch.Tensor) -> torch.Tensor:
         """[heads, N * tokens, D] to [N, heads, tokens, D]."""
