@@ -46,17 +46,14 @@ def test_logits_do_not_depend_on_neighbours_chunks_drafts_or_sharing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt_count", [16, pytest.param(64, marks=pytest.mark.long)])
-async def test_bfloat16_speculation_equals_plain_decoding_bit_for_bit(
-    prompt_count: int, pairs: dict[str, PairOfCheckpoints]
-) -> None:
+async def test_bfloat16_speculation_equals_plain_decoding_bit_for_bit(pairs: dict[str, PairOfCheckpoints]) -> None:
     pair = pairs["Llama"]
-    prompts = [one for seed in range(6) for one in shared_requests(seed)][:prompt_count]
+    prompts = [one for seed in range(6) for one in shared_requests(seed)][:64]
     outputs = []
     for batch_size in (1, 4, 8):
         async with cluster(pair.target, pair.draft, batch_size=batch_size, options=STRICT, dtype="bfloat16") as running:
             for draft_count in (0, 5):
                 tokens, usages = await generate(running, prompts, draft_count)
                 outputs.append(tokens)
-    assert sum(usage.accepted_count for usage in usages) > 4 * prompt_count
+    assert sum(usage.accepted_count for usage in usages) > 300
     assert all(one == outputs[0] for one in outputs)
