@@ -28,7 +28,8 @@ class ClusterOptions:
     layout: str = "paged"
     prefix_sharing: bool = True
     """False where the same prompts are timed again: each is to be computed each time."""
-    numerics: str = "fast"
+    numerics: str = "auto"
+    """The target's; the draft's are always fast."""
     batch_size: int = 8
     draft_count: str = "5"
     """A number, or `auto`."""

@@ -67,8 +67,12 @@ class ClusterFlags(PairFlags):
         Literal["paged", "dense"], typer.Option(help="dense: the paper's padded and realigned rectangle.")
     ]
     numerics: Annotated[
-        Literal["fast", "strict"],
-        typer.Option(help="strict: in any dtype, speculative output equals plain decoding bit for bit."),
+        Literal["auto", "fast", "strict"],
+        typer.Option(
+            help="strict: speculative output equals plain decoding bit for bit. fast gives that up in half precision. "
+            "auto: strict in bfloat16 and float16; fast in float32, where output equals Hugging Face's. "
+            "No GPU has been seen yet."
+        ),
     ]
     batch_size: Annotated[int, typer.Option(min=1, help="Most sequences in a round.")]
     draft_count: DraftCount

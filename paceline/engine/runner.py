@@ -20,9 +20,10 @@ from paceline.engine.kv_cache import KvCache
 from paceline.engine.kv_pool import KvPool
 from paceline.engine.memory import kv_memory_bytes
 from paceline.engine.model import LoadedModel
+from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
-from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
+from paceline.errors import InvalidRequest, Overloaded, PacelineError
 from paceline.types import ModelDescription, Prefilled, ProposeRow, SequenceLength
 
 
@@ -67,7 +68,8 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
         on_pass: Callable[[PassSize], None] = lambda size: None,
     ) -> None:
-        """`on_pass` is told of every pass, in the thread that ran it."""
+        """`on_pass` is told of every pass, in the thread that ran it. Raises StartupError."""
+        options = replace(options, numerics=resolved_numerics(model, options))
         self.model = model
         self.cache = make_cache(model, options)
         self._options = options
@@ -291,8 +293,6 @@ def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
             strict=options.numerics == "strict",
             has_scratch=has_fixed_shapes(model, options),
         )
-    if options.numerics == "strict":
-        raise StartupError("--numerics strict needs --layout paged: a rectangle's width depends on its longest row")
     return DenseCache(model.kv_shape, capacity_bytes)
 
 
