@@ -1,5 +1,7 @@
 """Settings of the draft service: `PACELINE_DRAFT_*` or flags."""
 
+from typing import ClassVar
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -11,4 +13,6 @@ class DraftSettings(ModelServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
 
+    numerics: ClassVar[str] = "fast"
+    """Not to be chosen: a draft cannot affect output."""
     model: str = Field(default="builtin:draft", description="checkpoint directory, hub id, or builtin:draft")

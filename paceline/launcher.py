@@ -40,6 +40,7 @@ class ClusterOptions:
     prefix_sharing: bool | None = None
     """False where the same prompts are timed again: each is to be computed each time."""
     numerics: str | None = None
+    """The target's; the draft's are always fast."""
     batch_size: int | None = None
     draft_count: str | None = None
     """A number, or `auto`."""

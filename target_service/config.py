@@ -14,6 +14,9 @@ class TargetSettings(ModelServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
     model: str = Field(default="builtin:target", description="checkpoint directory, hub id, or builtin:target")
-    numerics: Literal["fast", "strict"] = Field(
-        default="fast", description="strict: no result depends on what is computed beside it, in any dtype; slower"
+    numerics: Literal["auto", "fast", "strict"] = Field(
+        default="auto",
+        description="strict: no result depends on what is computed beside it, so speculative output equals plain "
+        "decoding bit for bit; slower. fast gives that up in half precision. auto: strict in bfloat16 and float16; "
+        "fast in float32, whose output equals Hugging Face's. No GPU has been seen yet",
     )

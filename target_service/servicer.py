@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import grpc
+import structlog
 
 from paceline.checks import MAX_ROWS, check_row_count
 from paceline.codec.models import model_to_pb, tokenizer_to_pb
@@ -12,6 +13,7 @@ from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb, verdicts_to_
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.errors import TokenizerNotFound
+from paceline.numerics import promise
 from paceline.rpc import Exchanges
 from paceline.security.access import caller_scope
 from paceline.types import Verdicts
@@ -22,6 +24,7 @@ from target_service.verifier import Verifier
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TargetService"].full_name
 VERIFY = f"/{SERVICE_NAME}/VerifyTokens"
 Context = grpc.aio.ServicerContext[Any, Any]
+log = structlog.get_logger()
 
 
 class TargetServicer(TargetServiceServicer):
@@ -75,4 +78,5 @@ class TargetServicer(TargetServiceServicer):
 def add_target_service(
     runner: Runner, worker: ModelWorker, exchanges: Exchanges, server: grpc.aio.Server, max_rows: int = MAX_ROWS
 ) -> None:
+    log.info("numerics", promise=promise(runner.describe()))
     add_TargetServiceServicer_to_server(TargetServicer(Verifier(runner), worker, exchanges, max_rows), server)

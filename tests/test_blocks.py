@@ -174,11 +174,28 @@ def test_choices_of_many_rows_are_those_of_each_alone() -> None:
 
 
 def test_shapes_hold_what_is_asked_and_end_where_decoding_does() -> None:
-    assert fitting_shape(3, 5, 9) == BlockShape(4, 6, 16)
-    assert fitting_shape(1, 1, 1) == BlockShape(1, 1, 8)
-    assert fitting_shape(64, 16, 8) == BlockShape(64, 16, 8)
-    assert fitting_shape(65, 1, 8) is None
-    assert fitting_shape(1, 17, 8) is None
+    assert fitting_shape(3, 5, longest_base=131, page_tokens=16) == BlockShape(4, 6, 16)
+    assert fitting_shape(1, 1, longest_base=0, page_tokens=16) == BlockShape(1, 1, 8)
+    assert fitting_shape(1, 1, longest_base=127, later_count=1, page_tokens=16) == BlockShape(1, 1, 16)
+    assert fitting_shape(64, 16, longest_base=112, page_tokens=16) == BlockShape(64, 16, 8)
+    assert fitting_shape(65, 1, longest_base=0, page_tokens=16) is None
+    assert fitting_shape(1, 17, longest_base=0, page_tokens=16) is None
+
+
+@pytest.mark.review  # B4
+def test_padding_past_the_last_page_stays_within_the_table(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.blocks.passes.find_varlen", lambda: varlen_peer)
+    fixed, ragged = (Runner(model, EngineOptions("1MiB", fixed_shapes=one)) for one in (True, False))
+    prompt = tuple(range(20, 147))
+    # 127 tokens are cached; the next one fills 8 pages of 16, and its row is padded to the other's 6 tokens.
+    rows = [PackedRow("full", 127, (9,)), PackedRow("other", 0, (5, 6, 7, 8, 9, 10), 5)]
+    outcomes = []
+    for runner in (fixed, ragged):
+        runner.forward([PackedRow("full", 0, prompt)])
+        outcomes.append(runner.forward(rows))
+    for one, other in zip(*outcomes, strict=True):
+        assert isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
 
 
 def test_padding_is_written_to_the_scratch_page_only() -> None:

@@ -26,6 +26,7 @@ from paceline.measure.alternate import MAX_REPEATS, alternate
 from paceline.measure.bench_report import bench_report, round_table, throughput_table
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import Contention, MachineWatch, Moment, contention_between
+from paceline.measure.equivalence import HUGGING_FACE, PLAIN, must_equal
 from paceline.measure.files import prepare_folder
 from paceline.measure.grid import BenchPlan, SystemSpec
 from paceline.measure.llama_cpp import check_llama_cpp
@@ -183,8 +184,41 @@ def test_peers_that_decode_one_at_a_time_are_measured_once_and_ours_in_all_varia
     variants = [(spec.policy, spec.draft_count) for spec in large if spec.kind == grid.SPECULATIVE]
     assert variants == [("continuous", "5"), ("continuous", "auto"), ("eqspec", "5"), ("eqspec", "auto")]
     assert len({spec.label for spec in small}) == len(small)
-    strict = grid.groups(replace(PLAN, precisions=(Precision("bfloat16", "strict"),)))
-    assert {spec.kind for spec in strict[0]} == set(grid.OURS)
+
+
+@pytest.mark.review  # B13
+def test_in_half_precision_peers_run_once_and_the_papers_policies_are_fast_by_name() -> None:
+    precisions = tuple(map(Precision.parse, ("bfloat16", "bfloat16-fast")))
+    group = grid.groups(replace(PLAN, precisions=precisions, draft_counts=("5",)))[0]
+    assert [spec.kind for spec in group].count(grid.HUGGING_FACE) == 1
+    served = {spec.label: grid.cluster_options(spec, PLAN.pair) for spec in group if spec.is_ours}
+    assert {label: (one.numerics, one.layout) for label, one in served.items()} == {
+        "Paceline, plain, bfloat16": ("auto", "paged"),
+        "Paceline, plain, bfloat16-fast": ("fast", "paged"),
+        "Paceline, 5 drafts, bfloat16": ("auto", "paged"),
+        "Paceline, 5 drafts, bfloat16-fast": ("fast", "paged"),
+        "Paceline, eqspec, 5 drafts, bfloat16-fast": ("fast", "dense"),
+    }
+
+
+@pytest.mark.review  # B13
+@pytest.mark.parametrize(
+    ("word", "policy", "equal_to_plain", "equal_to_hugging_face"),
+    [
+        ("float32", "continuous", True, True),
+        ("float32", "eqspec", True, True),
+        ("bfloat16", "continuous", True, False),
+        ("bfloat16", "eqspec", False, False),
+        ("float16-strict", "exspec", True, False),
+        ("float16-fast", "continuous", False, False),
+    ],
+)
+def test_outputs_must_equal_what_their_precision_promises(
+    word: str, policy: str, equal_to_plain: bool, equal_to_hugging_face: bool
+) -> None:
+    precision = Precision.parse(word).under(policy)
+    found = [must_equal(reference, precision) for reference in (PLAIN, HUGGING_FACE)]
+    assert found == [equal_to_plain, equal_to_hugging_face]
 
 
 def test_one_sequence_at_a_time_and_plain_decoding_have_one_lane() -> None:
@@ -409,10 +443,12 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_precision_is_one_word() -> None:
-    assert [str(Precision.parse(word)) for word in ("auto", "bfloat16-strict")] == ["auto", "bfloat16-strict"]
+    words = ("auto", "bfloat16-strict", "float16-fast")
+    assert [str(Precision.parse(word)) for word in words] == list(words)
     assert Precision.parse("bfloat16-strict") == Precision("bfloat16", "strict")
-    with pytest.raises(InvalidRequest, match="'int8'"):
-        Precision.parse("int8")
+    for word in ("int8", "float32-", "float32-auto"):
+        with pytest.raises(InvalidRequest, match=f"'{word}'"):
+            Precision.parse(word)
 
 
 def test_llama_cpp_without_its_library_or_file_names_the_remedy() -> None:

@@ -193,6 +193,7 @@ async def test_up_prints_its_addresses_serves_and_stops_all_three() -> None:
     assert process.stdout is not None
     lines = [(await process.stdout.readline()).decode().split() for _ in range(3)]
     assert [line[0] for line in lines] == ["coordinator", "draft", "target"]
+    assert (await process.stdout.readline()).startswith(b"numerics     fast in float32: output equals Hugging Face")
     for service in ("coordinator", "draft", "target"):
         name, url = (await process.stdout.readline()).decode().split()
         assert name == "metrics"

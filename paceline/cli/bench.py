@@ -27,7 +27,7 @@ from paceline.launcher import ClusterOptions
 from paceline.measure.files import prepare_folder
 from paceline.measure.grid import KINDS, LLAMA_CPP, BenchPlan
 from paceline.measure.llama_cpp import check_llama_cpp
-from paceline.measure.precision import Precision
+from paceline.measure.precision import AS_SERVED, DTYPES, Precision
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def command(
     ),
     policies: Annotated[str, typer.Option(help=f"Of {', '.join(POLICIES)}.")] = "continuous",
     draft_counts: Annotated[str, typer.Option(help="Numbers, auto, or both.")] = "5",
-    dtypes: Annotated[str, typer.Option(help="Of auto, float32, bfloat16, float16, each also with -strict.")] = "auto",
+    dtypes: Annotated[str, typer.Option(help=f"Of {', '.join(DTYPES)}, {AS_SERVED}")] = "auto",
     chat: Chat = None,
     gguf: Annotated[Path | None, typer.Option(help="The target's weights for llama.cpp.")] = None,
     *,

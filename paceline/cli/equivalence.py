@@ -24,7 +24,7 @@ from paceline.cli.prompts import selected_lines
 from paceline.files import replace_file
 from paceline.launcher import ClusterOptions
 from paceline.measure.files import prepare_folder
-from paceline.measure.precision import NAMED_DTYPES, Precision
+from paceline.measure.precision import AS_SERVED, NAMED_DTYPES, Precision
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
 from paceline.text import TextCodec
 
@@ -47,8 +47,8 @@ def command(
     batch_sizes: Annotated[str, typer.Option(help="With commas between them.")] = "1,4,8,32",
     policies: Annotated[str, typer.Option(help=f"Of {', '.join(POLICIES)}.")] = ",".join(POLICIES),
     dtypes: Annotated[
-        str, typer.Option(help="Of float32, bfloat16, float16, each also with -strict.")
-    ] = "float32,bfloat16,bfloat16-strict",
+        str, typer.Option(help=f"Of {', '.join(NAMED_DTYPES)}, {AS_SERVED}")
+    ] = "float32,bfloat16,bfloat16-fast",
     draft_count: Annotated[str, typer.Option(help=DRAFT_COUNT_HELP)] = "5",
     *,
     pair: ClusterOptions,

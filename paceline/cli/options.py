@@ -86,8 +86,12 @@ class ClusterFlags(PairFlags):
         typer.Option(help="dense: the paper's padded and realigned rectangle. Unset: paged."),
     ]
     numerics: Annotated[
-        Literal["fast", "strict"] | None,
-        typer.Option(help="strict: in any dtype, speculative output equals plain decoding bit for bit. Unset: fast."),
+        Literal["auto", "fast", "strict"] | None,
+        typer.Option(
+            help="strict: speculative output equals plain decoding bit for bit. fast gives that up in half precision. "
+            "Unset: auto: strict in bfloat16 and float16; fast in float32, where output equals Hugging Face's. "
+            "No GPU has been seen yet."
+        ),
     ]
     batch_size: Annotated[int | None, typer.Option(min=1, help="Most sequences in a round. Unset: 8.")]
     draft_count: Annotated[str | None, typer.Option(help=f"{DRAFT_COUNT_HELP} Unset: 5.")]

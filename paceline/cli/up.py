@@ -7,7 +7,9 @@ import typer
 from rich.console import Console
 
 from paceline.cli.options import run_async, teller, with_cluster_flags
+from paceline.client import describe_target
 from paceline.launcher import ClusterOptions, running_cluster
+from paceline.numerics import promise
 from paceline.rpc import termination
 
 PORTS = ClusterOptions(coordinator_port=7700, draft_port=7701, target_port=7702, metrics_port=7710, log_level="info")
@@ -52,6 +54,7 @@ async def _up(options: ClusterOptions) -> None:
         console.print(f"coordinator  {addresses.coordinator}")
         console.print(f"draft        {addresses.draft}   {options.draft_model}")
         console.print(f"target       {addresses.target}   {options.target_model}")
+        console.print(f"numerics     {promise(await describe_target(addresses.target))}", soft_wrap=True)
         for url in addresses.metrics_urls:
             console.print(f"metrics      {url}")
         console.print("Ctrl-C stops them.", style="dim")

@@ -62,8 +62,8 @@ def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles 
         parameter_count=module.num_parameters(),
         has_chat_template=bool(tokenizer and tokenizer.chat_template),
     )
-    own = own_logits(module)
-    loaded = LoadedModel(make_decoder(module), description, shape, tokenizer)
+    own, mixes_experts = own_logits(module), _mixes_experts(module)  # before the module is used up
+    loaded = LoadedModel(make_decoder(module), description, shape, tokenizer, mixes_experts)
     check_model(loaded, own)
     return loaded
 
@@ -123,6 +123,11 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
     module.eval()  # type: ignore[no-untyped-call]
     module.to(device)  # type: ignore[arg-type]
     return module
+
+
+def _mixes_experts(module: PreTrainedModel) -> bool:
+    """Configurations name their experts in a dozen ways, and some name them and have none; modules do not."""
+    return any(type(one).__name__.endswith(("Experts", "MoE")) for one in module.modules())
 
 
 def _end_token_ids(module: PreTrainedModel) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ class LoadedModel:
     description: ModelDescription
     kv_shape: KvShape
     tokenizer: TokenizerFiles | None
+    mixes_experts: bool
+    """Whether tokens of a pass share products with whatever other tokens the same expert is given."""
 
     @property
     def layer_parameter_count(self) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Layout = Literal["paged", "dense"]
-Numerics = Literal["fast", "strict"]
+Numerics = Literal["auto", "fast", "strict"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class EngineOptions:
     prefix_sharing: bool = True
     prefill_chunk_tokens: int = 256
     """Most prompt tokens that one call computes for all its rows together."""
-    numerics: Numerics = "fast"
+    numerics: Numerics = "auto"
+    """auto: strict in bfloat16 and float16, fast in float32; see `engine.numerics`."""
     fixed_shapes: bool | None = None
     """Pad passes to shapes that are recorded and replayed; None: where that pays, which is on CUDA."""
     sequence_ttl_s: float = 600.0

@@ -20,6 +20,7 @@ from paceline.engine.kv_cache import KvCache
 from paceline.engine.kv_pool import KvPool
 from paceline.engine.memory import is_out_of_memory, kv_memory_bytes
 from paceline.engine.model import LoadedModel
+from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
 from paceline.engine.placing import DECODED_TOKENS, PackedRow, Placing
@@ -53,7 +54,8 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
         on_pass: Callable[[PassSize], None] = lambda size: None,
     ) -> None:
-        """`on_pass` is told of every pass, in the thread that ran it."""
+        """`on_pass` is told of every pass, in the thread that ran it. Raises StartupError."""
+        options = replace(options, numerics=resolved_numerics(model, options))
         self.model = model
         self.cache = make_cache(model, options)
         self._options = options
@@ -237,6 +239,4 @@ def _lay_out(model: LoadedModel, options: EngineOptions, capacity_bytes: int) ->
             strict=options.numerics == "strict",
             has_scratch=has_fixed_shapes(model, options),
         )
-    if options.numerics == "strict":
-        raise StartupError("--numerics strict needs --layout paged: a rectangle's width depends on its longest row")
     return DenseCache(model.kv_shape, capacity_bytes)

@@ -103,8 +103,8 @@ def device_trial(device: str) -> Callable[[], None]:
 
 def engine_options(settings: ModelServiceSettings) -> EngineOptions:
     """Take what the engine knows from the settings of a service, which has more, and perhaps not all."""
-    known = {field.name for field in fields(EngineOptions)}
-    return EngineOptions(**settings.model_dump(include=known))
+    known = [field.name for field in fields(EngineOptions)]
+    return EngineOptions(**{name: getattr(settings, name) for name in known if hasattr(settings, name)})
 
 
 async def until_empty(runner: Runner, timeout_s: float) -> None:

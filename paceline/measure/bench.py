@@ -87,13 +87,8 @@ class Bench:
         bandwidth = copy_bandwidth(self._device)
         pair = self._plan.pair
         return tuple(
-            Floor(
-                str(one),
-                bandwidth,
-                pass_traffic(pair.target_model, one.dtype),
-                pass_traffic(pair.draft_model, one.dtype),
-            )
-            for one in self._plan.precisions
+            Floor(dtype, bandwidth, pass_traffic(pair.target_model, dtype), pass_traffic(pair.draft_model, dtype))
+            for dtype in dict.fromkeys(one.dtype for one in self._plan.precisions)
         )
 
     async def _open(self, specs: Sequence[SystemSpec], stack: AsyncExitStack) -> dict[SystemSpec, System]:

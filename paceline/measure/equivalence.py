@@ -96,10 +96,10 @@ class _References:
     hugging_face: HuggingFaceReference
     outputs: dict[str, Outputs]
 
-    def must_equal(self, name: str) -> bool:
-        if self.precision.dtype == "float32":
-            return True
-        return name == PLAIN and self.precision.numerics == "strict"
+
+def must_equal(reference: str, precision: Precision) -> bool:
+    """Whether outputs in a precision are promised to be the reference's."""
+    return precision.dtype == "float32" or (reference == PLAIN and precision.is_strict)
 
 
 class Equivalence:
@@ -171,6 +171,7 @@ class Equivalence:
         self, references: _References, system: str, policy: str, batch_size: int, outputs: Outputs
     ) -> None:
         gap = references.hugging_face.logit_gap
+        precision = references.precision.under(policy)
         for name, expected in references.outputs.items():
             mismatches = await self._worker.run(find_mismatches, self._prompts, outputs, expected, gap)
             self._observer.agreed(
@@ -178,9 +179,9 @@ class Equivalence:
                     system,
                     policy,
                     batch_size,
-                    str(references.precision),
+                    str(precision),
                     name,
-                    references.must_equal(name),
+                    must_equal(name, precision),
                     tuple(match_rates(self._prompts, outputs, expected, self._codec)),
                     tuple(mismatches),
                 )

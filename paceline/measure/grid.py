@@ -70,28 +70,27 @@ def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
     found = []
     for number, batch_size in enumerate(sorted(plan.batch_sizes)):
         kinds = [kind for kind in KINDS if kind in plan.kinds and (number == 0 or kind not in ONE_AT_A_TIME)]
-        found.append(
-            [
-                spec
-                for precision, kind in product(plan.precisions, kinds)
-                for spec in _specs(plan, kind, batch_size, precision)
-            ]
+        specs = (
+            spec
+            for precision, kind in product(plan.precisions, kinds)
+            for spec in _specs(plan, kind, batch_size, precision)
         )
+        found.append(list(dict.fromkeys(specs)))  # two precisions may come to the same
     return found
 
 
 def _specs(plan: BenchPlan, kind: str, batch_size: int, precision: Precision) -> Iterator[SystemSpec]:
     if kind == SPECULATIVE:
         for policy, draft_count in product(plan.policies, plan.draft_counts):
-            yield SystemSpec(kind, batch_size, precision, policy, draft_count)
+            yield SystemSpec(kind, batch_size, precision.under(policy), policy, draft_count)
     elif kind == PLAIN:
         yield SystemSpec(kind, batch_size, precision)
-    elif precision.numerics == "fast":
+    else:
         fixed = next((one for one in plan.draft_counts if one.isdecimal() and one != "0"), "5")
         yield SystemSpec(
             kind,
             1 if kind in ONE_AT_A_TIME else batch_size,
-            precision,
+            Precision(precision.dtype),  # numerics are ours
             draft_count=fixed if kind == ASSISTED_FIXED else "",
         )
 

@@ -64,9 +64,9 @@ class SystemResult:
 
 @dataclass(frozen=True)
 class Floor:
-    """What bounds a precision's decoding from below: the bytes of a pass over the machine's bandwidth."""
+    """What bounds decoding in a dtype from below: the bytes of a pass over the machine's bandwidth."""
 
-    precision: str
+    dtype: str
     bandwidth_bytes_per_s: float
     target: PassTraffic
     draft: PassTraffic
@@ -124,7 +124,7 @@ class BenchResult:
 
     def floor_s(self, system: SystemResult) -> float | None:
         """Least time that memory allows for a system's rounds."""
-        floor = next((one for one in self.floors if one.precision == str(system.spec.precision)), None)
+        floor = next((one for one in self.floors if one.dtype == system.spec.precision.dtype), None)
         return None if floor is None or system.rounds is None else floor.seconds(system.rounds)
 
 

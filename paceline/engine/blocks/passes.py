@@ -102,9 +102,13 @@ class BlockPasses(FastPasses):
 
     def _shape(self, pieces: Sequence[Piece], later_count: int) -> BlockShape | None:
         """What holds the pieces, and tables for so many tokens after them."""
-        query_count = max(len(piece.token_ids) for piece in pieces)
-        page_count = max(self._page_count(piece.length + later_count) for piece in pieces)
-        return fitting_shape(len(pieces), query_count, page_count)
+        return fitting_shape(
+            len(pieces),
+            max(len(piece.token_ids) for piece in pieces),
+            longest_base=max(piece.base_length for piece in pieces),
+            later_count=later_count,
+            page_tokens=self._pool.page_tokens,
+        )
 
     def _page_count(self, length: int) -> int:
         return -(-length // self._pool.page_tokens)

@@ -21,12 +21,19 @@ class BlockShape:
     """Pages of each row's table."""
 
 
-def fitting_shape(row_count: int, query_count: int, page_count: int) -> BlockShape | None:
-    """The smallest shape that holds so much; None when there is none: then it is no decoding pass."""
+def fitting_shape(
+    row_count: int, query_count: int, *, longest_base: int, later_count: int = 0, page_tokens: int
+) -> BlockShape | None:
+    """The smallest shape that holds so much; None when there is none: then it is no decoding pass.
+
+    `query_count` tokens follow up to `longest_base` cached ones, and `later_count` more will follow those. Tables reach
+    as far as padding does: a kernel that aligns the last query with the last key counts padded queries as keys.
+    """
     rows = next((one for one in ROW_COUNTS if one >= row_count), None)
     queries = next((one for one in QUERY_COUNTS if one >= query_count), None)
     if rows is None or queries is None:
         return None
+    page_count = -(-(longest_base + max(queries, query_count + later_count)) // page_tokens)
     return BlockShape(rows, queries, max(8, 1 << (page_count - 1).bit_length()))
 
 

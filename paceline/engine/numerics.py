@@ -1,0 +1,36 @@
+"""Which numerics a model runs with: what `auto` becomes, and what cannot be strict. See docs/numerics.md."""
+
+from typing import Literal
+
+import structlog
+import torch
+
+from paceline.engine.model import LoadedModel
+from paceline.engine.options import EngineOptions
+from paceline.errors import StartupError
+
+log = structlog.get_logger()
+
+
+def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fast", "strict"]:
+    """`auto` is strict in half precision and fast in float32, where fast output equals Hugging Face's already.
+
+    Raises StartupError where strict numerics are asked for and cannot be had: with the dense layout, and by a mixture
+    of experts, which is refused in half precision unless `fast` is asked for by name.
+    """
+    dtype = model.description.dtype
+    if options.numerics == "fast" or (options.numerics == "auto" and model.kv_shape.dtype == torch.float32):
+        return "fast"
+    if model.mixes_experts:
+        why = "strict" if options.numerics == "strict" else f"{options.numerics}, which is strict in {dtype},"
+        raise StartupError(
+            f"--numerics {why} cannot be had of {model.description.architecture}: each expert of a mixture computes "
+            "the tokens it is given in one product, so logits depend on the other rows of a pass; start with "
+            "--numerics fast, and outputs may differ from plain decoding, or with --dtype float32 --numerics fast"
+        )
+    if options.layout != "dense":
+        return "strict"
+    if options.numerics == "strict":
+        raise StartupError("--numerics strict needs --layout paged: a rectangle's width depends on its longest row")
+    log.info("numerics are fast: the dense layout cannot be strict, for a rectangle's width depends on its longest row")
+    return "fast"
