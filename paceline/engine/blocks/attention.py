@@ -36,8 +36,10 @@ class GatheredBlocks:
         self._row_count = rows.tables.shape[0]
         within = torch.arange(page_tokens, device=rows.tables.device)
         slots = (rows.tables[:, :, None] * page_tokens + within).flatten(1)
-        self._slots = slots.flatten()
         key_positions = torch.arange(slots.shape[1], device=slots.device)
+        # What a page held before may not be finite, and a mask does not hide that; the first token is seen anyway.
+        is_held = key_positions < (rows.bases + rows.counts)[:, None]
+        self._slots = torch.where(is_held, slots, slots[:, :1]).flatten()
         self._mask = (key_positions <= rows.positions[:, :, None])[:, None]
 
     def __call__(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
