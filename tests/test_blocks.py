@@ -257,6 +257,20 @@ def test_the_variable_length_kernel_is_asked_for_what_gathering_gives() -> None:
     torch.testing.assert_close(varlen[:, real], gathered[:, real], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.review
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_what_a_released_page_held_reaches_no_row(number: float) -> None:
+    """Review B3: behind a row's last token its page is as the owner before left it."""
+    torch.manual_seed(1)
+    block = BlockRows(
+        torch.zeros((1, 2), dtype=torch.int64), torch.tensor([1]), torch.tensor([4]), torch.tensor([[1, 0]])
+    )
+    keys, values, query = torch.randn(2, 8, 16), torch.randn(2, 8, 16), torch.randn(4, 2, 16)
+    expected = GatheredBlocks(block, 4)(query, keys, values, 0.25)[:, 0]
+    keys[:, 1:4], values[:, 1:4] = number, number
+    assert torch.equal(GatheredBlocks(block, 4)(query, keys, values, 0.25)[:, 0], expected)
+
+
 SHAPE = KvShape(2, 4, 2, 16, torch.float32, torch.device("cpu"))
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -238,6 +238,84 @@ def test_a_full_pool_says_what_is_missing_and_keeps_what_it_has() -> None:
         fill(pool, "b", [2] * 21)
     assert pool.length("a") == 10
     assert pool.sequence_count == 1
+
+
+def paged(page_count: int) -> KvPool:
+    return KvPool(SHAPE, page_count * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+
+
+def strict(page_count: int) -> KvPool:
+    return KvPool(SHAPE, page_count * PAGE_BYTES, page_tokens=PAGE_TOKENS, strict=True)
+
+
+def dense(page_count: int) -> DenseCache:
+    return DenseCache(SHAPE, 1 << 20)
+
+
+def attended_rows(cache: KvCache, base_length: int, count: int, planted: tuple[str, float] | None) -> torch.Tensor:
+    """What row a of so many new tokens attends, then row b of two: [H, count + 2, D]; a's second token is planted."""
+    generator = torch.Generator().manual_seed(3)
+    fill(cache, "z", [1] * 8 + [2] * 5)
+    kept = cache.keep("a", 0, [1] * base_length)
+    if kept < base_length:
+        cache.append("a", [1] * (base_length - kept))
+        run_pass(cache, {"a": ([1] * base_length, base_length - kept)})
+    fill(cache, "b", [4])
+    cache.append("a", [3] * count)
+    cache.append("b", [5] * 2)
+    spans = [Span("a", 0, count, base_length + count), Span("b", count, count + 2, 3)]
+    query, key, value = (
+        torch.randn(heads, count + 2, SHAPE.head_size, generator=generator)
+        for heads in (HEAD_COUNT, SHAPE.kv_head_count, SHAPE.kv_head_count)
+    )
+    if planted:
+        part, number = planted
+        {"key": key, "value": value}[part][0, 1, 2] = number
+    return cache.attention(spans).attend(0, query, key, value, 0.5)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize(
+    ("base_length", "count", "page_count"),
+    [(9, 4, 20), (5, 20, 20), (0, 20, 20), (8, 16, 11)],
+    ids=["drafts", "chunk", "prompt", "segments"],
+)
+@pytest.mark.parametrize("make", [paged, strict, dense])
+def test_what_is_not_finite_reaches_no_earlier_token_and_no_other_row(
+    make: Callable[[int], KvCache], base_length: int, count: int, page_count: int, part: str, number: float
+) -> None:
+    """Review B3: a weight of 0 does not hide an infinity."""
+    expected = attended_rows(make(page_count), base_length, count, None)
+    found = attended_rows(make(page_count), base_length, count, (part, number))
+    others = [0, count, count + 1]
+    assert torch.equal(found[:, others], expected[:, others])
+    assert not found[:, 1].isfinite().all(), "the token itself is as wrong as it was"
+
+
+@pytest.mark.review
+def test_rejected_drafts_that_are_not_finite_reach_no_later_pass_of_the_dense_layout() -> None:
+    """Review B3: a row with fewer new tokens than its neighbour has them in its padding."""
+
+    def later(number: float) -> torch.Tensor:
+        cache = dense(0)
+        for sequence_id in "ab":
+            fill(cache, sequence_id, [1] * 6)
+            cache.append(sequence_id, [3] * 3)
+        generator = torch.Generator().manual_seed(3)
+        query, key, value = (
+            torch.randn(heads, 6, SHAPE.head_size, generator=generator) for heads in (HEAD_COUNT, 2, 2)
+        )
+        value[:, 2] = number
+        cache.attention([Span("a", 0, 3, 9), Span("b", 3, 6, 9)]).attend(0, query, key, value, 0.5)
+        for sequence_id, count in (("a", 1), ("b", 3)):
+            cache.truncate(sequence_id, 6)
+            cache.append(sequence_id, [4] * count)
+        attention = cache.attention([Span("a", 0, 1, 7), Span("b", 1, 4, 9)])
+        return attention.attend(0, query[:, :4], key[:, :4], torch.ones(2, 4, SHAPE.head_size), 0.5)
+
+    assert torch.equal(later(float("inf")), later(1.0))
 
 
 class Watched(tuple[int, ...]):

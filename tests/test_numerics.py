@@ -17,7 +17,6 @@ from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
 from paceline.engine.serving import engine_options
 from paceline.errors import StartupError
-from paceline.launcher import ClusterOptions
 from paceline.numerics import promise
 from paceline.settings import parse_settings
 from paceline.types import GenerationRequest, ModelDescription, UserMessage
@@ -152,7 +151,6 @@ def test_a_mixture_of_experts_runs_in_fast_numerics(dtype: DtypeName, asked: Num
 def test_services_that_are_told_nothing_leave_numerics_to_the_target_and_draft_in_fast_ones() -> None:
     target, draft = parse_settings(TargetSettings, "target_service", []), parse_settings(DraftSettings, "draft", [])
     assert (engine_options(target).numerics, engine_options(draft).numerics) == ("auto", "fast")
-    assert ClusterOptions().numerics == "auto"
 
 
 MODEL = describe("model")

@@ -4,18 +4,22 @@ Registered with transformers as `paceline_ragged`; a model loaded with that name
 values to it, and it hands them to the pass under way. Positions never mix between sequences.
 """
 
+from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from paceline.engine.kv_cache import Attention
+from paceline.engine.kv_cache import Attention, Span
 from paceline.errors import ModelNotUsable
 
 ATTENTION_NAME = "paceline_ragged"
 FOLDED_QUERIES = 16
 """Up to this many queries, the heads that share a KV head become rows of one product, which reads keys once."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Stores keys and values of a layer and attends: `Attention.attend` for one layer."""
 UNSUPPORTED = {
     "sliding_window": "sliding-window attention",
     "softcap": "soft-capped attention scores",
@@ -46,6 +50,34 @@ def ragged_attention(
     scale = scaling if scaling is not None else query.shape[3] ** -0.5
     attended = packed_attention.attend(layer, query[0], key[0], value[0], scale)
     return attended.transpose(0, 1)[None], None
+
+
+class Shield:
+    """Keeps a token whose key or value is not finite from the queries before it, in a pass on a CPU.
+
+    A product with a weight of 0 does not hide an infinity, and what reaches an earlier token is cached with it, and
+    perhaps shared. Looking for one costs two sums a layer, where any query has tokens after it.
+    """
+
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+        self._spans = spans
+        # On other devices the host would have to wait for the sums.
+        self._looks = device.type == "cpu" and any(span.count > 1 for span in spans)
+
+    def attend(self, attend: Attend, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return what `attend` makes of them, [H, T, D] each, with every query as if later tokens were finite.
+
+        That is so up to the row's first such token; those that see it may be told of later ones too.
+        """
+        if not self._looks or isfinite(key.sum(dtype=torch.float32) + value.sum(dtype=torch.float32)):
+            return attend(query, key, value)
+        wrong = ~(key.isfinite().all(2).all(0) & value.isfinite().all(2).all(0))
+        late = torch.zeros_like(wrong)
+        for span in self._spans:
+            late[span.start : span.stop] = wrong[span.start : span.stop].cumsum(0) > 0
+        early = attend(query, *(one.masked_fill(wrong[:, None], 0) for one in (key, value)))
+        # Last, for the cache keeps what is stored last.
+        return torch.where(late[:, None], attend(query, key, value), early)
 
 
 def causal_mask(query_count: int, length: int, group_size: int, like: torch.Tensor) -> torch.Tensor:

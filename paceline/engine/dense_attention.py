@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from paceline.engine.attention import Shield
 from paceline.engine.kv_cache import KvShape, Span
 
 
@@ -59,6 +60,9 @@ class DenseAttention:
         device = rectangle.memory.device
         self._width = max(span.count for span in spans)
         self._stop = rectangle.edge + self._width
+        # Of rows with fewer new tokens, rejected drafts may lie there; masked, but perhaps not finite.
+        rectangle.memory[..., rectangle.edge : self._stop, :].zero_()
+        self._shield = Shield(spans, device)
         self._layers = rectangle.memory[..., : self._stop, :].unbind(0)
         places = [(row, offset) for row, span in enumerate(spans) for offset in range(span.count)]
         self._rows, self._offsets = torch.tensor(places, device=device).unbind(1)
@@ -74,8 +78,15 @@ class DenseAttention:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         keys, values = self._layers[layer].unbind(0)
-        keys[self._rows, :, self._columns] = key.transpose(0, 1)
-        values[self._rows, :, self._columns] = value.transpose(0, 1)
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            keys[self._rows, :, self._columns] = key.transpose(0, 1)
+            values[self._rows, :, self._columns] = value.transpose(0, 1)
+            return self._read(keys, values, query, scaling)
+
+        return self._shield.attend(attend, query, key, value)
+
+    def _read(self, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor, scaling: float) -> torch.Tensor:
         padded = query.new_zeros((self._batch, query.shape[0], self._width, query.shape[2]))
         padded[self._rows, :, self._offsets] = query.transpose(0, 1)
         attended = F.scaled_dot_product_attention(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.engine.attention import attend_one, causal_mask
+from paceline.engine.attention import Shield, attend_one, causal_mask
 from paceline.engine.kv_cache import Span
 from paceline.engine.segmented_attention import SegmentedAttention
 from paceline.engine.short_attention import attend_short, is_short
@@ -51,6 +51,7 @@ class PagedAttention:
         self._group_size = group_size
         self._layers = memory.unbind(0)
         self._slots = slots
+        self._shield = Shield(spans, memory.device)
 
     def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of all slots, [KV heads, slots, D] each."""
@@ -65,9 +66,13 @@ class PagedAttention:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         keys, values = self.memory(layer)
-        write(keys, self._slots, key)
-        write(values, self._slots, value)
-        return self._readings.attend(layer, query, scaling)
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            write(keys, self._slots, key)
+            write(values, self._slots, value)
+            return self._readings.attend(layer, query, scaling)
+
+        return self._shield.attend(attend, query, key, value)
 
 
 class _Readings:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.attention import attend_one, causal_mask
+from paceline.engine.attention import Shield, attend_one, causal_mask
 from paceline.engine.kv_cache import Span
 from paceline.engine.paged_attention import Segment, views, write
 
@@ -47,6 +47,7 @@ class StrictAttention:
     ) -> None:
         self._layers = memory.unbind(0)
         self._slots = slots
+        self._shield = Shield(spans, memory.device)
         self._readings = [
             (list(_blocks(span)), [views(memory, segment) for segment in parts])
             for span, parts in zip(spans, segments, strict=True)
@@ -57,8 +58,14 @@ class StrictAttention:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        write(self._layers[2 * layer], self._slots, key)
-        write(self._layers[2 * layer + 1], self._slots, value)
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            write(self._layers[2 * layer], self._slots, key)
+            write(self._layers[2 * layer + 1], self._slots, value)
+            return self._read(layer, query, scaling)
+
+        return self._shield.attend(attend, query, key, value)
+
+    def _read(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         output = torch.zeros_like(query)
         for blocks, parts in self._readings:
             keys, values = (_padded([part[2 * layer + kind] for part in parts], blocks[-1].width) for kind in (0, 1))

@@ -40,24 +40,22 @@ class GatheredBlocks:
         self._row_count = rows.tables.shape[0]
         within = torch.arange(page_tokens, device=rows.tables.device)
         slots = (rows.tables[:, :, None] * page_tokens + within).flatten(1)
-        self._slots = slots.flatten()
         key_positions = torch.arange(slots.shape[1], device=slots.device)
+        # In its stead the row's first token is read, which is seen anyway.
+        is_held = key_positions < (rows.bases + rows.counts)[:, None]
+        self._slots = torch.where(is_held, slots, slots[:, :1]).flatten()
         self._mask = (key_positions <= rows.positions[:, :, None])[:, None]
-        self._others = (key_positions >= (rows.bases + rows.counts)[:, None]).flatten()[:, None]
 
     def __call__(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
         attended = F.scaled_dot_product_attention(
             self._by_row(query),
-            self._by_row(self._gathered(keys)),
-            self._by_row(self._gathered(values)),
+            self._by_row(keys.index_select(1, self._slots)),
+            self._by_row(values.index_select(1, self._slots)),
             attn_mask=self._mask,
             scale=scaling,
             enable_gqa=query.shape[0] != keys.shape[0],
         )
         return attended.transpose(0, 1).reshape(query.shape)
-
-    def _gathered(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory.index_select(1, self._slots).masked_fill_(self._others, 0)
 
     def _by_row(self, tensor: torch.Tensor) -> torch.Tensor:
         """[heads, N * tokens, D] to [N, heads, tokens, D]."""
