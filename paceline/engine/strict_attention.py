@@ -63,15 +63,30 @@ class StrictAttention:
         for blocks, parts in self._readings:
             keys, values = (_padded([part[2 * layer + kind] for part in parts], blocks[-1].width) for kind in (0, 1))
             for block in blocks:
-                rows = query.new_zeros((query.shape[0], BLOCK, query.shape[2]))
-                offset = block.first - block.start
                 new = slice(block.column, block.column + block.count)
-                rows[:, offset : offset + block.count] = query[:, new]
-                attended = attend_one(
-                    rows, keys[:, : block.width], values[:, : block.width], self._masks[block.start], scaling
-                )
-                output[:, new] = attended.reshape(rows.shape)[:, offset : offset + block.count]
+                output[:, new] = self._attend_block(block, query[:, new], keys, values, scaling)
         return output
+
+    def _attend_block(
+        self, block: _Block, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """`query` and what is returned are [H, block.count, D]; keys and values are as wide as the block or wider."""
+        rows = query.new_zeros((query.shape[0], BLOCK, query.shape[2]))
+        offset = block.first - block.start
+        rows[:, offset : offset + block.count] = query
+
+        def attended(seen_count: int) -> torch.Tensor:
+            seen_keys, seen_values = (_padded([one[:, :seen_count]], block.width) for one in (keys, values))
+            found = attend_one(rows, seen_keys, seen_values, self._masks[block.start], scaling)
+            return found.reshape(rows.shape)[:, offset : offset + block.count]
+
+        together = attended(block.width)
+        if not together.isnan().any():
+            return together
+        # A masked key has the weight 0, and 0 times infinity is no number: each query sees zeros after itself instead,
+        # as it does when nothing comes after it.
+        alone = (attended(block.first + index + 1)[:, index] for index in range(block.count))
+        return torch.stack(list(alone), dim=1)
 
 
 def _blocks(span: Span) -> Iterator[_Block]:
