@@ -86,7 +86,7 @@ async def outputs(
     return [sequence.token_ids[len(PROMPT) + 1 :] for sequence in found]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     skill=st.sampled_from((0.0, 0.5, 0.9, 1.0)),
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=4),

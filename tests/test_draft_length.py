@@ -94,7 +94,7 @@ WORLDS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(world=WORLDS, group_size=st.integers(1, 8), seed=st.integers(0, 100))
 def test_what_is_chosen_in_the_end_is_nearly_as_good_as_the_best_fixed_count(
     world: World, group_size: int, seed: int

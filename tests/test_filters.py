@@ -16,7 +16,7 @@ from paceline.engine.sampling import Choosing, choose, filtered, processed
 from paceline.types import ChoiceRule, SamplingParameters
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 20), st.floats(0.05, 1), st.floats(0, 0.5), st.integers(0, 10**6))
 def test_filters_leave_the_tokens_that_transformers_leaves(top_k: int, top_p: float, min_p: float, seed: int) -> None:
     torch.manual_seed(seed)
@@ -127,7 +127,7 @@ def penalised(logits: torch.Tensor, sampling: SamplingParameters, prompt_count: 
     return values.tolist()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.sampled_from(PENALTIES), token_lists, token_lists, st.integers(0, 15))
 def test_penalties_follow_from_the_tokens_before_each_position(
     sampling: SamplingParameters, prefix: list[int], following: list[int], prompt_count: int

@@ -124,7 +124,7 @@ class Case:
         return heads * self.cosines[positions] + halves * self.sines[positions]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     heads=st.tuples(st.integers(1, 3), st.integers(1, 5)),
     head_size=st.sampled_from(HEAD_SIZES),
@@ -177,7 +177,7 @@ def test_a_query_whose_scores_are_all_minus_infinity_has_no_number(length: int, 
     assert case.compiled(built(), with_norms=False)[0][-1].isnan().all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(token_count=st.integers(1, 20), size=st.integers(1, 100), is_first=st.booleans(), seed=st.integers(0, 1000))
 def test_sums_and_their_norms_are_torchs(token_count: int, size: int, is_first: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -191,7 +191,7 @@ def test_sums_and_their_norms_are_torchs(token_count: int, size: int, is_first: 
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     gates=st.lists(st.floats(width=32), min_size=1, max_size=50),
     seed=st.integers(0, 1000),

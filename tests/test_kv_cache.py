@@ -177,9 +177,9 @@ class DenseMachine(CacheMachine):
 TestPaged = PagedMachine.TestCase
 TestOutgrowing = OutgrowingMachine.TestCase
 TestDense = DenseMachine.TestCase
-TestPaged.settings = settings(max_examples=120, stateful_step_count=20, deadline=None)
-TestOutgrowing.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
-TestDense.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestPaged.settings = settings(max_examples=120, stateful_step_count=20)
+TestOutgrowing.settings = settings(max_examples=60, stateful_step_count=20)
+TestDense.settings = settings(max_examples=60, stateful_step_count=15)
 
 
 def fill(pool: KvCache, sequence_id: str, token_ids: Sequence[int]) -> int:

@@ -11,11 +11,14 @@ import torch
 
 from draft_service.config import DraftSettings
 from paceline.cli.prompts import PROMPTS
+from paceline.engine.kv_cache import Span
 from paceline.engine.loader import DtypeName, load_model
 from paceline.engine.options import EngineOptions, Numerics
+from paceline.engine.paged_attention import Segment
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
 from paceline.engine.serving import engine_options
+from paceline.engine.strict_attention import StrictAttention
 from paceline.errors import StartupError
 from paceline.numerics import promise
 from paceline.settings import parse_settings
@@ -57,6 +60,22 @@ def test_logits_do_not_depend_on_neighbours_chunks_drafts_or_sharing(
             row = PackedRow("b", base, tokens[base:150], draft_count=min(50, 149 - base))
             outcome = runner.forward([PackedRow("n", 0, tokens[7:12]), row, PackedRow("m", 0, tokens[3:70])])[1]
         assert torch.equal(outcome, torch.cat(expected))
+
+
+@pytest.mark.review  # B3, in strict attention
+@pytest.mark.parametrize("infinite", [0, 1], ids=["keys", "values"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_infinity_in_a_later_token_reaches_no_earlier_one(dtype: torch.dtype, infinite: int) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(heads, 26, 16).to(dtype) for heads in (4, 2, 2))
+    (key, value)[infinite][:, 23] = float("inf")
+    attended = []
+    for count in (26, 23):
+        memory, segments = torch.zeros(2, 2, 64, 16, dtype=dtype), [[Segment(0, count)]]
+        attention = StrictAttention(memory, 2, [Span("a", 0, count, count)], segments, torch.arange(count))
+        attended.append(attention.attend(0, query[:, :count], key[:, :count], value[:, :count], 0.25))
+    assert torch.equal(attended[0][:, :23], attended[1])
+    assert not attended[0][:, 23:].isfinite().all()
 
 
 SYSTEMS = ((1, 0), (1, 5), (8, 5))

@@ -46,7 +46,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestPageAllocator = AllocatorMachine.TestCase
-TestPageAllocator.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPageAllocator.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_what_grows_stays_contiguous_while_others_start_and_end() -> None:

@@ -192,7 +192,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_before_it(model: LoadedMode
 
 
 @pytest.mark.review
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(17, 300), min_size=1, max_size=5),
     chunk_tokens=st.integers(1, 128),

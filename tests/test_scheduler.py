@@ -36,7 +36,7 @@ async def run_and_compare(
     assert all(len(call) <= batch_size for call in verifier.calls)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     skill=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     batch_size=st.integers(1, 9),
@@ -63,7 +63,7 @@ async def run_policy(policy: str, lanes: int, draft_count: int | None, batch_siz
     assert scheduler.statistics.snapshot().committed_count == sum(map(len, outputs))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
     lanes=st.integers(1, 2),
@@ -102,7 +102,7 @@ async def run_within(capacity_tokens: int, batch_size: int, seed: int) -> Schedu
     return scheduler
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(capacity_tokens=st.integers(95, 400), batch_size=st.integers(1, 9), seed=st.integers(0, 10))
 def test_a_cache_too_small_for_the_batch_changes_no_output(capacity_tokens: int, batch_size: int, seed: int) -> None:
     asyncio.run(run_within(capacity_tokens, batch_size, seed))

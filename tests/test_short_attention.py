@@ -12,7 +12,7 @@ from paceline.engine.short_attention import MAX_LENGTH, attend_short, is_short
 SIZE = 8
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     kv_heads=st.integers(1, 3),
     group_size=st.integers(1, 4),
