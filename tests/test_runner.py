@@ -149,6 +149,13 @@ def test_a_cache_that_holds_nothing_does_not_start_and_says_the_least_that_would
         Runner(model, replace(options, kv_memory=str(int(least) - 1)))
 
 
+@pytest.mark.review
+def test_a_cache_beyond_all_memory_does_not_start_and_names_the_setting(model: LoadedModel) -> None:
+    """Review B8: it was torch's error, with a traceback."""
+    with pytest.raises(StartupError, match="--kv-memory 8000000TiB is .* more than can be had"):
+        Runner(model, EngineOptions("8000000TiB"))
+
+
 def test_long_prompts_share_one_chunk_and_decoding_rows_never_wait(model: LoadedModel) -> None:
     runner = Runner(model, EngineOptions(kv_memory="1MiB", prefill_chunk_tokens=48))
     runner.forward([PackedRow("decoding", 0, PROMPT)])

@@ -218,9 +218,20 @@ def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
 
 
 def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
-    """Lay out the cache that the options ask for. Raises StartupError when it could not hold a token."""
+    """Lay out the cache that the options ask for.
+
+    Raises StartupError when it could not hold a token, or asks for more than there is.
+    """
     capacity_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device)
-    cache = _lay_out(model, options, capacity_bytes)
+    try:
+        cache = _lay_out(model, options, capacity_bytes)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise StartupError(
+            f"--kv-memory {options.kv_memory} is {capacity_bytes} bytes, more than can be had; "
+            "give less, or a share of what is free such as 60%"
+        ) from error
     if not cache.max_length:
         raise StartupError(
             f"--kv-memory {options.kv_memory} gives the cache {capacity_bytes} bytes, which hold no token of this "
