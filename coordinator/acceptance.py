@@ -1,27 +1,66 @@
 """How often the draft is right, estimated as rounds go by."""
 
-MEMORY = 0.97
-"""Weight of a sequence's earlier rounds after one more: the last ten alone tell more of luck than of the text."""
-SHARED_MEMORY = 0.99
-"""The same for all sequences together, which add a round each."""
-PRIOR_WEIGHT = 16.0
+MEMORY = 0.98
+"""Weight of a sequence's earlier rounds after one more: the last few alone tell more of luck than of the text."""
+PRIOR_WEIGHT = 24.0
 """Drafts that the prior rate counts for."""
+PRIOR_RATE = 0.7
+"""Taken to be so often right while nothing is known."""
+PLACE_MEMORY = 0.998
+"""Weight of earlier rounds in what is known of each place, after one more round, with drafts or without."""
+PLACE_PRIOR_WEIGHT = 4.0
+"""Drafts at a place that the place before it counts for."""
+MOST_LIKELY = 0.99
 
 
 class Acceptance:
-    """Share of right drafts at the places the draft was asked about, recent rounds first."""
+    """Of one sequence: share of right drafts at the places the draft was asked about, recent rounds first."""
 
-    def __init__(self, prior_rate: float = 0.7, memory: float = MEMORY) -> None:
-        self._memory = memory
-        self._right = PRIOR_WEIGHT * prior_rate
-        self._asked = PRIOR_WEIGHT
+    def __init__(self) -> None:
+        self._right = self._asked = 0.0
 
-    @property
-    def rate(self) -> float:
-        return self._right / self._asked
+    def rate(self, usual: float) -> float:
+        """As far as the sequence has shown it; `usual`: the rate of all, which holds until then."""
+        return (self._right + PRIOR_WEIGHT * usual) / (self._asked + PRIOR_WEIGHT)
 
     def add(self, accepted_count: int, drafted_count: int) -> None:
         """Learn from a round. What lies after the first wrong draft tells nothing."""
         if drafted_count:
-            self._right = self._memory * self._right + accepted_count
-            self._asked = self._memory * self._asked + min(accepted_count + 1, drafted_count)
+            self._right = MEMORY * self._right + accepted_count
+            self._asked = MEMORY * self._asked + min(accepted_count + 1, drafted_count)
+
+
+class PlaceAcceptance:
+    """Of all sequences, for each place of a draft: the first is right more often than what is built on it."""
+
+    def __init__(self, place_count: int) -> None:
+        self._right = [0.0] * place_count
+        self._asked = [0.0] * place_count
+
+    @property
+    def rate(self) -> float:
+        """Over all places."""
+        right = sum(self._right) + PRIOR_WEIGHT * PRIOR_RATE
+        return right / (sum(self._asked) + PRIOR_WEIGHT)
+
+    def age(self) -> None:
+        """A round has passed."""
+        self._right = [PLACE_MEMORY * one for one in self._right]
+        self._asked = [PLACE_MEMORY * one for one in self._asked]
+
+    def add(self, accepted_count: int, drafted_count: int) -> None:
+        """Learn from a row."""
+        for place in range(accepted_count):
+            self._right[place] += 1
+        for place in range(min(accepted_count + 1, drafted_count)):
+            self._asked[place] += 1
+
+    def expected_tokens(self, likelier: float = 1.0) -> list[float]:
+        """Tokens of a row in a round with 0 drafts, 1, and so on, where one is so much likelier right than usual."""
+        rate, reached, tokens = PRIOR_RATE, 1.0, [1.0]
+        for right, asked in zip(self._right, self._asked, strict=True):
+            # A place that was hardly asked about is taken to be like the one before it.
+            rate = (right + PLACE_PRIOR_WEIGHT * rate) / (asked + PLACE_PRIOR_WEIGHT)
+            reached *= min(rate * likelier, MOST_LIKELY)
+            tokens.append(tokens[-1] + reached)
+        return tokens

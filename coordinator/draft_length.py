@@ -1,30 +1,34 @@
 """How many draft tokens a round asks for: a fixed count, or what pays best by measured times and acceptance.
 
-Owns the estimate of what a round costs and yields; knows nothing of services. The objective is the goodput of
-SmartSpec (arXiv 2406.14066): expected tokens over expected seconds for this very group, drafting nothing included.
+Knows nothing of services. The objective is the goodput of SmartSpec (arXiv 2406.14066), expected tokens over seconds
+for this very group, drafting nothing included; both are measured, never derived from the parts of a round.
+
+`auto` decides every eighth round which count the next eight have. At first those are a few counts in turn, so that
+something is known of each; later the best by what was measured. Others are tried again, eight rounds at a time, when
+what that lost the last time is a small share of the time since: so all that looking around costs is bounded, and what
+is nearly as good is looked at most. Groups of about one size share what is known.
 """
 
 from collections.abc import Sequence as Group
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from coordinator.regression import Regression
+from coordinator.acceptance import PlaceAcceptance
 from coordinator.round import RoundReport
+from coordinator.round_times import RoundTimes
 from coordinator.sequence import Sequence
-from paceline.types import HopTime
 
 MAX_AUTO = 12
 HYSTERESIS = 0.01
 """A change must promise this much more goodput."""
-PACE = 8
-"""Rounds between reconsiderations: groups change slowly, and the arithmetic is time that no model works."""
-FIRST_COUNTS = (4, 1, 6, 2, 0, 4)
-"""Tried in the first rounds, so that times of several lengths are known."""
-CATCH_UP_ROUNDS = 32
-"""Rounds over which what the draft must catch up with, after rounds without it, is to pay off."""
-FIRST_PROBE, LAST_PROBE = 32, 1024
-"""Rounds between looks at one draft more or, where drafting does not pay, at one: doubled while they change nothing.
-There a draft that is right halves them and is looked at again at once: it is all that tells of a better draft."""
+WINDOW = 8
+"""Rounds with one count, at least: groups change slowly, and deciding is time that no model works."""
+FIRST_COUNTS = (4, 0, 8, 2)
+"""Measured first, at the beginning and after what a round takes has jumped."""
+FIRST_WINDOWS = 12
+"""In which that must be done: a draft that is away is not waited for."""
+NEAR_SHARE, FAR_SHARE = 0.003, 0.0005
+"""Of the time that trials of a count may lose: of neighbours of the best and of drafting nothing; of others."""
 
 
 class DraftLength(Protocol):
@@ -32,8 +36,11 @@ class DraftLength(Protocol):
         """How many drafts each sequence of the group should have."""
         ...
 
-    def observe(self, draft_counts: Group[int], report: RoundReport) -> None:
-        """Learn what a round cost in which the rows were to have so many drafts."""
+    def observe(self, draft_counts: Group[int], report: RoundReport, cycle_s: float) -> None:
+        """Learn from a round in which the rows were to have so many drafts.
+
+        `cycle_s` is its time from when its rows were ready.
+        """
         ...
 
 
@@ -44,110 +51,125 @@ class FixedDraftLength:
     def choose(self, group: Group[Sequence]) -> list[int]:
         return [self.count] * len(group)
 
-    def observe(self, draft_counts: Group[int], report: RoundReport) -> None:
+    def observe(self, draft_counts: Group[int], report: RoundReport, cycle_s: float) -> None:
         pass
 
 
 class AutoDraftLength:
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self._rounds = 0
-        self._current = FIRST_COUNTS[0]
-        self._untried = list(reversed(FIRST_COUNTS))
-        self._probe_interval = FIRST_PROBE
-        self._next_probe = FIRST_PROBE
-        # Seconds as functions of work: passes of the draft and rows in them; tokens of the target's one pass.
-        self._propose = Regression(3)
-        self._propose_executed = Regression(3)
-        self._verify = Regression(2)
-        self._verify_executed = Regression(2)
-
-    def observe(self, draft_counts: Group[int], report: RoundReport) -> None:
-        if not self._current and any(row.accepted_count for row in report.rows):
-            self._probe_interval = max(FIRST_PROBE, self._probe_interval // 4)  # of what the probe doubled
-            self._next_probe = self._rounds + 1
-        if not report.is_decoding:
-            return  # what a prompt costs depends on how much of it is cached
-        if report.propose.executed_s and min(draft_counts) == max(draft_counts):
-            work = _propose_work(len(draft_counts), draft_counts[0])
-            self._propose.add(work, _own_s(report.propose))
-            self._propose_executed.add(work, report.propose.executed_s)
-        self._verify.add((1.0, report.verified_count), _own_s(report.verify))
-        self._verify_executed.add((1.0, report.verified_count), report.verify.executed_s)
+        self._places = PlaceAcceptance(MAX_AUTO)
+        self._searches: dict[int, _Search] = {}
 
     def choose(self, group: Group[Sequence]) -> list[int]:
-        self._rounds += 1
-        if self._untried:
-            # Only whole groups tell what drafts cost, and new ones have prompts under way.
-            if all(sequence.usage.round_count for sequence in group):
-                return [self._untried.pop()] * len(group)
-            return [FIRST_COUNTS[0]] * len(group)
-        if self._rounds % PACE == 0:
-            self._reconsider(group)
-        if self._rounds >= self._next_probe:
-            self._next_probe = self._rounds + self._probe_interval
-            self._probe_interval = min(2 * self._probe_interval, LAST_PROBE)
-            return self._probe(group)
-        return [self._current] * len(group)
+        search = self._search(len(group))
+        if not search.rounds_left:
+            search.decide(self._expected_tokens(group))
+        search.rounds_left -= 1
+        return [min(search.count, sequence.max_draft_count) for sequence in group]
 
-    def _probe(self, group: Group[Sequence]) -> list[int]:
-        """One draft more than now; from nothing, one draft for the sequence that its cache lags behind least."""
-        if self._current:
-            return [min(self._current + 1, MAX_AUTO)] * len(group)
-        nearest = min(range(len(group)), key=lambda index: _stale_count(group[index]))
-        return [int(index == nearest) for index in range(len(group))]
+    def observe(self, draft_counts: Group[int], report: RoundReport, cycle_s: float) -> None:
+        self._places.age()
+        for row in report.rows:
+            self._places.add(row.accepted_count, row.drafted_count)
+        # Rows near their end have fewer drafts.
+        count = min(max(draft_counts), report.verified_count - len(draft_counts))
+        tokens = sum(row.committed_count for row in report.rows) / len(draft_counts)
+        self._search(len(draft_counts)).observe(count, cycle_s, tokens, is_usual=report.is_decoding)
 
-    def _reconsider(self, group: Group[Sequence]) -> None:
-        goodputs = [self.goodput(group, count) for count in range(MAX_AUTO + 1)]
-        # The shortest of those that are as good as the best: what is not drafted cannot be wrong.
-        best = next(count for count, one in enumerate(goodputs) if one >= max(goodputs) * (1 - HYSTERESIS))
-        if goodputs[best] > goodputs[self._current] * (1 + HYSTERESIS) or best < self._current:
-            if best and not self._current:
-                self._probe_interval = FIRST_PROBE
-            self._current = best
+    def _search(self, group_size: int) -> "_Search":
+        """Of groups of about so many: up to the next power of two."""
+        return self._searches.setdefault((group_size - 1).bit_length(), _Search(self._lanes))
 
-    def goodput(self, group: Group[Sequence], draft_count: int) -> float:
-        """Expected tokens a second when every row of the group gets `draft_count` drafts, or as many as it may."""
-        counts = [min(draft_count, sequence.max_draft_count) for sequence in group]
-        tokens = sum(
-            expected_tokens(sequence.acceptance.rate, count) for sequence, count in zip(group, counts, strict=True)
-        )
-        round_s = self._round_s(len(group), max(counts), len(group) + sum(counts))
-        if draft_count and not self._current:
-            stale_count = sum(map(_stale_count, group))
-            round_s += self._propose_executed.predict((0, 0, stale_count)) / CATCH_UP_ROUNDS
-        return tokens / round_s
-
-    def _round_s(self, group_size: int, draft_count: int, token_count: int) -> float:
-        """Seconds from one round of a lane to the next of any lane: lanes overlap until a service is always busy."""
-        verify_s = self._verify.predict((1.0, token_count))
-        verify_executed_s = self._verify_executed.predict((1.0, token_count))
-        propose_s = propose_executed_s = 0.0
-        if draft_count:
-            work = _propose_work(group_size, draft_count)
-            propose_s, propose_executed_s = self._propose.predict(work), self._propose_executed.predict(work)
-        return max(propose_executed_s, verify_executed_s, (propose_s + verify_s) / self._lanes, 1e-6)
+    def _expected_tokens(self, group: Group[Sequence]) -> list[float]:
+        """Of a row of the group, for each count."""
+        usual = self._places.rate
+        rate = sum(sequence.acceptance.rate(usual) for sequence in group) / len(group)
+        tokens = self._places.expected_tokens(rate / usual)
+        limits = [min(sequence.max_draft_count, MAX_AUTO) for sequence in group]
+        if min(limits) == MAX_AUTO:
+            return tokens
+        counts = range(max(limits) + 1)
+        return [sum(tokens[min(count, limit)] for limit in limits) / len(group) for count in counts]
 
 
-def expected_tokens(acceptance: float, draft_count: int) -> float:
-    """Tokens a round yields with k drafts, each accepted with one probability: (1 - a^(k+1)) / (1 - a).
+@dataclass
+class _Trial:
+    """Rounds with a count that is not the best."""
 
-    Leviathan, Kalman, Matias, arXiv 2211.17192, equation 1.
-    """
-    if acceptance >= 1:
-        return float(draft_count + 1)
-    return float((1 - acceptance ** (draft_count + 1)) / (1 - acceptance))
+    ended_s: float = 0.0
+    lost_s: float = 0.0
 
 
-def _stale_count(sequence: Sequence) -> int:
-    """Committed tokens that the draft service would have to catch up with."""
-    return len(sequence.token_ids) - sequence.draft_cached_length
+@dataclass
+class _Search:
+    """For the best count of groups of about one size."""
+
+    lanes: int
+    count: int = FIRST_COUNTS[0]
+    """What rounds have now."""
+    rounds_left: int = 0
+    """With it, before the next decision."""
+    _best: int = FIRST_COUNTS[0]
+    _goodput: float = 0.0
+    """Of the best, in tokens of a row a second."""
+    _window_count: int = 0
+    _spent_s: float = 0.0
+    """On all rounds."""
+    _times: RoundTimes = field(default_factory=RoundTimes)
+    _trials: dict[int, _Trial] = field(default_factory=dict)
+    _in_a_row: int = 0
+    """Rounds with one count up to now."""
+    _last: int | None = None
+    """Their count."""
+
+    def observe(self, count: int, cycle_s: float, tokens: float, *, is_usual: bool) -> None:
+        self._spent_s += cycle_s
+        if count != self._best and self._goodput and count in self._trials:
+            trial = self._trials[count]
+            trial.lost_s += cycle_s - tokens / self._goodput
+            trial.ended_s = self._spent_s
+        self._in_a_row = self._in_a_row + 1 if count == self._last else 1
+        self._last = count
+        # Rounds of other lanes had other counts until then.
+        if is_usual and self._in_a_row >= self.lanes:
+            self._times.add(count, cycle_s)
+
+    def decide(self, tokens: list[float]) -> None:
+        """Choose the count of the next rounds; `tokens`: what a row is expected to get, for each count."""
+        self.rounds_left = WINDOW
+        self._window_count += 1
+        if self._window_count > FIRST_WINDOWS and self._times.has_jumped:
+            self._times, self._window_count, self._trials = RoundTimes(), 1, {}
+        missing = [one for one in FIRST_COUNTS if one < len(tokens) and self._times.weight(one) < WINDOW / 2]
+        if missing and self._window_count <= FIRST_WINDOWS:
+            self.count = missing[0]
+            return
+        goodputs = [one / took for one, took in zip(tokens, self._times.predict(len(tokens) - 1), strict=True)]
+        self._best = _shortest_of_best(goodputs, self._best)
+        self._goodput = goodputs[self._best] / self._times.level_s if self._times.level_s else 0.0
+        self.count = self._due(goodputs)
+
+    def _due(self, goodputs: list[float]) -> int:
+        """The count to be tried now; the best where none is due."""
+        best = self._best
+        # Where drafting does not pay, what it would be at its best; elsewhere drafting nothing.
+        other = 0 if best else goodputs.index(max(goodputs[1:], default=0.0), 1) if len(goodputs) > 1 else 0
+        for count, goodput in enumerate(goodputs):
+            if count == best:
+                continue
+            trial = self._trials.setdefault(count, _Trial(ended_s=self._spent_s))
+            expected_s = WINDOW * self._times.level_s * max(1 - goodput / goodputs[best], HYSTERESIS)
+            share = NEAR_SHARE if count == other or abs(count - best) == 1 else FAR_SHARE
+            if share * (self._spent_s - trial.ended_s) > max(expected_s, trial.lost_s):
+                trial.lost_s = 0.0
+                return count
+        return best
 
 
-def _own_s(hop: HopTime) -> float:
-    """What a call costs by itself: its wait in line is another round's doing."""
-    return hop.wire_s + hop.executed_s
-
-
-def _propose_work(group_size: int, draft_count: int) -> tuple[float, ...]:
-    return 1.0, draft_count, draft_count * group_size
+def _shortest_of_best(goodputs: list[float], current: int) -> int:
+    """The shortest of those that are as good as the best: what is not drafted cannot be wrong."""
+    best = next(count for count, one in enumerate(goodputs) if one >= max(goodputs) * (1 - HYSTERESIS))
+    if current < len(goodputs) and best > current and goodputs[best] <= goodputs[current] * (1 + HYSTERESIS):
+        return current
+    return best

@@ -72,7 +72,7 @@ class RoundReport:
     shortage: Overloaded | None
     """Why some rows found no room in the target's cache; their sequences are as they were."""
     is_decoding: bool = True
-    """No row brought a prompt, nor anything else that the target had lost."""
+    """No row brought a prompt, nor anything else that a service had lost or missed."""
 
     @property
     def drafted_count(self) -> int:
@@ -83,11 +83,17 @@ _KEEPS_CACHE = (Overloaded, PeerUnavailable, CallTimedOut)
 """Reasons for a row without drafts that say nothing of what is cached for it."""
 
 
+NEW_TO_DRAFT = 2
+"""Tokens that a draft has not cached after a round which accepted all its drafts: its last one, and the next."""
+
+
 @dataclass(frozen=True)
 class _Drafts:
     by_sequence: dict[Sequence, tuple[int, ...]]
     time: HopTime = HopTime()
     error: PacelineError | None = None
+    was_up_to_date: bool = True
+    """The draft service had to catch up with no row."""
 
 
 async def run_round(
@@ -118,7 +124,7 @@ async def run_round(
     check_verdicts(rows, verdicts, limits.vocabulary_size)
     reports, shortage = _take(group, rows, verdicts)
     verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
-    is_decoding = all(len(row.token_ids) == 1 for row in rows)
+    is_decoding = drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows)
     return RoundReport(
         reports, clock() - started, drafts.time, verify, verified_count, drafts.error, shortage, is_decoding
     )
@@ -169,9 +175,10 @@ async def _propose(
     ]
     if not wanted:
         return _Drafts({})
+    rows = [sequence.propose_row(count) for sequence, count in wanted]
     began = clock()
     try:
-        proposals = await drafter.propose([sequence.propose_row(count) for sequence, count in wanted], patience)
+        proposals = await drafter.propose(rows, patience)
     except PacelineError as error:
         return _Drafts({}, HopTime(wire_s=clock() - began), error)
     time_spent = _hop_time(clock() - began, proposals.timing)
@@ -182,7 +189,7 @@ async def _propose(
             sequence.draft_cached_length = proposal.cached_length
         elif not isinstance(proposal, _KEEPS_CACHE):
             sequence.draft_cached_length = 0
-    return _Drafts(drafts, time_spent)
+    return _Drafts(drafts, time_spent, was_up_to_date=all(len(row.token_ids) <= NEW_TO_DRAFT for row in rows))
 
 
 def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:

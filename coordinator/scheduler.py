@@ -11,7 +11,6 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.acceptance import SHARED_MEMORY, Acceptance
 from coordinator.draft_length import DraftLength
 from coordinator.draft_worth import DraftWorth
 from coordinator.metrics import RoundMetrics
@@ -74,13 +73,10 @@ class Scheduler:
         self._draft_worth = DraftWorth(lanes)
         self._drafter = drafter
         self._verifier = verifier
-        self._acceptance = Acceptance(memory=SHARED_MEMORY)
         self._releases: set[asyncio.Task[None]] = set()
 
     def submit(self, sequences: Rows[Sequence]) -> None:
         """Queue the sequences of a request; Overloaded, and none queued, when the queue has no room for them."""
-        for sequence in sequences:
-            sequence.acceptance = Acceptance(self._acceptance.rate)
         self.pool.submit([sequence for sequence in sequences if not sequence.ended])
 
     def retire(self, sequences: Rows[Sequence]) -> None:
@@ -168,7 +164,7 @@ class Scheduler:
             return None
         for sequence in group:
             sequence.runs_alone, sequence.loss_count = False, 0
-        self._learn(draft_counts, report)
+        self._learn(draft_counts, report, sum(waits_s) / len(waits_s))
         return report
 
     def _judge(self, group: list[Sequence], error: Exception) -> None:
@@ -192,13 +188,11 @@ class Scheduler:
             if not sequence.ended:
                 sequence.fail(error)
 
-    def _learn(self, draft_counts: list[int], report: RoundReport) -> None:
-        for row in report.rows:
-            self._acceptance.add(row.accepted_count, row.drafted_count)
+    def _learn(self, draft_counts: list[int], report: RoundReport, waited_s: float) -> None:
         self.statistics.count_report(report)
         self._draft_worth.observe(report)
         if report.draft_error is None:
-            self._draft_length.observe(draft_counts, report)
+            self._draft_length.observe(draft_counts, report, waited_s + report.duration_s)
 
     async def _relieve(self, shortage: Overloaded) -> None:
         """Make room in the caches: the youngest sequence gives up its own and is sent whole later on.

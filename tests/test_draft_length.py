@@ -1,139 +1,145 @@
 """The automatic draft length, against rounds whose costs and acceptance are known: it comes to what pays best."""
 
 import random
-from collections.abc import Iterable
-from collections.abc import Sequence as Rows
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.acceptance import PRIOR_WEIGHT, SHARED_MEMORY, Acceptance
-from coordinator.draft_length import MAX_AUTO, AutoDraftLength, expected_tokens
-from coordinator.output import Output, StopRules
+from coordinator.acceptance import MEMORY, PRIOR_WEIGHT, Acceptance, PlaceAcceptance
+from coordinator.draft_length import FIRST_COUNTS, MAX_AUTO, WINDOW, AutoDraftLength
 from coordinator.round import RoundReport, RowReport
-from coordinator.sequence import Sequence
-from coordinator.stream import Stream
-from paceline.types import HopTime, Usage
+from paceline.types import HopTime
+from tests.draft_worlds import COUNTS, SETTLED_ROUNDS, World, goodput, group_of, reached, simulate
 
-ROUNDS = 400
-LIFE_ROUNDS = 10
-"""Rounds between two ends of sequences."""
-SETTLED_ROUNDS = 100
-"""The last ones: what is chosen then is what a long-lived service chooses."""
+RANGES = {
+    "acceptance": (0.3, 0.95),
+    "hop_s": (0.0001, 0.005),
+    "draft_token_s": (0.0002, 0.01),
+    "verify_s": (0.002, 0.05),
+    "verified_token_s": (0.00001, 0.001),
+}
+"""Of the search, with groups of 1 to 8. Frozen, as `ROUNDS` and `SETTLED_ROUNDS` are."""
+WORLDS = st.builds(World, *(st.floats(*ends) for ends in RANGES.values()), st.integers(1, 8))
+CORNERS = [World(*costs, group_size) for *costs, group_size in product(*RANGES.values(), (1, 8))]  # type: ignore[call-arg, arg-type]
+NEAR = 0.9
+"""Of the best fixed count's goodput, in every world of the search."""
+FOUND = {
+    # review A1
+    "a dear draft that is nearly always right": World(0.9375, 0.00390625, 0.0078125, 0.0024964, 0.00099827),
+}
 
-
-@dataclass(frozen=True)
-class World:
-    """What a round takes, in seconds, and how often the draft is right."""
-
-    acceptance: float
-    hop_s: float
-    draft_token_s: float
-    verify_s: float
-    verified_token_s: float
-
-    def propose(self, draft_count: int, group_size: int) -> HopTime:
-        executed_s = draft_count * (self.draft_token_s + self.draft_token_s / 10 * group_size)
-        return HopTime(self.hop_s, 0.0, executed_s) if draft_count else HopTime()
-
-    def verify(self, token_count: int) -> HopTime:
-        return HopTime(self.hop_s, 0.0, self.verify_s + self.verified_token_s * token_count)
-
-    def goodput(self, draft_count: int, group_size: int) -> float:
-        took_s = self.propose(draft_count, group_size).total_s + self.verify(group_size * (draft_count + 1)).total_s
-        return group_size * expected_tokens(self.acceptance, draft_count) / took_s
-
-
-def group_of(count: int) -> list[Sequence]:
-    output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
-    group = [Sequence(str(number), [1], output, 64, Usage(1), Stream()) for number in range(count)]
-    for sequence in group:
-        sequence.usage = Usage(1, round_count=1)  # its prompt is cached
-        sequence.draft_cached_length = 1
-    return group
+CLOSE = 0.97
+"""The same in worlds like a real service's, which settles for longer than a test."""
+PAIR = World(0.7, 0.0008, 0.0009, 0.006, 0.0003, jitter=0.15, spike_share=0.01, catch_up_token_s=0.00005)
+REAL = {
+    "a usual pair": PAIR,
+    "times that vary by a third": replace(PAIR, jitter=0.3, spike_share=0.02),
+    "sequences that differ": replace(PAIR, acceptance=0.5, spread=0.4),
+    "first drafts are right more often": replace(PAIR, acceptance=0.85, later_acceptance=0.85),
+    "a draft that is seldom right": replace(PAIR, acceptance=0.32),
+    "a draft that is never right": replace(PAIR, acceptance=0.0),
+    "a draft ten times as slow": replace(PAIR, draft_token_s=0.009),
+    "a cheap draft that is nearly always right": replace(PAIR, acceptance=0.9, draft_token_s=0.0002),
+    "a target that takes tokens by sixteens": replace(PAIR, step_tokens=16, verified_token_s=0.0006),
+    "a target whose first tokens are free": replace(PAIR, free_tokens=16, verified_token_s=0.001),
+    "two lanes": replace(PAIR, lanes=2),
+    # review G4: the parts of a round do not show that plain decoding is faster
+    "two lanes on the same cores": replace(PAIR, lanes=2, rivalry=0.6, acceptance=0.4, spread=0.3),
+}
 
 
-def run_rounds(world: World, group: Rows[Sequence], seed: int) -> list[int]:
-    """Return the draft counts of the rounds, the most that a row had."""
-    return run_worlds([world] * ROUNDS, group, seed)
+@settings(max_examples=12)
+@given(world=WORLDS)
+def test_what_is_chosen_in_the_end_is_nearly_as_good_as_the_best_fixed_count(world: World) -> None:
+    assert reached(world) >= NEAR
 
 
-def run_worlds(worlds: Iterable[World], group: Rows[Sequence], seed: int) -> list[int]:
-    """As above, each round in a world of its own. A sequence ends after some rounds, and one that knows what all had
-    takes its place."""
-    draft_length, rng, shared = AutoDraftLength(lanes=1), random.Random(seed), Acceptance(memory=SHARED_MEMORY)
-    chosen = []
-    for number, world in enumerate(worlds):
-        if number % LIFE_ROUNDS == 0:
-            group[number // LIFE_ROUNDS % len(group)].acceptance = Acceptance(shared.rate)
-        counts = draft_length.choose(group)
-        rows = []
-        for sequence, count in zip(group, counts, strict=True):
-            right = [rng.random() < world.acceptance for _ in range(count)]
-            accepted = next((place for place, one in enumerate(right) if not one), count)
-            sequence.acceptance.add(accepted, count)
-            shared.add(accepted, count)
-            rows.append(RowReport(count, accepted, accepted + 1))
-        verified_count = len(group) + sum(counts)
-        propose, verify = world.propose(max(counts), len(group)), world.verify(verified_count)
-        report = RoundReport(rows, propose.total_s + verify.total_s, propose, verify, verified_count, None, None)
-        draft_length.observe(counts, report)
-        chosen.append(max(counts))
-    return chosen
+@pytest.mark.review
+@pytest.mark.parametrize("name", FOUND)
+def test_so_it_is_in_worlds_that_a_search_has_found(name: str) -> None:
+    assert reached(FOUND[name]) >= NEAR
 
 
-WORLDS = st.builds(
-    World,
-    acceptance=st.floats(0.3, 0.95),
-    hop_s=st.floats(0.0001, 0.005),
-    draft_token_s=st.floats(0.0002, 0.01),
-    verify_s=st.floats(0.002, 0.05),
-    verified_token_s=st.floats(0.00001, 0.001),
-)
+def test_so_it_is_at_the_corners_of_the_ranges() -> None:
+    for world in random.Random(1).sample(CORNERS, 16):
+        assert reached(world, seeds=range(5)) >= NEAR, world
 
 
-@settings(max_examples=60)
-@given(world=WORLDS, group_size=st.integers(1, 8), seed=st.integers(0, 100))
-def test_what_is_chosen_in_the_end_is_nearly_as_good_as_the_best_fixed_count(
-    world: World, group_size: int, seed: int
-) -> None:
-    settled = run_rounds(world, group_of(group_size), seed)[-SETTLED_ROUNDS:]
-    reached = sum(world.goodput(count, group_size) for count in settled) / len(settled)
-    assert reached >= 0.8 * max(world.goodput(count, group_size) for count in range(MAX_AUTO + 1))
+@pytest.mark.review
+@pytest.mark.parametrize("group_size", [1, 8])
+@pytest.mark.parametrize("name", REAL)
+def test_in_the_long_run_no_world_like_a_real_one_loses_by_it(name: str, group_size: int) -> None:
+    world = replace(REAL[name], group_size=group_size, life_rounds=50 // group_size)
+    assert reached(world, seeds=range(2), rounds=2000, settled=1000) >= CLOSE
 
 
 def test_a_draft_that_is_never_right_is_asked_no_more() -> None:
-    world = World(acceptance=0, hop_s=0.001, draft_token_s=0.001, verify_s=0.01, verified_token_s=0.0002)
-    settled = run_rounds(world, group_of(4), 1)[-SETTLED_ROUNDS:]
-    assert sum(count > 0 for count in settled) <= SETTLED_ROUNDS / 20  # a look now and then whether that still holds
+    world = replace(PAIR, acceptance=0, group_size=4)
+    settled = simulate([world] * 1000, AutoDraftLength(1), 1)[-SETTLED_ROUNDS:]
+    assert sum(one.count > 0 for one in settled) <= WINDOW  # a look now and then whether that still holds
 
 
 @pytest.mark.parametrize("group_size", [1, 8])
 def test_a_draft_that_becomes_right_is_asked_again(group_size: int) -> None:
-    bad = World(acceptance=0, hop_s=0.001, draft_token_s=0.001, verify_s=0.01, verified_token_s=0.0002)
-    worlds = [bad] * 3000 + [replace(bad, acceptance=0.9)] * 2500
-    chosen = run_worlds(worlds, group_of(group_size), 1)
-    assert max(chosen[2800:3000]) <= 1
-    assert min(chosen[-SETTLED_ROUNDS:]) >= 3
+    bad = replace(PAIR, acceptance=0, draft_token_s=0.001, verify_s=0.01, group_size=group_size)
+    good = replace(bad, acceptance=0.9)
+    rounds = simulate([bad] * 3000 + [good] * 2500, AutoDraftLength(1), 1)
+    assert goodput(rounds[1000:3000]) >= CLOSE * bad.goodput(0)
+    assert goodput(rounds[-SETTLED_ROUNDS:]) >= NEAR * max(map(good.goodput, COUNTS))
 
 
-def test_rounds_with_prompts_teach_nothing() -> None:
-    draft_length = AutoDraftLength(lanes=1)
-    group = group_of(2)
-    report = RoundReport([], 1.0, HopTime(0, 0, 0.5), HopTime(0, 0, 0.5), 200, None, None, is_decoding=False)
-    draft_length.observe([4, 4], report)
-    fresh = AutoDraftLength(lanes=1)
-    assert draft_length.goodput(group, 4) == fresh.goodput(group, 4)
+@pytest.mark.parametrize("group_size", [1, 8])
+def test_a_draft_that_becomes_ten_times_as_slow_is_soon_asked_for_less(group_size: int) -> None:
+    world = replace(PAIR, group_size=group_size)
+    slow = replace(world, draft_token_s=10 * world.draft_token_s)
+    settled = simulate([world] * 1000 + [slow] * 800, AutoDraftLength(1), 1)[-600:]
+    assert goodput(settled) >= 0.95 * slow.goodput(0)
 
 
-@given(prior=st.floats(0, 1), accepted=st.integers(0, 5))
-def test_one_round_hardly_moves_what_others_made_likely_and_many_do(prior: float, accepted: int) -> None:
-    acceptance = Acceptance(prior)
+def test_each_of_the_first_counts_is_measured_before_any_is_preferred() -> None:
+    chosen = [one.count for one in simulate([PAIR] * len(FIRST_COUNTS) * WINDOW, AutoDraftLength(1), 1)]
+    assert chosen == [count for count in FIRST_COUNTS for _ in range(WINDOW)]
+
+
+def test_a_draft_that_is_away_is_not_waited_for() -> None:
+    draft_length, group = AutoDraftLength(1), group_of(2)
+    for _ in range(1000):
+        assert max(draft_length.choose(group)) <= MAX_AUTO
+
+
+def test_no_sequence_has_more_drafts_than_its_client_wants() -> None:
+    draft_length, group = AutoDraftLength(1), group_of(2)
+    group[0].max_draft_count = 1
+    for _ in range(100):
+        counts = draft_length.choose(group)
+        assert counts[0] <= 1
+        rows = [RowReport(count, count, count + 1) for count in counts]
+        verified_count = len(rows) + sum(counts)
+        draft_length.observe(counts, RoundReport(rows, 1.0, HopTime(), HopTime(), verified_count, None, None), 1.0)
+    assert counts[1] > 1
+
+
+@given(usual=st.floats(0, 1), accepted=st.integers(0, 5))
+def test_one_round_hardly_moves_what_others_made_likely_and_many_do(usual: float, accepted: int) -> None:
+    acceptance = Acceptance()
     acceptance.add(accepted, 5)
-    assert abs(acceptance.rate - prior) <= 5 / (PRIOR_WEIGHT + 5) + 0.01
+    assert abs(acceptance.rate(usual) - usual) <= 5 / (PRIOR_WEIGHT + 5) + 0.01
     for _ in range(200):
         acceptance.add(accepted, 5)
     own = accepted / min(accepted + 1, 5)
-    assert abs(acceptance.rate - own) < 0.01
+    asked = min(accepted + 1, 5) / (1 - MEMORY)
+    assert abs(acceptance.rate(usual) - own) <= PRIOR_WEIGHT / (PRIOR_WEIGHT + asked) + 0.01
+
+
+def test_each_place_of_a_draft_has_its_own_acceptance() -> None:
+    places = PlaceAcceptance(4)
+    for accepted in (2, 2, 2, 0) * 100:
+        places.age()
+        places.add(accepted, 3)
+    tokens = places.expected_tokens()
+    assert tokens[1] - tokens[0] == pytest.approx(0.75, abs=0.02)
+    assert tokens[2] - tokens[1] == pytest.approx(0.75, abs=0.03)
+    assert tokens[4] - tokens[2] < 0.05

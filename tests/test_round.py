@@ -1,5 +1,7 @@
 """One round over fake services: where its time went."""
 
+import pytest
+
 from coordinator.output import Output, StopRules
 from coordinator.round import RoundLimits, RoundReport, run_round
 from coordinator.sequence import Sequence
@@ -12,10 +14,20 @@ from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeV
 LIMITS = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
 
 
+def sequence_of(max_new_tokens: int) -> Sequence:
+    output = Output(StopRules(max_new_tokens, end_token_ids=frozenset()), None)
+    return Sequence("one", [1, 2, 3], output, 64, Usage(3), Stream())
+
+
 async def timed_round(drafter: FakeDrafter, verifier: FakeVerifier, clock: Clock) -> RoundReport:
-    output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
-    sequence = Sequence("one", [1, 2, 3], output, 64, Usage(3), Stream())
-    return await run_round([sequence], drafter, verifier, LIMITS, [3], clock=clock)
+    return await run_round([sequence_of(9)], drafter, verifier, LIMITS, [3], clock=clock)
+
+
+@pytest.mark.parametrize("skill", [0.0, 1.0])
+async def test_a_round_in_which_a_service_takes_in_what_it_missed_is_no_decoding_one(skill: float) -> None:
+    sequence, drafter, verifier = sequence_of(40), FakeDrafter(skill), FakeVerifier()
+    rounds = [await run_round([sequence], drafter, verifier, LIMITS, [count]) for count in (3, 3, 3, 0, 0, 3, 3)]
+    assert [one.is_decoding for one in rounds] == [False, True, True, True, True, False, True]
 
 
 async def test_what_a_service_does_not_report_of_a_call_is_the_wires() -> None:

@@ -1,0 +1,227 @@
+"""Rounds simulated: worlds whose costs and acceptance are known, and what a draft length yields in them.
+
+A world has two servers, a draft and a target, each of which serves one call at a time, and lanes that go round them.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from coordinator.acceptance import Acceptance
+from coordinator.draft_length import MAX_AUTO, AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.output import Output, StopRules
+from coordinator.round import RoundReport, RowReport
+from coordinator.sequence import Sequence
+from coordinator.stream import Stream
+from paceline.types import HopTime, Usage
+
+ROUNDS = 400
+"""The horizon: what is chosen in the last `SETTLED_ROUNDS` of them is what a long-lived service chooses."""
+SETTLED_ROUNDS = 100
+SEEDS = range(20)
+COUNTS = range(MAX_AUTO + 1)
+SPIKE = 5
+GOLDEN_RATIO = 0.618034
+"""Its multiples fill the unit interval evenly."""
+LONGEST_SEQUENCE = 150
+"""Tokens of a sequence that a draft may have missed at most."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What a round takes, in seconds, and how often the draft is right."""
+
+    acceptance: float
+    hop_s: float
+    draft_token_s: float
+    verify_s: float
+    verified_token_s: float
+    group_size: int = 1
+    lanes: int = 1
+    jitter: float = 0.0
+    """Times vary by about this share."""
+    spike_share: float = 0.0
+    """So many of the calls take `SPIKE` times as long."""
+    later_acceptance: float = 1.0
+    """How often a draft is right after one that was, of how often that one was."""
+    spread: float = 0.0
+    """Sequences' acceptance lies so far around the mean at most."""
+    free_tokens: int = 0
+    """Tokens of a verify that cost nothing: what bounds it is reading the weights."""
+    step_tokens: int = 1
+    """A verify takes as long as for the next multiple of these."""
+    rivalry: float = 0.0
+    """A verify takes so much longer while there are drafts: both models want the same cores."""
+    catch_up_token_s: float = 0.0
+    """Of the draft, for a token that it missed."""
+    life_rounds: int = 10
+    """Rounds between two ends of sequences."""
+
+    def propose_s(self, draft_count: int) -> float:
+        return draft_count * (self.draft_token_s + self.draft_token_s / 10 * self.group_size)
+
+    def verify_executed_s(self, draft_count: int) -> float:
+        token_count = math.ceil(self.group_size * (draft_count + 1) / self.step_tokens) * self.step_tokens
+        executed_s = self.verify_s + self.verified_token_s * max(0, token_count - self.free_tokens)
+        return executed_s * (1 + self.rivalry * (draft_count > 0))
+
+    def places(self, draft_count: int, acceptance: float) -> list[float]:
+        """How often each draft is right where the one before it was."""
+        return [acceptance * self.later_acceptance**place for place in range(draft_count)]
+
+    def expected_tokens(self, draft_count: int, acceptance: float) -> float:
+        reached = tokens = 1.0
+        for rate in self.places(draft_count, acceptance):
+            reached *= rate
+            tokens += reached
+        return tokens
+
+    def goodput(self, draft_count: int) -> float:
+        """Tokens a second with one lane and always so many drafts."""
+        rates = [self.acceptance + self.spread * share / 20 for share in range(-20, 21)]
+        tokens = fmean(self.expected_tokens(draft_count, min(1.0, max(0.0, rate))) for rate in rates)
+        noise = math.exp(self.jitter**2 / 2) * (1 + (SPIKE - 1) * self.spike_share)
+        executed_s = self.propose_s(draft_count) + self.verify_executed_s(draft_count)
+        return self.group_size * tokens / (self.hop_s * (1 + (draft_count > 0)) + executed_s * noise)
+
+
+@dataclass(frozen=True)
+class Round:
+    count: int
+    """The most drafts that a row had."""
+    tokens: float
+    """That were to be expected: luck is left out."""
+    ended_s: float
+
+
+def goodput(rounds: Rows[Round]) -> float:
+    """Tokens a second, from the end of the first round to that of the last."""
+    return sum(one.tokens for one in rounds[1:]) / (rounds[-1].ended_s - rounds[0].ended_s)
+
+
+def best_fixed(world: World) -> float:
+    """Goodput of the best fixed count, plain decoding included."""
+    if world.lanes == 1:
+        return max(map(world.goodput, COUNTS))
+    return max(goodput(simulate([world] * 2 * ROUNDS, FixedDraftLength(count), 0)) for count in COUNTS)
+
+
+def reached(world: World, seeds: Rows[int] = SEEDS, rounds: int = ROUNDS, settled: int = SETTLED_ROUNDS) -> float:
+    """What `auto` yields once it has settled, of the best fixed count, as the mean over the seeds."""
+    runs = (simulate([world] * rounds, AutoDraftLength(world.lanes), seed) for seed in seeds)
+    return fmean(goodput(run[-settled - 1 :]) for run in runs) / best_fixed(world)
+
+
+def simulate(worlds: Rows[World], draft_length: DraftLength, seed: int) -> list[Round]:
+    """Run rounds, each in a world of its own; they are alike in lanes and group size.
+
+    A sequence ends after some rounds, and a new one takes its place.
+    """
+    return _Simulation(worlds, draft_length, seed).run()
+
+
+def group_of(count: int) -> list[Sequence]:
+    output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
+    return [Sequence(str(number), [1], output, 64, Usage(1), Stream()) for number in range(count)]
+
+
+@dataclass
+class _Lane:
+    group: list[Sequence]
+    rates: list[float]
+    world: World
+    began_s: float = 0.0
+    counts: list[int] = field(default_factory=list)
+    propose: HopTime = HopTime()
+    verify: HopTime = HopTime()
+    missed_count: int = 0
+    """Tokens that the draft has not seen."""
+    is_decoding: bool = True
+
+
+class _Simulation:
+    def __init__(self, worlds: Rows[World], draft_length: DraftLength, seed: int) -> None:
+        self._worlds = worlds
+        self._draft_length = draft_length
+        self._rng = random.Random(seed)
+        self._draft_free_s = self._target_free_s = 0.0
+        self._sequence_count = seed
+        world = worlds[0]
+        self._lanes = [
+            _Lane(group_of(world.group_size), [self._rate(world) for _ in range(world.group_size)], world)
+            for _ in range(world.lanes)
+        ]
+        self._begun = 0
+        self._rounds: list[Round] = []
+
+    def run(self) -> list[Round]:
+        steps = (self._propose, self._verify, self._end)
+        events = [(0.0, number, 0) for number in range(len(self._lanes))]
+        while len(self._rounds) < len(self._worlds):
+            now_s, number, step = heapq.heappop(events)
+            ended_s = steps[step](now_s, self._lanes[number])
+            heapq.heappush(events, (ended_s, number, (step + 1) % len(steps)))
+        return self._rounds
+
+    def _rate(self, world: World) -> float:
+        """Of a new sequence: evenly spread, so that luck is left out of this too."""
+        self._sequence_count += 1
+        share = self._sequence_count * GOLDEN_RATIO % 1
+        return min(1.0, max(0.0, world.acceptance + world.spread * (2 * share - 1)))
+
+    def _renew(self, lane: _Lane) -> None:
+        """Bring the next world, and now and then a new sequence."""
+        lane.world = world = self._worlds[min(self._begun, len(self._worlds) - 1)]
+        if not world.spread:
+            lane.rates = [world.acceptance] * world.group_size
+        if self._begun % world.life_rounds == 0:
+            place = self._begun // world.life_rounds % world.group_size
+            lane.group[place].acceptance = Acceptance()
+            lane.rates[place] = self._rate(world)
+        self._begun += 1
+
+    def _propose(self, now_s: float, lane: _Lane) -> float:
+        self._renew(lane)
+        world = lane.world
+        lane.began_s, lane.propose, lane.is_decoding = now_s, HopTime(), True
+        lane.counts = self._draft_length.choose(lane.group)
+        if not max(lane.counts):
+            lane.missed_count = min(lane.missed_count + world.group_size, LONGEST_SEQUENCE * world.group_size)
+            return now_s
+        work_s = self._noisy(world.propose_s(max(lane.counts)) + lane.missed_count * world.catch_up_token_s, world)
+        began_s = max(now_s, self._draft_free_s)
+        self._draft_free_s = began_s + work_s
+        lane.propose = HopTime(world.hop_s, began_s - now_s, work_s)
+        lane.is_decoding, lane.missed_count = lane.missed_count == 0, 0
+        return now_s + lane.propose.total_s
+
+    def _verify(self, now_s: float, lane: _Lane) -> float:
+        work_s = self._noisy(lane.world.verify_executed_s(max(lane.counts)), lane.world)
+        began_s = max(now_s, self._target_free_s)
+        self._target_free_s = began_s + work_s
+        lane.verify = HopTime(lane.world.hop_s, began_s - now_s, work_s)
+        return now_s + lane.verify.total_s
+
+    def _noisy(self, work_s: float, world: World) -> float:
+        spike = SPIKE if self._rng.random() < world.spike_share else 1
+        return work_s * spike * self._rng.lognormvariate(0, world.jitter)
+
+    def _end(self, now_s: float, lane: _Lane) -> float:
+        rows, tokens = [], 0.0
+        for sequence, count, rate in zip(lane.group, lane.counts, lane.rates, strict=True):
+            right = [self._rng.random() < one for one in lane.world.places(count, rate)]
+            accepted = right.index(False) if False in right else count
+            sequence.acceptance.add(accepted, count)
+            rows.append(RowReport(count, accepted, accepted + 1))
+            tokens += lane.world.expected_tokens(count, rate)
+        took_s = now_s - lane.began_s
+        verified_count = len(rows) + sum(lane.counts)
+        report = RoundReport(
+            rows, took_s, lane.propose, lane.verify, verified_count, None, None, is_decoding=lane.is_decoding
+        )
+        self._draft_length.observe(lane.counts, report, took_s)
+        self._rounds.append(Round(max(lane.counts), tokens, now_s))
+        return now_s
