@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, NoReturn
@@ -261,7 +261,9 @@ class ServiceProcess:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, such as SIGSTOP; nothing happens when it has ended."""
         if self._process and self._process.returncode is None:
-            self._process.send_signal(number)
+            # Not by the process object: that would take its status away from whoever waits for it.
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     async def kill(self) -> None:
         """End it without warning, and wait until it is gone."""

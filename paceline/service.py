@@ -29,7 +29,7 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         with named_extras():
-            uvloop.run(serving)
+            uvloop.run(_served(settings, serving))
     except PacelineError as error:
         if settings.log_format == "json":
             structlog.get_logger().critical(error.message)
@@ -38,6 +38,16 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+async def _served(settings: ServiceSettings, serving: Coroutine[Any, Any, None]) -> None:
+    """Ask for the ports before anything of the service opens one of them."""
+    try:
+        check_ports_free(settings.listens)
+    except BaseException:
+        serving.close()
+        raise
+    await serving
 
 
 def freeze_heap() -> None:
@@ -58,10 +68,9 @@ def announce(name: str, address: str, metrics_url: str | None) -> None:
 def server_options(settings: ServiceSettings, *more_checks: Check) -> ServerOptions:
     """What the settings say of a service's server.
 
-    Raises StartupError where a file is wrong, plaintext would leave the machine unasked, or a port is taken.
+    Raises StartupError where a file is wrong, or plaintext would leave the machine unasked.
     """
     check_listening(settings.host, encrypted=settings.tls_certificate is not None, plaintext=settings.plaintext)
-    check_ports_free(settings.listens)
     certificates = None
     if settings.tls_certificate:
         certificates = watch_certificates(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.review
 @pytest.fixture(autouse=True)
 def _fake_models(monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
-    async def connected(*_: Any) -> AsyncIterator[tuple[Client, ClusterDescription]]:
+    async def connected(*_: Any, **__: Any) -> AsyncIterator[tuple[Client, ClusterDescription]]:
         async with fake_cluster(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as client:
             yield client, await client.describe()
 

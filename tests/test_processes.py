@@ -292,7 +292,7 @@ def test_commands_say_what_is_wrong_in_one_line(
 ) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}')
     for arguments, words in [
-        (["generate", "x", "--address", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["generate", "x", "--address", "127.0.0.1:1", "--retry-for", "0"], "127.0.0.1:1"),
         (["generate", "x", "--draft-model", str(pairs["Llama"].target)], "different tokenizers"),
         (["run", "--input", str(tmp_path / "missing"), "--output", "out"], "missing cannot be read"),
         (["run", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "no/out")], "cannot be written"),
