@@ -1,4 +1,4 @@
-"""Policies, lanes and draft lengths against each other: `python -m benchmarks.scheduling --data train.jsonl`.
+"""Policies and lanes against each other: `python -m benchmarks.scheduling --data train.jsonl`.
 
 Every system is a cluster of its own on the built-in pair; they run alternately over the same unseen problems, and
 medians are shown. `load` sends Poisson arrivals instead, at a share of what the slowest system can serve.
@@ -45,28 +45,12 @@ SYSTEMS = {
 }
 PAPER_GROUPED = {2: (0.959, 0.236), 4: (0.893, 0.175), 8: (0.841, 0.048), 16: (0.707, 0.013), 32: (0.442, 0.0)}
 """Grouping rates of arXiv 2510.22876, figure 5c: prompts of equal and of random lengths, by batch size."""
-LENGTHS = {str(count): ClusterOptions(draft_count=str(count)) for count in (0, 2, 3, 4, 5, 6, 8)} | {
-    "auto": ClusterOptions(draft_count="auto")
-}
 
 
 @app.command()
 def policies(data: Data, problem_count: int = 64, runs: int = 3, max_new_tokens: int = 160) -> None:
     """Throughput, occupancy and grouping of each policy and lane count."""
     asyncio.run(_throughput(SYSTEMS, _questions(data, problem_count), runs, max_new_tokens))
-
-
-@app.command("draft-lengths")
-def draft_lengths(
-    data: Data,
-    problem_count: int = 48,
-    runs: int = 3,
-    max_new_tokens: int = 160,
-    draft_model: Annotated[str, typer.Option(help="Another draft, such as one that is never right.")] = "builtin:draft",
-) -> None:
-    """Throughput of fixed draft lengths and of `auto`."""
-    systems = {name: ClusterOptions(**vars(one) | {"draft_model": draft_model}) for name, one in LENGTHS.items()}
-    asyncio.run(_throughput(systems, _questions(data, problem_count), runs, max_new_tokens))
 
 
 @app.command()

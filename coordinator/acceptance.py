@@ -1,5 +1,7 @@
 """How often the draft is right, estimated as rounds go by."""
 
+from itertools import accumulate
+
 MEMORY = 0.98
 """Weight of a sequence's earlier rounds after one more: the last few alone tell more of luck than of the text."""
 PRIOR_WEIGHT = 24.0
@@ -34,14 +36,15 @@ class PlaceAcceptance:
     """Of all sequences, for each place of a draft: the first is right more often than what is built on it."""
 
     def __init__(self, place_count: int) -> None:
-        self._right = [0.0] * place_count
-        self._asked = [0.0] * place_count
+        # Rows by how many of their places were right, and were asked about: sums of these tell of each place.
+        self._right = [0.0] * (place_count + 1)
+        self._asked = [0.0] * (place_count + 1)
 
     @property
     def rate(self) -> float:
         """Over all places."""
-        right = sum(self._right) + PRIOR_WEIGHT * PRIOR_RATE
-        return right / (sum(self._asked) + PRIOR_WEIGHT)
+        right, asked = sum(self._places(self._right)), sum(self._places(self._asked))
+        return (right + PRIOR_WEIGHT * PRIOR_RATE) / (asked + PRIOR_WEIGHT)
 
     def age(self) -> None:
         """A round has passed."""
@@ -50,17 +53,20 @@ class PlaceAcceptance:
 
     def add(self, accepted_count: int, drafted_count: int) -> None:
         """Learn from a row."""
-        for place in range(accepted_count):
-            self._right[place] += 1
-        for place in range(min(accepted_count + 1, drafted_count)):
-            self._asked[place] += 1
+        self._right[accepted_count] += 1
+        self._asked[min(accepted_count + 1, drafted_count)] += 1
 
     def expected_tokens(self, likelier: float = 1.0) -> list[float]:
         """Tokens of a row in a round with 0 drafts, 1, and so on, where one is so much likelier right than usual."""
         rate, reached, tokens = PRIOR_RATE, 1.0, [1.0]
-        for right, asked in zip(self._right, self._asked, strict=True):
+        for right, asked in zip(self._places(self._right), self._places(self._asked), strict=True):
             # A place that was hardly asked about is taken to be like the one before it.
             rate = (right + PLACE_PRIOR_WEIGHT * rate) / (asked + PLACE_PRIOR_WEIGHT)
             reached *= min(rate * likelier, MOST_LIKELY)
             tokens.append(tokens[-1] + reached)
         return tokens
+
+    @staticmethod
+    def _places(rows: list[float]) -> list[float]:
+        """Rows that came as far as each place."""
+        return list(accumulate(reversed(rows[1:])))[::-1]

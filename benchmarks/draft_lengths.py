@@ -1,0 +1,174 @@
+"""`auto` against plain decoding and fixed draft lengths: `python -m benchmarks.draft_lengths --help`.
+
+Every system is a cluster of its own; after a warm-up they run alternately over the same prompts, and medians are shown.
+Plain decoding has one lane and every core for the target, which is the most it can use. A world is prompts and a pair:
+
+- gsm8k: problems that the built-in pair never saw; random and slow have the same, with another draft.
+- mix: SpecBench prompts of all categories; with `--by-category` also each category by itself.
+- synthetic: the mix on a synthetic 100 M target and 5 M draft, with one lane.
+- random: a draft of random weights, which is never right.
+- slow: the built-in draft with ten times its layers, of which the new ones add nothing.
+"""
+
+import asyncio
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.drafts import write_random_draft, write_slow_draft
+from benchmarks.questions import encode_questions
+from paceline.engine.synthetic.pair import PairOrder, write_pair
+from paceline.engine.synthetic.shapes import SHAPES
+from paceline.launcher import ClusterOptions
+from paceline.measure.alternate import WARM_UP, alternate
+from paceline.measure.cluster import running_system
+from paceline.measure.prompts import select_lines
+from paceline.measure.system import Measured, System
+from paceline.measure.tables import markdown_table
+from training import problems
+
+WORLDS = ("gsm8k", "mix", "synthetic", "random", "slow")
+PLAIN, AUTO = "plain", "auto"
+FIXED = ("2", "3", "4", "5", "8")
+console = Console(highlight=False)
+
+Prompts = list[tuple[int, ...]]
+Measurements = Mapping[str, list[Measured]]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    data: Path
+    questions: Path
+    prompt_count: int
+    max_new_tokens: int
+    runs: int
+    by_category: bool
+
+
+@dataclass(frozen=True)
+class World:
+    options: ClusterOptions
+    prompts: Mapping[str, Prompts]
+    """What is measured by itself, by its name in the table."""
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
+    questions: Annotated[Path, typer.Option(help="SpecBench question.jsonl", exists=True, dir_okay=False)],
+    worlds: Annotated[str, typer.Option(help=f"Of {', '.join(WORLDS)}.")] = ",".join(WORLDS),
+    batch_sizes: str = "1,8",
+    prompt_count: Annotated[int, typer.Option(help="Of each world, at B = 8; a quarter of them at less.")] = 96,
+    max_new_tokens: int = 128,
+    runs: int = 3,
+    by_category: Annotated[bool, typer.Option(help="The mix again, one category after the other.")] = False,
+) -> None:
+    """Print tokens a second of every system, and what auto reaches of the better of plain and the best fixed count."""
+    names = worlds.split(",")
+    if unknown := [name for name in names if name not in WORLDS]:
+        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(WORLDS)}", param_hint="--worlds")
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            for batch_size in map(int, batch_sizes.split(",")):
+                count = prompt_count if batch_size >= 8 else -(-prompt_count // 4)
+                inputs = Inputs(data, questions, count, max_new_tokens, runs, by_category)
+                world = make_world(name, inputs, Path(folder))
+                measured = asyncio.run(measure(world, batch_size, inputs))
+                console.print(f"\n{name}, B = {batch_size}, {count} prompts, {runs} runs, tokens/s")
+                console.print(table(measured))
+
+
+def make_world(name: str, inputs: Inputs, folder: Path) -> World:
+    """Return the pair and the prompts of a world; `folder` takes what has to be written."""
+    options = ClusterOptions(prefix_sharing=False)
+    if name in ("mix", "synthetic"):
+        if name == "synthetic":
+            pair = folder / "pair"
+            if not pair.exists():
+                write_pair(PairOrder("100m/5m", SHAPES["100m/5m"], pair), lambda factor, acceptance: None)
+            options = replace(options, target_model=str(pair / "target"), draft_model=str(pair / "draft"), lanes=1)
+        return World(options, _mix(inputs, options, by_category=inputs.by_category and name == "mix"))
+    if name in ("random", "slow"):
+        write = write_random_draft if name == "random" else write_slow_draft
+        options = replace(options, draft_model=str(write(folder / "draft")))
+    _, unseen = problems.load(inputs.data)
+    asked = [problem.question for problem in unseen[: inputs.prompt_count]]
+    return World(options, {"all": encode_questions(asked, options)})
+
+
+def _mix(inputs: Inputs, options: ClusterOptions, *, by_category: bool) -> dict[str, Prompts]:
+    def encoded(count: int, *categories: str) -> Prompts:
+        lines = select_lines(inputs.questions, categories, count)
+        return encode_questions([line.prompt for line in lines if line.prompt], options)
+
+    prompts = {"all": encoded(inputs.prompt_count)}
+    if by_category:
+        names = sorted({line.category for line in select_lines(inputs.questions) if line.category})
+        prompts |= {name: encoded(inputs.prompt_count // 4, name) for name in names}
+    return prompts
+
+
+def systems_of(options: ClusterOptions, batch_size: int) -> dict[str, ClusterOptions]:
+    lanes = 1 if batch_size == 1 else options.lanes
+    ours = replace(options, batch_size=batch_size, lanes=lanes)
+    return {
+        PLAIN: replace(ours, draft_count="0", lanes=1),
+        **{count: replace(ours, draft_count=count) for count in (*FIXED, AUTO)},
+    }
+
+
+async def measure(world: World, batch_size: int, inputs: Inputs) -> dict[str, Measurements]:
+    """Return the runs of each system for each name of the world's prompts."""
+    measured: dict[str, Measurements] = {}
+    async with AsyncExitStack() as stack:
+        systems: dict[str, System] = {
+            name: await stack.enter_async_context(running_system(options, inputs.max_new_tokens))
+            for name, options in systems_of(world.options, batch_size).items()
+        }
+        for part, prompts in world.prompts.items():
+            measured[part] = await _runs(systems, prompts, inputs.runs)
+    return measured
+
+
+async def _runs(systems: Mapping[str, System], prompts: Prompts, count: int) -> Measurements:
+    runs: dict[str, list[Measured]] = defaultdict(list)
+
+    def record(name: str, number: int, one: Measured) -> None:
+        if number != WARM_UP:
+            runs[name].append(one)
+
+    await alternate(systems, prompts, count, record)
+    return runs
+
+
+def table(measured: Mapping[str, Measurements]) -> str:
+    """One row for each name of prompts; `of best`: median of auto's ratios to the best other system's, run by run."""
+    header = ["prompts", "accepted", *(name for name in next(iter(measured.values()))), "of best"]
+    return markdown_table(header, [_row(part, runs) for part, runs in measured.items()])
+
+
+def _row(part: str, runs: Measurements) -> Sequence[str]:
+    rates = {name: median(one.tokens_per_s for one in ones) for name, ones in runs.items()}
+    best = max((name for name in rates if name != AUTO), key=lambda name: rates[name])
+    pairs = zip(runs[AUTO], runs[best], strict=True)
+    ratio = median(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
+    used = runs[FIXED[-2]][-1].rounds
+    accepted = used.acceptance if used else None
+    return [
+        part,
+        "-" if accepted is None else f"{accepted:.2f}",
+        *(f"{one:.0f}" for one in rates.values()),
+        f"{ratio:.2f}",
+    ]
+
+
+if __name__ == "__main__":
+    typer.run(main)
