@@ -17,18 +17,23 @@ from coordinator.acceptance import PlaceAcceptance
 from coordinator.round import RoundReport
 from coordinator.round_times import RoundTimes
 from coordinator.sequence import Sequence
+from coordinator.smoothing import smoothed
 
 MAX_AUTO = 12
 HYSTERESIS = 0.01
 """A change must promise this much more goodput."""
 WINDOW = 8
-"""Rounds with one count, at least: groups change slowly, and deciding is time that no model works."""
+"""Rounds of each lane with one count, at least: groups change slowly, and deciding is time that no model works."""
+BEST_MEMORY = 0.97
+"""Of what rounds with the best count yield and take, which trials are compared with."""
 FIRST_COUNTS = (4, 0, 8, 2)
 """Measured first, at the beginning and after what a round takes has jumped."""
 FIRST_WINDOWS = 12
 """In which that must be done: a draft that is away is not waited for."""
 NEAR_SHARE, FAR_SHARE = 0.003, 0.0005
 """Of the time that trials of a count may lose: of neighbours of the best and of drafting nothing; of others."""
+FIRST_SHARE = 16
+"""Times as much it is before the first trial, and half of that after each: what little was measured may mislead."""
 
 
 class DraftLength(Protocol):
@@ -60,6 +65,8 @@ class AutoDraftLength:
         self._lanes = lanes
         self._places = PlaceAcceptance(MAX_AUTO)
         self._searches: dict[int, _Search] = {}
+        self._calm_rounds = 0
+        """Since a round, of any lane, brought a prompt."""
 
     def choose(self, group: Group[Sequence]) -> list[int]:
         search = self._search(len(group))
@@ -75,7 +82,10 @@ class AutoDraftLength:
         # Rows near their end have fewer drafts.
         count = min(max(draft_counts), report.verified_count - len(draft_counts))
         tokens = sum(row.committed_count for row in report.rows) / len(draft_counts)
-        self._search(len(draft_counts)).observe(count, cycle_s, tokens, is_usual=report.is_decoding)
+        # A round that waited behind another lane's prompt ends after it.
+        self._calm_rounds = self._calm_rounds + 1 if report.is_decoding else 0
+        is_usual = self._calm_rounds >= self._lanes
+        self._search(len(draft_counts)).observe(count, cycle_s, tokens, is_usual=is_usual)
 
     def _search(self, group_size: int) -> "_Search":
         """Of groups of about so many: up to the next power of two."""
@@ -99,6 +109,7 @@ class _Trial:
 
     ended_s: float = 0.0
     lost_s: float = 0.0
+    number: int = 0
 
 
 @dataclass
@@ -111,8 +122,9 @@ class _Search:
     rounds_left: int = 0
     """With it, before the next decision."""
     _best: int = FIRST_COUNTS[0]
-    _goodput: float = 0.0
-    """Of the best, in tokens of a row a second."""
+    _best_tokens: float | None = None
+    """Of a row in a round with the best, prompts and all."""
+    _best_cycle_s: float | None = None
     _window_count: int = 0
     _spent_s: float = 0.0
     """On all rounds."""
@@ -125,9 +137,12 @@ class _Search:
 
     def observe(self, count: int, cycle_s: float, tokens: float, *, is_usual: bool) -> None:
         self._spent_s += cycle_s
-        if count != self._best and self._goodput and count in self._trials:
+        if count == self._best:
+            self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)
+            self._best_cycle_s = smoothed(self._best_cycle_s, cycle_s, BEST_MEMORY)
+        elif count in self._trials and self._best_tokens and self._best_cycle_s:
             trial = self._trials[count]
-            trial.lost_s += cycle_s - tokens / self._goodput
+            trial.lost_s += cycle_s - tokens / self._best_tokens * self._best_cycle_s
             trial.ended_s = self._spent_s
         self._in_a_row = self._in_a_row + 1 if count == self._last else 1
         self._last = count
@@ -137,7 +152,7 @@ class _Search:
 
     def decide(self, tokens: list[float]) -> None:
         """Choose the count of the next rounds; `tokens`: what a row is expected to get, for each count."""
-        self.rounds_left = WINDOW
+        self.rounds_left = WINDOW * self.lanes
         self._window_count += 1
         if self._window_count > FIRST_WINDOWS and self._times.has_jumped:
             self._times, self._window_count, self._trials = RoundTimes(), 1, {}
@@ -147,7 +162,6 @@ class _Search:
             return
         goodputs = [one / took for one, took in zip(tokens, self._times.predict(len(tokens) - 1), strict=True)]
         self._best = _shortest_of_best(goodputs, self._best)
-        self._goodput = goodputs[self._best] / self._times.level_s if self._times.level_s else 0.0
         self.count = self._due(goodputs)
 
     def _due(self, goodputs: list[float]) -> int:
@@ -159,10 +173,12 @@ class _Search:
             if count == best:
                 continue
             trial = self._trials.setdefault(count, _Trial(ended_s=self._spent_s))
-            expected_s = WINDOW * self._times.level_s * max(1 - goodput / goodputs[best], HYSTERESIS)
-            share = NEAR_SHARE if count == other or abs(count - best) == 1 else FAR_SHARE
+            expected_s = WINDOW * self.lanes * self._times.level_s * max(1 - goodput / goodputs[best], HYSTERESIS)
+            is_near = count == other or abs(count - best) == 1
+            share = NEAR_SHARE * max(1, FIRST_SHARE >> trial.number) if is_near else FAR_SHARE
             if share * (self._spent_s - trial.ended_s) > max(expected_s, trial.lost_s):
-                trial.lost_s = 0.0
+                trial.ended_s, trial.lost_s = self._spent_s, 0.0
+                trial.number += 1
                 return count
         return best
 

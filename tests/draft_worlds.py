@@ -26,6 +26,7 @@ COUNTS = range(MAX_AUTO + 1)
 SPIKE = 5
 GOLDEN_RATIO = 0.618034
 """Its multiples fill the unit interval evenly."""
+OUTPUT_TOKENS = 100
 LONGEST_SEQUENCE = 150
 """Tokens of a sequence that a draft may have missed at most."""
 
@@ -59,6 +60,8 @@ class World:
     """Of the draft, for a token that it missed."""
     life_rounds: int = 10
     """Rounds between two ends of sequences."""
+    prompt_s: float = 0.0
+    """A verify takes so much longer for each row that brings a prompt, which then has `OUTPUT_TOKENS`."""
 
     def propose_s(self, draft_count: int) -> float:
         return draft_count * (self.draft_token_s + self.draft_token_s / 10 * self.group_size)
@@ -140,6 +143,9 @@ class _Lane:
     missed_count: int = 0
     """Tokens that the draft has not seen."""
     is_decoding: bool = True
+    token_count: float = 0.0
+    """Since a sequence ended."""
+    prompt_s: float = 0.0
 
 
 class _Simulation:
@@ -177,6 +183,8 @@ class _Simulation:
         lane.world = world = self._worlds[min(self._begun, len(self._worlds) - 1)]
         if not world.spread:
             lane.rates = [world.acceptance] * world.group_size
+        prompt_count, lane.token_count = divmod(lane.token_count, OUTPUT_TOKENS)
+        lane.prompt_s = prompt_count * world.prompt_s
         if self._begun % world.life_rounds == 0:
             place = self._begun // world.life_rounds % world.group_size
             lane.group[place].acceptance = Acceptance()
@@ -186,7 +194,7 @@ class _Simulation:
     def _propose(self, now_s: float, lane: _Lane) -> float:
         self._renew(lane)
         world = lane.world
-        lane.began_s, lane.propose, lane.is_decoding = now_s, HopTime(), True
+        lane.began_s, lane.propose, lane.is_decoding = now_s, HopTime(), not lane.prompt_s
         lane.counts = self._draft_length.choose(lane.group)
         if not max(lane.counts):
             lane.missed_count = min(lane.missed_count + world.group_size, LONGEST_SEQUENCE * world.group_size)
@@ -195,11 +203,11 @@ class _Simulation:
         began_s = max(now_s, self._draft_free_s)
         self._draft_free_s = began_s + work_s
         lane.propose = HopTime(world.hop_s, began_s - now_s, work_s)
-        lane.is_decoding, lane.missed_count = lane.missed_count == 0, 0
+        lane.is_decoding, lane.missed_count = lane.is_decoding and lane.missed_count == 0, 0
         return now_s + lane.propose.total_s
 
     def _verify(self, now_s: float, lane: _Lane) -> float:
-        work_s = self._noisy(lane.world.verify_executed_s(max(lane.counts)), lane.world)
+        work_s = self._noisy(lane.world.verify_executed_s(max(lane.counts)) + lane.prompt_s, lane.world)
         began_s = max(now_s, self._target_free_s)
         self._target_free_s = began_s + work_s
         lane.verify = HopTime(lane.world.hop_s, began_s - now_s, work_s)
@@ -217,6 +225,7 @@ class _Simulation:
             sequence.acceptance.add(accepted, count)
             rows.append(RowReport(count, accepted, accepted + 1))
             tokens += lane.world.expected_tokens(count, rate)
+        lane.token_count += tokens
         took_s = now_s - lane.began_s
         verified_count = len(rows) + sum(lane.counts)
         report = RoundReport(

@@ -31,8 +31,8 @@ FOUND = {
     "a dear draft that is nearly always right": World(0.9375, 0.00390625, 0.0078125, 0.0024964, 0.00099827),
 }
 
-CLOSE = 0.97
-"""The same in worlds like a real service's, which settles for longer than a test."""
+CLOSE = 0.95
+"""The same in worlds like a real service's. Of long runs it is 0.97 and more; two short ones are sure to 2 %."""
 PAIR = World(0.7, 0.0008, 0.0009, 0.006, 0.0003, jitter=0.15, spike_share=0.01, catch_up_token_s=0.00005)
 REAL = {
     "a usual pair": PAIR,
@@ -46,6 +46,7 @@ REAL = {
     "a target that takes tokens by sixteens": replace(PAIR, step_tokens=16, verified_token_s=0.0006),
     "a target whose first tokens are free": replace(PAIR, free_tokens=16, verified_token_s=0.001),
     "two lanes": replace(PAIR, lanes=2),
+    "two lanes and long prompts": replace(PAIR, lanes=2, prompt_s=0.06),
     # review G4: the parts of a round do not show that plain decoding is faster
     "two lanes on the same cores": replace(PAIR, lanes=2, rivalry=0.6, acceptance=0.4, spread=0.3),
 }
