@@ -101,7 +101,7 @@ async def test_a_port_that_is_taken_or_asked_for_twice_is_refused_before_any_ser
             async with running_cluster(ClusterOptions(coordinator_port=port)):
                 pass
         with pytest.raises(AddressInUse, match="choose another --health-port"):
-            server_options(TargetSettings(health_port=port))
+            check_ports_free(TargetSettings(health_port=port).listens)
     # Free again: asking held nothing.
     check_ports_free([Listening("--port", "127.0.0.1", port)])
     with pytest.raises(AddressInUse):
