@@ -109,7 +109,7 @@ def best_fixed(world: World) -> float:
     """Goodput of the best fixed count, plain decoding included."""
     if world.lanes == 1:
         return max(map(world.goodput, COUNTS))
-    return max(goodput(simulate([world] * 2 * ROUNDS, FixedDraftLength(count), 0)) for count in COUNTS)
+    return max(goodput(simulate([world] * 5 * ROUNDS, FixedDraftLength(count), 0)) for count in COUNTS)
 
 
 def reached(world: World, seeds: Rows[int] = SEEDS, rounds: int = ROUNDS, settled: int = SETTLED_ROUNDS) -> float:
