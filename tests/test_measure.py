@@ -1,14 +1,9 @@
 """Benches without models: the order of the runs, what is kept of them, and what is made of it."""
 
-import asyncio
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import pytest
 from hypothesis import given
@@ -17,27 +12,23 @@ from hypothesis import strategies as st
 from paceline.builtin import resolve_model
 from paceline.client import Client, describe_draft, describe_target
 from paceline.engine.traffic import pass_traffic
-from paceline.engine.worker import ModelWorker
 from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, TokenizerNotFound
 from paceline.launcher import ClusterOptions
 from paceline.measure import grid
 from paceline.measure.agreement import Mismatch
-from paceline.measure.alternate import MAX_REPEATS, alternate
 from paceline.measure.bench_report import bench_report, round_table, throughput_table
 from paceline.measure.cluster import ClusterSystem
-from paceline.measure.contention import Contention, MachineWatch, Moment, contention_between
+from paceline.measure.contention import Contention
 from paceline.measure.equivalence import HUGGING_FACE, PLAIN, must_equal
 from paceline.measure.files import prepare_folder
 from paceline.measure.grid import BenchPlan, SystemSpec
 from paceline.measure.llama_cpp import check_llama_cpp
-from paceline.measure.local import THREADS_TRIED, TRIALS, LocalSystem
 from paceline.measure.plots import plot_rounds, plot_throughput
 from paceline.measure.precision import Precision
 from paceline.measure.prompts import read_text_codec, select_lines, thin_out
 from paceline.measure.result import BenchResult, Floor, Run, SystemResult, bench_result_from_json
 from paceline.measure.rounds import Counters, RoundUse, rounds_between
 from paceline.measure.summary import peers_of, summaries, to_json
-from paceline.measure.system import Measured
 from paceline.measure.tables import markdown_table
 from paceline.prompt_file import InputLine
 from paceline.types import ClusterStatistics, HopTime, PassTraffic, Usage
@@ -61,119 +52,6 @@ ROUNDS = RoundUse(
     queue_s=0.25,
     coordinator_s=0.25,
 )
-
-
-class FakeSystem:
-    """Answers with its name's length in tokens; fails at one of its passes if asked to."""
-
-    def __init__(self, name: str, log: list[str], cancelled_at: int | None = None) -> None:
-        self._name = name
-        self._log = log
-        self._cancelled_at = cancelled_at
-        self._passes = 0
-
-    async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
-        if self._passes == self._cancelled_at:
-            raise asyncio.CancelledError
-        self._passes += 1
-        self._log.append(self._name)
-        return Measured([[len(self._name)]] * len(prompts), 1.0)
-
-
-class FakeWatch:
-    """Finds one run after the other as disturbed as told, and those after the last quiet."""
-
-    def __init__(self, *others_shares: float) -> None:
-        self._others_shares = list(others_shares)
-
-    def begin(self) -> Moment:
-        return Moment(0, 0, 0, 0)
-
-    def since(self, began: Moment) -> Contention:
-        return Contention(self._others_shares.pop(0) if self._others_shares else 0.0, 1.0)
-
-
-async def test_systems_take_turns_and_the_first_run_of_each_has_number_zero() -> None:
-    log: list[str] = []
-    records: list[tuple[str, int]] = []
-    systems = {name: FakeSystem(name, log) for name in ("a", "b", "c")}
-    await alternate(systems, [(1,)], 2, lambda key, number, measured: records.append((key, number)), FakeWatch())
-    assert log == ["a", "b", "c"] * 3
-    assert records == [(key, number) for number in (0, 1, 2) for key in ("a", "b", "c")]
-
-
-async def test_an_interruption_keeps_the_passes_that_ended() -> None:
-    log: list[str] = []
-    records: list[tuple[str, int]] = []
-    systems = {"a": FakeSystem("a", log), "b": FakeSystem("b", log, cancelled_at=1)}
-    with pytest.raises(asyncio.CancelledError):
-        await alternate(systems, [(1,)], 2, lambda key, number, measured: records.append((key, number)), FakeWatch())
-    assert records == [("a", 0), ("b", 0), ("a", 1)]
-
-
-@pytest.mark.review
-async def test_a_run_that_others_spoiled_is_repeated_at_once_and_recorded_once() -> None:
-    """Review G3: ratios taken while something else ran flattered us."""
-    log: list[str] = []
-    kept: list[tuple[str, bool]] = []
-    systems = {name: FakeSystem(name, log) for name in ("a", "b")}
-    warm_ups_and_the_first_of_a = (0.5, 0.5, 0.3)
-    await alternate(
-        systems,
-        [(1,)],
-        1,
-        lambda key, number, measured: kept.append((key, measured.is_quiet)),
-        FakeWatch(*warm_ups_and_the_first_of_a),
-    )
-    assert log == ["a", "b", "a", "a", "b"]
-    assert kept == [("a", False), ("b", False), ("a", True), ("b", True)]
-
-
-@pytest.mark.review
-async def test_on_a_machine_that_stays_busy_a_run_is_kept_in_the_end_and_says_so() -> None:
-    """Review G3."""
-    log: list[str] = []
-    kept: list[bool] = []
-    always = FakeWatch(*[0.5] * 9)
-    await alternate({"a": FakeSystem("a", log)}, [(1,)], 1, lambda *told: kept.append(told[2].is_quiet), always)
-    assert len(log) == 1 + 1 + MAX_REPEATS
-    assert kept == [False, False]
-
-
-def test_processor_time_of_others_and_a_slower_probe_are_contention() -> None:
-    began = Moment(now_s=0, busy_s=100, own_s=50, probe_s=0.01)
-    assert contention_between(began, Moment(10, 120, 70, 0.01), 2, 0.01) == Contention(0.0, 1.0)
-    shared = contention_between(began, Moment(10, 120, 60, 0.01), 2, 0.01)
-    assert (shared.others_share, shared.is_quiet) == (0.5, False)
-    slowed = contention_between(began, Moment(10, 120, 70, 0.02), 2, 0.01)
-    assert (slowed.slowdown, slowed.is_quiet) == (2.0, False)
-
-
-def test_the_machine_s_watch_counts_what_this_process_and_its_children_do_as_ours() -> None:
-    watch = MachineWatch()
-    began = watch.begin()
-    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
-    ended = watch.begin()
-    assert ended.own_s > began.own_s
-    assert watch.since(began).slowdown >= 1
-
-
-async def test_a_peer_gets_the_threads_it_is_fastest_with() -> None:
-    class Timed:
-        threads = 7
-
-        def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]:
-            used.append(self.threads)
-            return [[1]]
-
-    used: list[int] = []
-    worker = ModelWorker(None)
-    peer = Timed()
-    chosen = await LocalSystem(worker, peer).take_fastest_threads([(1,)])
-    worker.close()
-    assert sorted(used) == sorted(THREADS_TRIED * TRIALS)
-    assert peer.threads == chosen
-    assert chosen in THREADS_TRIED
 
 
 def test_peers_that_decode_one_at_a_time_are_measured_once_and_ours_in_all_variants() -> None:
