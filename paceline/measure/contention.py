@@ -8,7 +8,6 @@ import hashlib
 import math
 import time
 from dataclasses import dataclass
-from statistics import median
 from typing import Protocol
 
 import psutil
@@ -17,7 +16,7 @@ MAX_OTHERS_SHARE = 0.05
 """Of the machine's processor time. A machine that does nothing else has 0.01."""
 MAX_SLOWDOWN = 1.25
 PROBE_BYTES = 4 << 20
-PROBE_REPEATS = 5
+PROBE_REPEATS = 9
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,17 @@ class MachineWatch:
         return contention_between(began, self.begin(), self._cores, self._fastest_s)
 
     def _probe(self) -> float:
-        """Seconds of a computation that is always the same and takes one core for some milliseconds."""
+        """Least seconds of some tries of one computation, which takes a core for some milliseconds.
+
+        The least: what disturbs one try of them, such as threads of the run that still spin, is no slower machine.
+        """
         times_s = []
         for _ in range(PROBE_REPEATS):
             began = time.perf_counter()
             hashlib.blake2b(bytes(PROBE_BYTES)).digest()
             times_s.append(time.perf_counter() - began)
         self._fastest_s = min(self._fastest_s, *times_s)
-        return median(times_s)
+        return min(times_s)
 
 
 def contention_between(began: Moment, ended: Moment, cores: int, fastest_probe_s: float) -> Contention:
