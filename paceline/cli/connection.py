@@ -152,9 +152,8 @@ async def connected(
     """
     security, notices = connection.security(), RetryNotices()
     if connection.address is not None:
-        await _check_is_coordinator(connection.address, security)
         async with Client(connection.address, connection.retries, security=security, on_retry=notices) as client:
-            cluster = await client.describe()
+            cluster = await _described(client, connection.address, security)
             _check_draft_count(options, cluster)
             yield client, cluster
         return
@@ -165,25 +164,29 @@ async def connected(
         yield client, await client.describe()
 
 
-async def _check_is_coordinator(addresses: str, security: ChannelSecurity) -> None:
-    """Raises StartupError where an address leads to something else, which no waiting mends, naming what is there."""
-    for address in map(str.strip, addresses.split(",")):
-        try:
-            async with Client(address, NO_RETRIES, security=security) as client:
-                await client.describe()
-        except MethodNotFound as error:
-            async with open_channel(address, security=security) as channel:
-                found = await service_at(channel)
-            if found != COORDINATOR:
-                raise StartupError(
-                    f"{address} is {found} and no coordinator; give --address a coordinator's, which it prints when it "
-                    "starts"
-                ) from error
-        except PeerUnavailable as error:
-            if security.certificates is None and await speaks_tls(address):
-                raise StartupError(f"{address} wants TLS; give the CA of its certificate with --ca") from error
-        except PacelineError:
-            pass  # the command's own calls meet it too
+async def _described(client: Client, addresses: str, security: ChannelSecurity) -> ClusterDescription:
+    """Ask once before waiting: raises StartupError where no waiting helps, naming what is at an address instead."""
+    try:
+        async with Client(addresses, NO_RETRIES, security=security) as once:
+            return await once.describe()
+    except (MethodNotFound, PeerUnavailable) as error:
+        for address in map(str.strip, addresses.split(",")):
+            await _check_is_coordinator(address, security, error)
+    return await client.describe()
+
+
+async def _check_is_coordinator(address: str, security: ChannelSecurity, error: PacelineError) -> None:
+    """Raises StartupError where the address, of which a call failed with `error`, is not a coordinator's."""
+    if isinstance(error, MethodNotFound):
+        async with open_channel(address, security=security) as channel:
+            found = await service_at(channel)
+        if found != COORDINATOR:
+            raise StartupError(
+                f"{address} is {found} and no coordinator; give --address a coordinator's, "
+                "which it prints when it starts"
+            ) from error
+    elif security.certificates is None and await speaks_tls(address):
+        raise StartupError(f"{address} wants TLS; give the CA of its certificate with --ca") from error
 
 
 def _check_draft_count(options: ClusterOptions, cluster: ClusterDescription) -> None:
