@@ -1,10 +1,12 @@
 """A pass is shared among threads where a layer is enough work, and the caller's count of threads is left as it was."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from paceline.engine.decoder import Decoder
 from paceline.engine.kv_cache import Attention
@@ -12,7 +14,9 @@ from paceline.engine.loader import load_model
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
-from paceline.engine.threads import READING_TOKENS, SHARED_WORK, fitting_threads
+from paceline.engine.sampling import Choosing, choose
+from paceline.engine.threads import READING_TOKENS, SHARED_LOGITS, SHARED_WORK, choice_threads, pass_threads
+from paceline.types import GREEDY
 from tests.conftest import PairOfCheckpoints
 
 
@@ -49,21 +53,21 @@ class Watched:
     ],
 )
 def test_threads_follow_the_work_of_a_layer(parameter_count: int, token_count: int, expected: int) -> None:
-    with fitting_threads(parameter_count, token_count):
+    with pass_threads(parameter_count, token_count):
         assert torch.get_num_threads() == expected
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_failed_pass_leaves_the_threads_as_they_were() -> None:
-    with pytest.raises(ZeroDivisionError), fitting_threads(1, 1):
+    with pytest.raises(ZeroDivisionError), pass_threads(1, 1):
         1 / 0  # noqa: B018
     assert torch.get_num_threads() == 2
 
 
 def test_one_allowed_thread_stays_one() -> None:
     assert torch.get_num_threads() == 1
-    with fitting_threads(10**9, 100):
+    with pass_threads(10**9, 100):
         assert torch.get_num_threads() == 1
 
 
@@ -77,3 +81,30 @@ def test_a_prompt_is_shared_out_and_a_decoded_token_is_not(pairs: dict[str, Pair
     runner.forward([PackedRow("a", 0, prompt)])
     runner.forward([PackedRow("a", long_count, (7,))])
     assert watched.thread_counts == [2, 1]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_choices_among_few_logits_wake_no_other_thread() -> None:
+    """`max` shares out the fewest rows, and threads that wait for more spin on a core that the draft wants."""
+    with choice_threads(SHARED_LOGITS - 1):
+        assert torch.get_num_threads() == 1
+    with choice_threads(SHARED_LOGITS):
+        assert torch.get_num_threads() == 2
+    with _Noting() as noting:
+        assert choose([Choosing(torch.zeros(6, 4096), GREEDY, prefix=(1,), following=(1,) * 5)]) == [[0] * 6]
+    assert ("max", 1) in noting.calls
+    assert ("max", 2) not in noting.calls
+
+
+class _Noting(TorchFunctionMode):
+    """Notes how many threads each function of torch may use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls.append((func.__name__, torch.get_num_threads()))
+        return func(*args, **(kwargs or {}))

@@ -7,7 +7,7 @@ import torch
 
 from paceline.engine.kv_cache import KvCache, Span
 from paceline.engine.model import LoadedModel
-from paceline.engine.threads import fitting_threads
+from paceline.engine.threads import pass_threads
 
 STRICT_ROWS = 64
 """Tokens of every model call in strict numerics, padding included."""
@@ -61,7 +61,7 @@ class FastPasses:
             spans.append(Span(piece.sequence_id, start, len(token_ids), piece.length))
         device = self._model.kv_shape.device
         padding = [0] * (token_count - len(token_ids))
-        with fitting_threads(self._model.layer_parameter_count, len(token_ids) + len(padding)):
+        with pass_threads(self._model.layer_parameter_count, len(token_ids) + len(padding)):
             logits = self._model.decoder.logits(
                 torch.tensor([token_ids + padding], device=device),
                 torch.tensor([positions + padding], device=device),

@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from paceline.engine.noise import gumbel
+from paceline.engine.threads import choice_threads
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
 
@@ -47,9 +48,10 @@ def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
     """
     if not sequences:
         return []
-    parts = [one.logits.max(dim=-1) if one.rule == GREEDY else _best(one) for one in sequences]
-    scores, token_ids = (torch.cat(one) for one in zip(*parts, strict=True))
-    choices: list[Choice] = coded(scores, token_ids).tolist()
+    with choice_threads(max(one.logits.numel() for one in sequences)):
+        parts = [one.logits.max(dim=-1) if one.rule == GREEDY else _best(one) for one in sequences]
+        scores, token_ids = (torch.cat(one) for one in zip(*parts, strict=True))
+        choices: list[Choice] = coded(scores, token_ids).tolist()
     starts = list(accumulate((one.logits.shape[0] for one in sequences), initial=0))
     if NO_TOKEN in choices:
         places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
@@ -87,9 +89,10 @@ def _error(one: Choosing, row: int, score: float) -> PacelineError:
 
 def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) -> list[TokenLogprobs]:
     """Log-probabilities of the model itself, before any parameter: of the chosen tokens [T] and the likeliest ones."""
-    logprobs = logits[: len(chosen)].float().log_softmax(-1)
-    own = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
-    top = logprobs.topk(min(top_count, logits.shape[1]))
+    with choice_threads(logits.numel()):
+        logprobs = logits[: len(chosen)].float().log_softmax(-1)
+        own = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
+        top = logprobs.topk(min(top_count, logits.shape[1]))
     return [
         TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
         for logprob, ids, values in zip(own, top.indices.tolist(), top.values.tolist(), strict=True)

@@ -1,7 +1,8 @@
-"""When a pass is worth more than one thread.
+"""When work is worth more than one thread.
 
-Every operation of a pass waits for all its threads, and between the passes of a service, while others have the cores,
-they go to sleep. Knows sizes only: neither models nor who else wants the cores.
+Every operation waits for all its threads, and between the calls of a service, while others have the cores, they go to
+sleep. Before that they spin, for milliseconds, on a core that another service may want. Knows sizes only: neither
+models nor who else wants the cores.
 """
 
 from collections.abc import Iterator
@@ -13,16 +14,21 @@ SHARED_WORK = 25_000_000
 """Multiply-adds of a layer from which on its operations are shared out: about 0.5 ms of one core."""
 READING_TOKENS = 6
 """To read float32 weights takes a core as long as to multiply them with this many tokens."""
+SHARED_LOGITS = 100_000
+"""Logits of one sequence from which on its choices are shared out: 0.1 ms of one core without noise, 4 ms with."""
 
 
 @contextmanager
-def fitting_threads(layer_parameter_count: int, token_count: int) -> Iterator[None]:
+def pass_threads(layer_parameter_count: int, token_count: int) -> Iterator[None]:
     """Use one thread for the operations inside where a layer is little work, else as many as the caller may."""
-    allowed = torch.get_num_threads()
-    if allowed == 1 or layer_parameter_count * max(token_count, READING_TOKENS) >= SHARED_WORK:
+    with _fitting(layer_parameter_count * max(token_count, READING_TOKENS) >= SHARED_WORK):
         yield
-        return
-    with using_threads(1):
+
+
+@contextmanager
+def choice_threads(logit_count: int) -> Iterator[None]:
+    """The same where all that is done is to read so many logits."""
+    with _fitting(logit_count >= SHARED_LOGITS):
         yield
 
 
@@ -34,3 +40,12 @@ def using_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(allowed)
+
+
+@contextmanager
+def _fitting(is_shared: bool) -> Iterator[None]:
+    if is_shared or torch.get_num_threads() == 1:
+        yield
+        return
+    with using_threads(1):
+        yield
