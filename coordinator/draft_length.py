@@ -32,8 +32,6 @@ FIRST_WINDOWS = 12
 """In which that must be done: a draft that is away is not waited for."""
 NEAR_SHARE, FAR_SHARE = 0.003, 0.0005
 """Of the time that trials of a count may lose: of neighbours of the best and of drafting nothing; of others."""
-FIRST_SHARE = 16
-"""Times as much it is before the first trial, and half of that after each: what little was measured may mislead."""
 
 
 class DraftLength(Protocol):
@@ -109,7 +107,6 @@ class _Trial:
 
     ended_s: float = 0.0
     lost_s: float = 0.0
-    number: int = 0
 
 
 @dataclass
@@ -156,13 +153,23 @@ class _Search:
         self._window_count += 1
         if self._window_count > FIRST_WINDOWS and self._times.has_jumped:
             self._times, self._window_count, self._trials = RoundTimes(), 1, {}
-        missing = [one for one in FIRST_COUNTS if one < len(tokens) and self._times.weight(one) < WINDOW / 2]
-        if missing and self._window_count <= FIRST_WINDOWS:
+        took = self._times.predict(len(tokens) - 1)
+        if (missing := self._missing(tokens, took)) and self._window_count <= FIRST_WINDOWS:
             self.count = missing[0]
             return
-        goodputs = [one / took for one, took in zip(tokens, self._times.predict(len(tokens) - 1), strict=True)]
+        goodputs = [one / time for one, time in zip(tokens, took, strict=True)]
         self._best = _shortest_of_best(goodputs, self._best)
         self.count = self._due(goodputs)
+
+    def _missing(self, tokens: list[float], took: list[float]) -> list[int]:
+        """The first counts that were not measured yet and that may be the best."""
+        known = [one for one in FIRST_COUNTS if one < len(tokens) and self._times.weight(one) >= WINDOW / 2]
+        best = max((tokens[one] / took[one] for one in known), default=0.0)
+        # More drafts take no less time than fewer.
+        least = {count: max((took[one] for one in known if one < count), default=0.0) for count in FIRST_COUNTS}
+        return [
+            one for one in FIRST_COUNTS if one < len(tokens) and one not in known and tokens[one] > best * least[one]
+        ]
 
     def _due(self, goodputs: list[float]) -> int:
         """The count to be tried now; the best where none is due."""
@@ -175,10 +182,9 @@ class _Search:
             trial = self._trials.setdefault(count, _Trial(ended_s=self._spent_s))
             expected_s = WINDOW * self.lanes * self._times.level_s * max(1 - goodput / goodputs[best], HYSTERESIS)
             is_near = count == other or abs(count - best) == 1
-            share = NEAR_SHARE * max(1, FIRST_SHARE >> trial.number) if is_near else FAR_SHARE
+            share = NEAR_SHARE if is_near else FAR_SHARE
             if share * (self._spent_s - trial.ended_s) > max(expected_s, trial.lost_s):
                 trial.ended_s, trial.lost_s = self._spent_s, 0.0
-                trial.number += 1
                 return count
         return best
 

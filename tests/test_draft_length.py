@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.acceptance import MEMORY, PRIOR_WEIGHT, Acceptance, PlaceAcceptance
-from coordinator.draft_length import FIRST_COUNTS, MAX_AUTO, WINDOW, AutoDraftLength
+from coordinator.draft_length import FIRST_COUNTS, MAX_AUTO, WINDOW, AutoDraftLength, FixedDraftLength
 from coordinator.round import RoundReport, RowReport
 from paceline.types import HopTime
 from tests.draft_worlds import COUNTS, SETTLED_ROUNDS, World, goodput, group_of, reached, simulate
@@ -75,6 +75,20 @@ def test_so_it_is_at_the_corners_of_the_ranges() -> None:
 def test_in_the_long_run_no_world_like_a_real_one_loses_by_it(name: str, group_size: int) -> None:
     world = replace(REAL[name], group_size=group_size, life_rounds=50 // group_size)
     assert reached(world, seeds=range(2), rounds=2000, settled=1000) >= CLOSE
+
+
+@pytest.mark.parametrize("name", ["a draft ten times as slow", "a target whose first tokens are free", "two lanes"])
+def test_two_thousand_rounds_lose_little_from_the_first_on(name: str) -> None:
+    """What is looked at while nothing is known counts too: a service does not live for ever."""
+    world = replace(REAL[name], group_size=8, life_rounds=6)
+    best = max(goodput(simulate([world] * 2000, FixedDraftLength(count), 0)) for count in COUNTS)
+    assert goodput(simulate([world] * 2000, AutoDraftLength(world.lanes), 1)) >= CLOSE * best
+
+
+def test_a_count_that_cannot_be_the_best_is_not_measured_first() -> None:
+    dear = replace(PAIR, draft_token_s=10 * PAIR.draft_token_s)
+    assert FIRST_COUNTS[2] == max(FIRST_COUNTS)
+    assert FIRST_COUNTS[2] not in [one.count for one in simulate([dear] * 10 * WINDOW, AutoDraftLength(1), 1)]
 
 
 def test_a_draft_that_is_never_right_is_asked_no_more() -> None:
