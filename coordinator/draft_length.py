@@ -163,13 +163,16 @@ class _Search:
 
     def _missing(self, tokens: list[float], took: list[float]) -> list[int]:
         """The first counts that were not measured yet and that may be the best."""
-        known = [one for one in FIRST_COUNTS if one < len(tokens) and self._times.weight(one) >= WINDOW / 2]
-        best = max((tokens[one] / took[one] for one in known), default=0.0)
-        # More drafts take no less time than fewer.
-        least = {count: max((took[one] for one in known if one < count), default=0.0) for count in FIRST_COUNTS}
-        return [
-            one for one in FIRST_COUNTS if one < len(tokens) and one not in known and tokens[one] > best * least[one]
-        ]
+        counts = [count for count in FIRST_COUNTS if count < len(tokens)]
+        known = [count for count in counts if self._times.weight(count) >= WINDOW / 2]
+        best = max((tokens[count] / took[count] for count in known), default=0.0)
+
+        def may_be_best(count: int) -> bool:
+            # More drafts take no less time than fewer.
+            least = max((took[one] for one in known if one < count), default=0.0)
+            return tokens[count] > best * least
+
+        return [count for count in counts if count not in known and may_be_best(count)]
 
     def _due(self, goodputs: list[float]) -> int:
         """The count to be tried now; the best where none is due."""

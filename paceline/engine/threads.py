@@ -6,7 +6,7 @@ models nor who else wants the cores.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -18,18 +18,15 @@ SHARED_LOGITS = 100_000
 """Logits of one sequence from which on its choices are shared out: 0.1 ms of one core without noise, 4 ms with."""
 
 
-@contextmanager
-def pass_threads(layer_parameter_count: int, token_count: int) -> Iterator[None]:
+def pass_threads(layer_parameter_count: int, token_count: int) -> AbstractContextManager[None]:
     """Use one thread for the operations inside where a layer is little work, else as many as the caller may."""
-    with _fitting(layer_parameter_count * max(token_count, READING_TOKENS) >= SHARED_WORK):
-        yield
+    is_shared = layer_parameter_count * max(token_count, READING_TOKENS) >= SHARED_WORK
+    return nullcontext() if is_shared else using_threads(1)
 
 
-@contextmanager
-def choice_threads(logit_count: int) -> Iterator[None]:
+def choice_threads(logit_count: int) -> AbstractContextManager[None]:
     """The same where all that is done is to read so many logits."""
-    with _fitting(logit_count >= SHARED_LOGITS):
-        yield
+    return nullcontext() if logit_count >= SHARED_LOGITS else using_threads(1)
 
 
 @contextmanager
@@ -40,12 +37,3 @@ def using_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(allowed)
-
-
-@contextmanager
-def _fitting(is_shared: bool) -> Iterator[None]:
-    if is_shared or torch.get_num_threads() == 1:
-        yield
-        return
-    with using_threads(1):
-        yield
