@@ -74,6 +74,8 @@ class Scheduler:
         self._drafter = drafter
         self._verifier = verifier
         self._releases: set[asyncio.Task[None]] = set()
+        self._lost: PacelineError | None = None
+        """What a lane found the target away with: the others begin no round, which would count that loss again."""
 
     def submit(self, sequences: Rows[Sequence]) -> None:
         """Queue the sequences of a request; Overloaded, and none queued, when the queue has no room for them."""
@@ -95,6 +97,7 @@ class Scheduler:
 
     async def run(self) -> PacelineError:
         """Run rounds until cancelled, or until the target does not answer: return what its call failed with."""
+        self._lost = None
         lanes = [asyncio.create_task(self._run_lane(lane)) for lane in range(self._lanes)]
         try:
             ended, _ = await asyncio.wait(lanes, return_when=asyncio.FIRST_COMPLETED)
@@ -112,6 +115,8 @@ class Scheduler:
     async def _run_lane(self, lane: int) -> PacelineError:
         while True:
             window = await self.pool.ready()
+            if self._lost:
+                return self._lost
             selection = self._select(window)
             if not selection.sequences:
                 # What the policy waits for is in flight; the pool changes when it returns.
@@ -173,6 +178,7 @@ class Scheduler:
             left_s = time_left_s(group, self._clock())
             if left_s is None or left_s > DEADLINE_SLACK_S:
                 _blame(group)
+                self._lost = error
                 raise error
             error = CallTimedOut("the request's deadline passed")
         elif not isinstance(error, PacelineError):
