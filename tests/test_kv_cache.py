@@ -369,3 +369,27 @@ def test_rows_of_equal_growth_are_not_realigned() -> None:
     assert realigned[0] == 0
     assert realigned[1] == (12 + 7) * SHAPE.token_bytes
     assert realigned[2] == realigned[1]
+
+
+def test_a_dense_cache_that_memory_runs_out_on_goes_on_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows were put aside one by one while the rectangle still listed them: the next pass of any row failed."""
+    cache = DenseCache(SHAPE, 1 << 20)
+    rows = {sequence_id: ([token] * 5, 5) for sequence_id, token in (("a", 1), ("b", 2), ("c", 1))}
+    for sequence_id, (token_ids, _) in rows.items():
+        cache.keep(sequence_id, 0, ())
+        cache.append(sequence_id, token_ids)
+    run_pass(cache, {one: rows[one] for one in "ab"})
+    clone, copied = torch.Tensor.clone, iter((True, False))
+
+    def clone_once(tensor: torch.Tensor) -> torch.Tensor:
+        if not next(copied):
+            raise MemoryError
+        return clone(tensor)
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(torch.Tensor, "clone", clone_once)
+        run_pass(cache, {"c": rows["c"]})
+    cache.release("a")
+    run_pass(cache, {"c": rows["c"]})
+    cache.append("b", [1])
+    run_pass(cache, {"b": ([2] * 5 + [1], 1)})

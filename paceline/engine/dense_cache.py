@@ -139,11 +139,12 @@ class DenseCache:
         group = [span.sequence_id for span in spans]
         new = Rectangle.of(self.shape, group, [edge - span.base_length for span in spans], edge + new_count + SLACK)
         new.edge = edge
-        for sequence_id in old.sequence_ids:
-            if sequence_id and sequence_id not in set(group):
-                aside = old.content(sequence_id, self._rows[sequence_id].length).clone()
-                self._rows[sequence_id].aside = aside
-                self._realigned_bytes += aside.nbytes
+        leaving = [one for one in old.sequence_ids if one and one not in group]
+        # Copied before anything changes: memory may run out, and a row is in the rectangle or aside, never in both.
+        asides = [old.content(one, self._rows[one].length).clone() for one in leaving]
+        for sequence_id, aside in zip(leaving, asides, strict=True):
+            self._rows[sequence_id].aside = aside
+            self._realigned_bytes += aside.nbytes
         for index, span in enumerate(spans):
             row = self._rows[span.sequence_id]
             if row.aside is None:
