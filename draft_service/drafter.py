@@ -12,7 +12,7 @@ from paceline.checks import MAX_PROPOSED_COUNT, check_row, row_errors
 from paceline.engine.blocks.passes import MAX_ROWS
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
-from paceline.engine.sampling import Choosing, choose
+from paceline.engine.sampling import Choice, Choosing, choose
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.sampling_checks import check_rule
 from paceline.scope import scoped
@@ -28,12 +28,14 @@ class Drafter:
 
         The last draft token is not fed back, so it is not cached: if all are accepted, the next call appends it
         together with the target's next token, and no pass is spent on catching up. A long prompt that was taken in
-        part has no drafts yet. `scope` sets the caller's sequences apart from those of others.
+        part has no drafts yet; a row that comes to where no token can be chosen has those before. `scope` sets the
+        caller's sequences apart from those of others.
         """
         results: dict[int, Proposal | PacelineError] = dict(row_errors(rows, self._check))
         rows = scoped(rows, scope)
         results |= self._propose_at_once({i: row for i, row in enumerate(rows) if i not in results})
         drafts: dict[int, list[int]] = {index: [] for index in range(len(rows)) if index not in results}
+        ended: set[int] = set()
         pending = list(drafts)
         while pending:
             for index, outcome in zip(pending, self._step([(rows[i], drafts[i]) for i in pending]), strict=True):
@@ -41,9 +43,11 @@ class Drafter:
                     drafts[index].append(outcome)
                 elif isinstance(outcome, Prefilled):
                     results[index] = Proposal((), outcome.cached_length)
+                elif outcome is None:
+                    ended.add(index)
                 else:
                     results[index] = outcome
-            pending = [i for i in pending if i not in results and len(drafts[i]) < rows[i].draft_count]
+            pending = [i for i in pending if i not in results.keys() | ended and len(drafts[i]) < rows[i].draft_count]
         return [
             results.get(index) or Proposal(tuple(drafts[index]), _cached_length(row, drafts[index]))
             for index, row in enumerate(rows)
@@ -63,8 +67,11 @@ class Drafter:
                     results[index] = Proposal(tuple(outcome), _cached_length(rows[index], outcome))
         return results
 
-    def _step(self, rows: Sequence[tuple[ProposeRow, list[int]]]) -> list[int | Prefilled | PacelineError]:
-        """Run one pass: a row's committed tokens at first, then its last draft token. Return the next draft tokens."""
+    def _step(self, rows: Sequence[tuple[ProposeRow, list[int]]]) -> list[int | Prefilled | PacelineError | None]:
+        """Run one pass: a row's committed tokens at first, then its last draft token. Return the next draft tokens.
+
+        None: no token can be chosen, so the drafts end here.
+        """
         outcomes = self.runner.forward(
             [
                 PackedRow(row.sequence_id, _cached_length(row, drafts), tuple(drafts[-1:]))
@@ -79,7 +86,7 @@ class Drafter:
             if isinstance(outcome, Tensor)
         ]
         choices = iter(choose(choosing))
-        return [next(choices)[0] if isinstance(outcome, Tensor) else outcome for outcome in outcomes]
+        return [_token(next(choices)[0]) if isinstance(outcome, Tensor) else outcome for outcome in outcomes]
 
     def _check(self, row: ProposeRow) -> None:
         if not 1 <= row.draft_count <= MAX_PROPOSED_COUNT:
@@ -88,6 +95,10 @@ class Drafter:
             )
         check_rule(row.rule, self.runner.limits.vocabulary_size)
         check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + row.draft_count - 1)
+
+
+def _token(choice: Choice) -> int | None:
+    return choice if isinstance(choice, int) else None
 
 
 def _cached_length(row: ProposeRow, drafts: Sequence[int]) -> int:

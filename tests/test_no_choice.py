@@ -161,7 +161,7 @@ def poisoned(pairs: dict[str, PairOfCheckpoints], tmp_path_factory: pytest.TempP
 
 @pytest.mark.parametrize("rule", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_drafting_row_fails_alone_even_half_way(
+def test_a_row_s_drafts_end_where_no_token_can_be_chosen(
     options: EngineOptions, rule: ChoiceRule, pairs: dict[str, PairOfCheckpoints], poisoned: Poisoned
 ) -> None:
     clean = [ProposeRow("one", 0, (9, 10, 11), 4, rule), ProposeRow("other", 0, (20, 21), 4, rule)]
@@ -174,8 +174,12 @@ def test_a_drafting_row_fails_alone_even_half_way(
     drafter = Drafter(Runner(load_model(str(poisoned(met))), options))
     found = drafter.propose([clean[0], ProposeRow("at once", 0, (met, 8), 4, rule), half_way, clean[1]])
     assert [found[0], found[3]] == [first, second]
-    assert isinstance(found[1], NoChoice)
-    assert isinstance(found[2], NoChoice)
+    assert found[1] == Proposal((), 1)
+    made = found[2]
+    assert made == Proposal(third.draft_token_ids[:2], 4)
+    # What is cached of it is what its owner was told.
+    following = ProposeRow("half way", made.cached_length, (met, 5), 1, rule)
+    assert isinstance(drafter.propose([following])[0], Proposal)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -129,7 +129,7 @@ class Runner:
         return isinstance(self._passes, BlockPasses) and is_short and is_plain(row.rule.sampling)
 
     def draft(self, rows: Sequence[ProposeRow]) -> list[list[int] | PacelineError]:
-        """Return the choices that follow each row, as many as it wants, or why there are none.
+        """Return the choices that follow each row, as many as it wants and can be made, or why it could not run.
 
         At most `MAX_ROWS` rows, all as `drafts_at_once` wants them. They share their passes, of which there are as many
         as the largest count. All choices but the last are cached then.

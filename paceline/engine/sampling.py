@@ -64,10 +64,10 @@ def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
 
 def coded(scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """The token ids [N] of the highest scores [N], but `NO_TOKEN` where such a score allows no choice."""
-    return torch.where(scores.abs() < float("inf"), token_ids, NO_TOKEN)
+    return torch.where(scores.isfinite(), token_ids, NO_TOKEN)
 
 
-def no_choice(position: int) -> NoChoice:
+def _no_choice(position: int) -> NoChoice:
     """Say why there is no token at an absolute position."""
     return NoChoice(
         f"the model's logits at position {position} allow no choice: one is not a number or plus infinity, or all are "
@@ -79,7 +79,7 @@ def _error(one: Choosing, row: int, score: float) -> PacelineError:
     """Say why a row, whose highest score is given, has no choice."""
     position = len(one.prefix) + row
     if score != float("-inf") or position >= _first_end(one.rule):
-        return no_choice(position)
+        return _no_choice(position)
     return InvalidRequest(
         f"min_new_tokens is {one.rule.sampling.min_new_tokens}, but at position {position} the model allows only "
         "tokens that end the output; give a lower one",

@@ -25,8 +25,7 @@ from paceline.engine.kv_pool import KvPool
 from paceline.engine.model import LoadedModel
 from paceline.engine.noise import signed64
 from paceline.engine.passes import FastPasses, Piece
-from paceline.engine.sampling import NO_TOKEN, coded, no_choice
-from paceline.errors import PacelineError
+from paceline.engine.sampling import NO_TOKEN, coded
 from paceline.types import ChoiceRule
 
 MAX_NEW_TOKENS = QUERY_COUNTS[-1]
@@ -62,11 +61,11 @@ class BlockPasses(FastPasses):
     @torch.inference_mode()
     def draft(
         self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], draft_counts: Sequence[int]
-    ) -> list[list[int] | PacelineError]:
-        """Return so many choices after each piece as `draft_counts` says, each made from the ones before, or why one of
-        them failed.
+    ) -> list[list[int]]:
+        """Return so many choices after each piece as `draft_counts` says, each made from the ones before; fewer where
+        there is none to be made.
 
-        The cache must have room for all of a piece's but the last; they are in it afterwards, where none failed. Steps
+        The cache must have room for all of a piece's but the last; they are in it afterwards. Steps
         are as many as the largest count: a piece that wants fewer goes on, and what it writes lies behind its end or in
         the scratch page.
         """
@@ -85,12 +84,12 @@ class BlockPasses(FastPasses):
         made = chosen[: len(pieces)].tolist()
         return [self._settle(piece, drafts[:count]) for (piece, count), drafts in zip(counted, made, strict=True)]
 
-    def _settle(self, piece: Piece, drafts: list[int]) -> list[int] | PacelineError:
-        """Name the drafts in the cache, unless one of them could not be chosen."""
-        if NO_TOKEN in drafts:
-            return no_choice(piece.length + drafts.index(NO_TOKEN))
-        self._pool.fill(piece.sequence_id, drafts[:-1])
-        return drafts
+    def _settle(self, piece: Piece, drafts: list[int]) -> list[int]:
+        """Name the drafts in the cache, as far as they could be chosen."""
+        made = drafts[: drafts.index(NO_TOKEN)] if NO_TOKEN in drafts else drafts
+        self._pool.truncate(piece.sequence_id, piece.length + max(0, len(made) - 1))
+        self._pool.fill(piece.sequence_id, made[:-1])
+        return made
 
     @cached_property
     def _kernel(self) -> KernelMaker:
