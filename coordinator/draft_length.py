@@ -154,7 +154,7 @@ class _Search:
         if self._window_count > FIRST_WINDOWS and self._times.has_jumped:
             self._times, self._window_count, self._trials = RoundTimes(), 1, {}
         took = self._times.predict(len(tokens) - 1)
-        if (missing := self._missing(tokens, took)) and self._window_count <= FIRST_WINDOWS:
+        if self._window_count <= FIRST_WINDOWS and (missing := self._missing(tokens, took)):
             self.count = missing[0]
             return
         goodputs = [one / time for one, time in zip(tokens, took, strict=True)]

@@ -114,8 +114,7 @@ class KvPool:
         for start in range(0, len(next_token_ids), self.page_tokens):
             content = next_token_ids[start : start + self.page_tokens]
             key = self._key_of_next(sequence, content)
-            page = None if key is None else self._index.find(key)
-            if key is None or page is None:
+            if key is None or (page := self._index.find(key)) is None:
                 break
             self._index.wake(page)
             self._pages.share(page)
