@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from paceline.engine import self_check
 from paceline.engine.loader import load_model
-from paceline.errors import ModelNotUsable
+from paceline.errors import ModelNotUsable, StartupError
 from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 
@@ -126,3 +129,21 @@ def test_a_hub_id_is_loaded_from_the_hubs_files_or_refused_by_name(checkpoint: P
     found, missing = loaded_by_hub_id(tmp_path / "hub", "tiny/model", "tiny/other")
     assert found == "Qwen3ForCausalLM"
     assert "model 'tiny/other' is no directory here and cannot be had from the hub" in missing
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(AutoModelForCausalLM, "from_pretrained"), (torch.nn.Module, "to"), (self_check, "_ragged_logits")],
+)
+def test_a_model_that_memory_does_not_hold_is_refused_in_words_of_its_own(
+    place: Any, name: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called half written, or a kind that the engine does not run, or a call to be tried again."""
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(place, name, no_memory)
+    with pytest.raises(StartupError, match="does not fit the memory of cpu; take a shorter --dtype") as refused:
+        load_model(str(checkpoint))
+    assert not isinstance(refused.value, ModelNotUsable)

@@ -16,6 +16,7 @@ from paceline.engine.attention import ATTENTION_NAME
 from paceline.engine.checkpoint import Checkpoint, find_checkpoint, label_of, max_length_of, read_tokenizer
 from paceline.engine.decoder import make_decoder
 from paceline.engine.kv_cache import KvShape
+from paceline.engine.memory import is_out_of_memory, refusing_to_start
 from paceline.engine.model import LoadedModel
 from paceline.engine.self_check import check_model, own_logits
 from paceline.errors import ModelNotUsable, StartupError
@@ -29,10 +30,16 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto") -> LoadedModel:
-    """Load a directory, a hub id or `builtin:NAME`. Raises ModelNotUsable, saying what is wrong with the checkpoint."""
-    checkpoint = find_checkpoint(model)
-    module = _read_weights(checkpoint, _resolve_dtype(model, dtype, checkpoint.config), resolve_device(device))
-    return as_loaded(module, model, read_tokenizer(checkpoint))
+    """Load a directory, a hub id or `builtin:NAME`.
+
+    Raises ModelNotUsable, saying what is wrong with the checkpoint, or StartupError where memory does not hold it.
+    """
+    checkpoint, place = find_checkpoint(model), resolve_device(device)
+    with refusing_to_start(
+        f"model {model!r} does not fit the memory of {place}; take a shorter --dtype or another --device"
+    ):
+        module = _read_weights(checkpoint, _resolve_dtype(model, dtype, checkpoint.config), place)
+        return as_loaded(module, model, read_tokenizer(checkpoint))
 
 
 def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles | None) -> LoadedModel:
@@ -110,6 +117,8 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
             output_loading_info=True,
         )
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelNotUsable(f"model {model!r}: the weights cannot be read, perhaps half written: {error}") from error
     module: PreTrainedModel
     module, report = loaded

@@ -1,10 +1,13 @@
 """How much memory a cache may take, and how it is told that there is no more."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import torch
 
+from paceline.errors import StartupError
 from paceline.kv_memory import parse_kv_memory
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -33,6 +36,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY_WORDS)
+
+
+@contextmanager
+def refusing_to_start(words: str) -> Iterator[None]:
+    """Raise StartupError with these words where memory runs out inside."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise StartupError(words) from error
 
 
 def free_bytes(device: torch.device) -> int:

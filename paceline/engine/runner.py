@@ -18,7 +18,7 @@ from paceline.engine.blocks.passes import MAX_NEW_TOKENS
 from paceline.engine.dense_cache import DenseCache
 from paceline.engine.kv_cache import KvCache
 from paceline.engine.kv_pool import KvPool
-from paceline.engine.memory import is_out_of_memory, kv_memory_bytes
+from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
 from paceline.engine.model import LoadedModel
 from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
@@ -223,15 +223,11 @@ def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
     Raises StartupError when it could not hold a token, or asks for more than there is.
     """
     capacity_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device)
-    try:
+    with refusing_to_start(
+        f"--kv-memory {options.kv_memory} is {capacity_bytes} bytes, more than can be had; "
+        "give less, or a share of what is free such as 60%"
+    ):
         cache = _lay_out(model, options, capacity_bytes)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise StartupError(
-            f"--kv-memory {options.kv_memory} is {capacity_bytes} bytes, more than can be had; "
-            "give less, or a share of what is free such as 60%"
-        ) from error
     if not cache.max_length:
         raise StartupError(
             f"--kv-memory {options.kv_memory} gives the cache {capacity_bytes} bytes, which hold no token of this "

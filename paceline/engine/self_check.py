@@ -16,6 +16,7 @@ from paceline.engine.attention import ATTENTION_NAME
 from paceline.engine.blocks import BlockPasses
 from paceline.engine.compiled_decoder import CompiledDecoder
 from paceline.engine.kv_pool import KvPool
+from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model import LoadedModel
 from paceline.engine.passes import FastPasses, Piece
 from paceline.engine.threads import using_threads
@@ -79,6 +80,8 @@ def _refusing(architecture: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelNotUsable(
             f"{architecture} cannot run through the engine: {type(error).__name__}: {error}"
         ) from error
