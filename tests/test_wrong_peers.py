@@ -25,9 +25,8 @@ from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
 from paceline.instruments import Instruments
 from paceline.launcher import ClusterOptions
 from paceline.rpc import RunningServer, ServerOptions, open_channel, running_server
-from paceline.security.certificates import watch_certificates
 from paceline.security.channels import LOCAL
-from tests.certificates import Authority
+from tests.certificates import Authority, watched
 from tests.coordinators import fits
 from tests.fakes import FakeVerifier
 
@@ -42,11 +41,6 @@ async def serving(name: str, options: ServerOptions | None = None) -> AsyncItera
     ) as server:
         await server.set_serving(True)
         yield server
-
-
-def encrypted(folder: Path) -> ServerOptions:
-    own = Authority(folder).issue("127.0.0.1")
-    return ServerOptions(certificates=watch_certificates("certificate", own.certificate, own.key, None))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +61,7 @@ async def test_a_command_says_what_answers_where_there_is_no_coordinator(name: s
 
 async def test_a_command_that_calls_a_tls_port_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
     """review G6"""
-    async with serving(SERVICE_NAME, encrypted(tmp_path)) as server:
+    async with serving(SERVICE_NAME, watched(Authority(tmp_path).issue("127.0.0.1"))) as server:
         with pytest.raises(StartupError, match=f"{server.address} wants TLS; give the CA .* with --ca"):
             async with connected(LastingConnection(server.address), ClusterOptions()):
                 pass
@@ -137,7 +131,7 @@ async def why_no_target(
 
 async def test_a_coordinator_that_calls_a_tls_target_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
     """review G6"""
-    async with serving(TARGET_SERVICE, encrypted(tmp_path)) as server:
+    async with serving(TARGET_SERVICE, watched(Authority(tmp_path).issue("127.0.0.1"))) as server:
         remote = RemoteVerifier(open_channel(server.address), 5.0)
         said = await why_no_target(remote, server.address)
     assert said == f"({server.address}: it wants TLS; give the CA of its certificate with --models-ca)"
