@@ -10,7 +10,7 @@ from coordinator.replicas import RemoteT, Replicas
 from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
 from paceline.rpc.peers import speaks_tls
 from paceline.text import TextCodec, check_same_tokenizer
-from paceline.types import ModelDescription
+from paceline.types import ModelDescription, ReplicaState
 
 log = structlog.get_logger()
 
@@ -67,7 +67,7 @@ async def wait_for_target(
                 log.info("waiting for the target service", address=addresses, timeout_s=timeout_s)
             return await targets.wait_until_up()
     except TimeoutError as error:
-        reasons = "; ".join([await _reason(one, encrypted) for one in targets.all if one.error])
+        reasons = "; ".join([await _reason(one, encrypted) for one in targets.all])
         raise StartupError(
             f"the target service at {addresses} did not answer within {timeout_s:g} s; start it, or correct --target "
             f"({reasons or 'its name cannot be resolved'})"
@@ -75,10 +75,18 @@ async def wait_for_target(
 
 
 async def _reason(replica: Replica[RemoteT], encrypted: bool) -> str:
-    assert replica.error
-    wants_tls = not encrypted and isinstance(replica.error, PeerUnavailable) and await speaks_tls(replica.address)
-    said = "it wants TLS; give the CA of its certificate with --models-ca" if wants_tls else replica.error.message
-    return f"{replica.address}: {said}"
+    return f"{replica.address}: {await _state(replica, encrypted)}"
+
+
+async def _state(replica: Replica[RemoteT], encrypted: bool) -> str:
+    if replica.state is ReplicaState.DRAINING:
+        return "it answers that it is not serving"
+    error = replica.error
+    if error is None:
+        return "it has not answered yet"
+    if not encrypted and isinstance(error, PeerUnavailable) and await speaks_tls(replica.address):
+        return "it wants TLS; give the CA of its certificate with --models-ca"
+    return error.message
 
 
 def check_pair(draft: ModelDescription, target: ModelDescription) -> None:

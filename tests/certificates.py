@@ -6,11 +6,19 @@ from pathlib import Path
 
 import trustme
 
+from paceline.rpc import ServerOptions
+from paceline.security.certificates import watch_certificates
+
 
 @dataclass(frozen=True)
 class CertificateFiles:
     certificate: Path
     key: Path
+
+
+def watched(own: CertificateFiles, ca: Path | None = None) -> ServerOptions:
+    """What a server that shows these is opened with; with `ca` it asks its callers for theirs."""
+    return ServerOptions(watch_certificates("--tls-certificate", own.certificate, own.key, ca))
 
 
 class Authority:

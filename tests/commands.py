@@ -2,12 +2,17 @@
 
 import asyncio
 import io
+import os
+import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from unittest.mock import patch
 
 from paceline.cli.app import main
+
+ROOT = Path(__file__).parent.parent
 
 
 async def start(*arguments: str) -> Process:
@@ -23,6 +28,14 @@ async def ended(process: Process) -> tuple[int, str, str]:
 
 async def paceline(*arguments: str) -> tuple[int, str, str]:
     return await ended(await start("paceline", *arguments))
+
+
+def python_code(code: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Run it in an interpreter of its own that finds this repository; return as `ended` does."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return done.returncode, done.stdout, done.stderr
 
 
 def paceline_here(*arguments: str) -> tuple[int, str, str]:

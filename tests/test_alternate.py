@@ -3,7 +3,9 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from subprocess import PIPE
 from threading import Event
 
 import pytest
@@ -101,12 +103,29 @@ def test_processor_time_of_others_and_a_slower_probe_are_contention() -> None:
     assert (slowed.slowdown, slowed.is_quiet) == (2.0, False)
 
 
-def test_the_machine_s_watch_counts_what_this_process_and_its_children_do_as_ours() -> None:
+WORKS_AND_WAITS = """
+import sys, time
+while time.process_time() < 0.3: pass
+print(time.process_time(), flush=True)
+sys.stdin.read()
+"""
+TICK_S = 0.01
+"""The system counts a process's time in these."""
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_the_machine_s_watch_counts_what_our_children_do_as_ours(is_alive: bool) -> None:
     watch = MachineWatch()
-    began = watch.begin()
-    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
-    ended = watch.begin()
-    assert ended.own_s > began.own_s
+    own_s, began = time.process_time(), watch.begin()
+    with subprocess.Popen([sys.executable, "-c", WORKS_AND_WAITS], stdin=PIPE, stdout=PIPE) as child:
+        assert child.stdin and child.stdout
+        child_s = float(child.stdout.readline())
+        if not is_alive:
+            child.stdin.close()
+            child.wait()
+        own_s, ended = time.process_time() - own_s, watch.begin()
+    assert ended.own_s - began.own_s - own_s >= child_s - 5 * TICK_S
     assert watch.since(began).slowdown >= 1
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,9 @@ from paceline.security.access import allowed_names, caller_names
 from paceline.security.certificates import watch_certificates
 from paceline.security.channels import LOCAL, ChannelSecurity, channel_security
 from paceline.v1 import draft_service_pb2 as pb
-from paceline.v1.draft_service_pb2_grpc import (
-    DraftServiceServicer,
-    DraftServiceStub,
-    add_DraftServiceServicer_to_server,
-)
-from tests.certificates import Authority, CertificateFiles
+from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
+from tests.certificates import Authority, CertificateFiles, watched
+from tests.draft_servers import draft_server
 from tests.spans import Spans
 
 TIMEOUT_S = 30.0
@@ -63,27 +60,13 @@ class Servicer(DraftServiceServicer):
         return pb.ReleaseDraftSequencesResponse(released_count=7)
 
 
-@asynccontextmanager
-async def serving(options: ServerOptions) -> AsyncIterator[tuple[Servicer, str]]:
-    servicer = Servicer()  # type: ignore[abstract]
-    async with running_server(
-        "127.0.0.1",
-        0,
-        [],
-        lambda server: add_DraftServiceServicer_to_server(servicer, server),
-        grace_s=0,
-        options=options,
-    ) as server:
-        yield servicer, server.address
+def serving(options: ServerOptions) -> AbstractAsyncContextManager[tuple[Servicer, str]]:
+    return draft_server(Servicer(), options=options)  # type: ignore[abstract]
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "authority")
-
-
-def watched(own: CertificateFiles, ca: Path | None = None) -> ServerOptions:
-    return ServerOptions(watch_certificates("--tls-certificate", own.certificate, own.key, ca))
 
 
 def mutual(authority: Authority) -> ServerOptions:

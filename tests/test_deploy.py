@@ -1,7 +1,6 @@
 """The Kubernetes manifests say what the code says: ports, flags, names, probes, grace periods. No cluster needed."""
 
 import re
-from typing import Any
 
 import pytest
 import yaml
@@ -174,36 +173,6 @@ def test_certificates_bear_the_names_that_are_called_and_let_in(overlay: str, mo
         assert told.allowed_names and not told.plaintext
         assert secrets[component] == {f"paceline-{component}-tls"}
     assert secrets["coordinator"] == {"paceline-coordinator-tls", "paceline-tokens"}
-
-
-@each_overlay
-def test_autoscalers_name_workloads_and_metrics_that_exist(overlay: str) -> None:
-    found = resources(overlay)
-    for name, one in of_kind(found, "HorizontalPodAutoscaler").items():
-        reference = one["spec"]["scaleTargetRef"]
-        assert name == reference["name"]
-        # Otherwise each apply would undo what the autoscaler did.
-        assert "replicas" not in of_kind(found, reference["kind"])[name]["spec"]
-        offered = {rule["name"]["as"] for rule in adapter_rules()}
-        asked = {metric["external"]["metric"]["name"] for metric in one["spec"]["metrics"] if "external" in metric}
-        assert asked <= offered
-
-
-def adapter_rules() -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = yaml.safe_load((KUBERNETES / "components/hpa/adapter-rules.yaml").read_text())[
-        "rules"
-    ]["external"]
-    return rules
-
-
-def test_scaling_asks_for_metrics_of_the_reference() -> None:
-    documented = set(re.findall(r"^\| `(paceline_\w+)`", (KUBERNETES.parents[1] / "docs/metrics.md").read_text(), re.M))
-    queries = [rule["metricsQuery"] for rule in adapter_rules()]
-    scaled = list(yaml.safe_load_all((KUBERNETES / "components/keda/scaled-objects.yaml").read_text()))
-    queries += [trigger["metadata"]["query"] for one in scaled for trigger in one["spec"]["triggers"]]
-    asked = {name for query in queries for name in re.findall(r"paceline_\w+", query)}
-    assert asked and asked <= documented
-    assert {one["spec"]["scaleTargetRef"]["name"] for one in scaled} <= set(of_kind(resources("gpu"), "StatefulSet"))
 
 
 def test_the_pod_monitor_finds_every_pod_and_its_port() -> None:

@@ -2,21 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 
 from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
-from paceline.rpc import Exchange, Exchanges, open_channel, running_server, translated_errors
+from paceline.rpc import Exchange, Exchanges, open_channel, translated_errors
 from paceline.rpc.reopening import ReopeningChannel
 from paceline.v1 import draft_service_pb2 as pb
-from paceline.v1.draft_service_pb2_grpc import (
-    DraftServiceServicer,
-    DraftServiceStub,
-    add_DraftServiceServicer_to_server,
-)
+from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
+from tests.draft_servers import draft_server
 from tests.spans import until
 
 TIMEOUT_S = 60.0
@@ -62,18 +59,9 @@ class Servicer(DraftServiceServicer):
         return pb.ProposeTokensResponse(results=[pb.ProposeTokensResult(sequence_id=name)])
 
 
-@asynccontextmanager
-async def serving(port: int = 0, grace_s: float = 0) -> AsyncIterator[tuple[Servicer, str]]:
+def serving(port: int = 0, grace_s: float = 0) -> AbstractAsyncContextManager[tuple[Servicer, str]]:
     servicer = Servicer(Exchanges())  # type: ignore[abstract]
-    async with running_server(
-        "127.0.0.1",
-        port,
-        [],
-        lambda server: add_DraftServiceServicer_to_server(servicer, server),
-        grace_s=grace_s,
-        exchanges=servicer.exchanges,
-    ) as server:
-        yield servicer, server.address
+    return draft_server(servicer, port=port, grace_s=grace_s, exchanges=servicer.exchanges)
 
 
 @asynccontextmanager

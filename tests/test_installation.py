@@ -1,15 +1,14 @@
 """What an installation has, and what it says of what it has not."""
 
-import sys
 from importlib.metadata import version
 from importlib.resources import files
-from subprocess import run
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app as cli
 from paceline.cli.app import app
+from tests.commands import python_code
 
 pytestmark = pytest.mark.review
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from {0}.__main__ import main; sys.argv = ['{0}']; main()"
@@ -18,12 +17,12 @@ WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from {0}.__main__ impo
 @pytest.mark.parametrize("service", ["draft_service", "target_service"])
 def test_a_service_without_the_engines_libraries_says_what_to_install(service: str) -> None:
     """review A3"""
-    ended = run([sys.executable, "-c", WITHOUT_TORCH.format(service)], capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1] == (
+    status, _, err = python_code(WITHOUT_TORCH.format(service))
+    assert status == 1
+    assert err.splitlines()[-1] == (
         f"{service}: this needs torch, which is not installed: pip install 'paceline[engine]'"
     )
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in err
 
 
 def test_a_command_without_the_engines_libraries_says_what_to_install(

@@ -1,11 +1,11 @@
 """The import rules of the layout, read from the sources."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import python_code
 
 ROOT = Path(__file__).parent.parent
 SERVICES = ("draft_service", "target_service", "coordinator")
@@ -71,11 +71,13 @@ def test_the_opentelemetry_sdk_and_its_wire_format_stay_where_spans_leave_and_ar
 
 
 def test_a_service_without_tracing_loads_no_opentelemetry_sdk() -> None:
-    command = "import sys, coordinator.__main__; sys.exit('opentelemetry.sdk' in sys.modules)"
-    subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)
+    status, _, err = python_code("import sys, coordinator.__main__; sys.exit('opentelemetry.sdk' in sys.modules)")
+    assert status == 0, err
 
 
 def test_the_coordinator_and_the_command_line_start_without_torch() -> None:
     blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in sorted(HEAVY))
-    command = f"import sys; {blocked}; import coordinator.__main__, paceline.client, paceline.cli.app"
-    subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)
+    status, _, err = python_code(
+        f"import sys; {blocked}; import coordinator.__main__, paceline.client, paceline.cli.app"
+    )
+    assert status == 0, err

@@ -16,17 +16,14 @@ from coordinator.security import clients_options
 from paceline.checks import MAX_PROPOSED_COUNT
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge
-from paceline.rpc import ServerOptions, open_channel, running_server
+from paceline.rpc import ServerOptions, open_channel
 from paceline.types import GenerationRequest, Proposal, ProposeRow, TokenIds, VerifyRow
 from paceline.v1 import draft_service_pb2 as pb
-from paceline.v1.draft_service_pb2_grpc import (
-    DraftServiceServicer,
-    DraftServiceStub,
-    add_DraftServiceServicer_to_server,
-)
+from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
 from tests.clusters import model_server
 from tests.conftest import PairOfCheckpoints
 from tests.coordinators import SERVED, fake_server
+from tests.draft_servers import draft_server
 from tests.fakes import FakeDrafter, FakeVerifier, continuation
 
 TIMEOUT_S = 30.0
@@ -143,16 +140,8 @@ class Held(DraftServiceServicer):
 
 @pytest.fixture
 async def held() -> AsyncIterator[tuple[Held, str]]:
-    servicer = Held()  # type: ignore[abstract]
-    async with running_server(
-        "127.0.0.1",
-        0,
-        [],
-        lambda server: add_DraftServiceServicer_to_server(servicer, server),
-        grace_s=0,
-        options=ServerOptions(max_concurrent_streams=2),
-    ) as server:
-        yield servicer, server.address
+    async with draft_server(Held(), options=ServerOptions(max_concurrent_streams=2)) as served:  # type: ignore[abstract]
+        yield served
 
 
 async def test_calls_beyond_the_streams_of_a_connection_wait_at_the_caller(held: tuple[Held, str]) -> None:

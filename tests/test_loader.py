@@ -1,10 +1,7 @@
 """What the loader refuses, and the words it uses."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from paceline.engine import self_check
 from paceline.engine.loader import load_model
 from paceline.errors import ModelNotUsable, StartupError
 from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE
+from tests.commands import python_code
 from tests.conftest import PairOfCheckpoints
 
 WEIGHTS = "model.safetensors"
@@ -109,15 +107,9 @@ def loaded_by_hub_id(cache: Path, *models: str) -> list[str]:
         "    except ModelNotUsable as error:\n"
         "        print(error.message)\n"
     )
-    settings = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *models],
-        env=os.environ | settings,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return ended.stdout.splitlines()
+    status, out, err = python_code(program, *models, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(cache))
+    assert status == 0, err
+    return out.splitlines()
 
 
 @pytest.mark.slow

@@ -21,12 +21,14 @@ CLIENTS = [
     Pod("a client elsewhere", "shop", CLIENT, {"paceline-client": "true"}),
 ]
 PROMETHEUS = Pod("Prometheus", "monitoring", {"app.kubernetes.io/name": "prometheus"})
+COORDINATOR = {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/component": "coordinator"}
 STRANGERS = [
     Pod("a pod of another namespace", "shop", {"app": "shop"}),
     Pod("a pod beside us", "paceline", {"app": "debug"}),
     Pod("a client whose namespace was not let in", "other", CLIENT),
     Pod("a coordinator of another project", "paceline", {"app.kubernetes.io/component": "coordinator"}),
-    Pod("our coordinator's twin elsewhere", "other", {"app.kubernetes.io/component": "coordinator"}),
+    Pod("our coordinator's twin elsewhere", "other", COORDINATOR),
+    Pod("Prometheus elsewhere", "other", PROMETHEUS.labels),
     Pod("an address outside", address="203.0.113.7"),
 ]
 

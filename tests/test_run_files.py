@@ -4,8 +4,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typer.testing import CliRunner, Result
 from paceline.cli.app import app
 from paceline.errors import CallTimedOut, InvalidRequest, PeerUnavailable
 from tests.answering import AnsweringClient, answering, fails
+from tests.commands import python_code
 
 pytestmark = pytest.mark.review
 
@@ -124,11 +123,8 @@ def test_a_full_disk_ends_a_run_with_words_and_what_was_written_is_gone_on_with(
 def run_apart(code: str) -> tuple[int, str]:
     """Run it in a process of its own; return its status and what it said."""
     flags = ["--input", "in.jsonl", "--output", "out.jsonl"]
-    whole = f"from tests.answering import run_interrupted; FLAGS = {flags}; {code}"
-    root = str(Path(__file__).parent.parent)
-    command = [sys.executable, "-c", whole]
-    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root})
-    return ended.returncode, ended.stderr
+    status, _, err = python_code(f"from tests.answering import run_interrupted; FLAGS = {flags}; {code}")
+    return status, err
 
 
 def test_a_lost_coordinator_ends_a_run_and_fails_no_line(folder: Path) -> None:

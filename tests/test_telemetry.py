@@ -3,13 +3,13 @@
 import json
 import sys
 from collections.abc import Iterator
-from subprocess import run
 
 import pytest
 import structlog
 from opentelemetry.sdk.trace import TracerProvider
 
 from paceline.telemetry import LogFormat, active_span, configure_logs
+from tests.commands import python_code
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +84,9 @@ run_service("target_service", parse_settings(TargetSettings, "target_service", [
 )
 def test_every_line_of_a_json_log_is_json_whoever_wrote_it(error: str, event: str) -> None:
     """review G10"""
-    ended = run([sys.executable, "-c", TROUBLE.format(error=error)], capture_output=True, text=True)
-    assert ended.returncode == 1
-    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    status, _, err = python_code(TROUBLE.format(error=error))
+    assert status == 1
+    lines = [json.loads(line) for line in err.splitlines()]
     assert [line["level"] for line in lines] == ["warning", "error", "critical", "critical"]
     assert "a library's warning" in lines[0]["event"]
     assert lines[1]["event"] == "a library's line"

@@ -1,7 +1,8 @@
 """What is said when an address leads to something else than was meant."""
 
+import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -9,19 +10,25 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from coordinator.clients import DRAFT_SERVICE, TARGET_SERVICE, RemoteDrafter
+from coordinator.background import background
+from coordinator.clients import DRAFT_SERVICE, TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
+from coordinator.discovery import HostPort, parse_addresses, resolve
+from coordinator.replica import Remote, Replica
+from coordinator.replicas import Replicas
 from coordinator.servicer import SERVICE_NAME
 from coordinator.serving import running_coordinator
+from coordinator.startup import wait_for_target
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, connected
-from paceline.errors import IncompatiblePair, StartupError
+from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
 from paceline.instruments import Instruments
 from paceline.launcher import ClusterOptions
 from paceline.rpc import RunningServer, ServerOptions, open_channel, running_server
-from paceline.security.certificates import watch_certificates
 from paceline.security.channels import LOCAL
-from tests.certificates import Authority
+from tests.certificates import Authority, watched
+from tests.coordinators import fits
+from tests.fakes import FakeVerifier
 
 pytestmark = pytest.mark.review
 
@@ -34,11 +41,6 @@ async def serving(name: str, options: ServerOptions | None = None) -> AsyncItera
     ) as server:
         await server.set_serving(True)
         yield server
-
-
-def encrypted(folder: Path) -> ServerOptions:
-    own = Authority(folder).issue("127.0.0.1")
-    return ServerOptions(certificates=watch_certificates("certificate", own.certificate, own.key, None))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ async def test_a_command_says_what_answers_where_there_is_no_coordinator(name: s
 
 async def test_a_command_that_calls_a_tls_port_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
     """review G6"""
-    async with serving(SERVICE_NAME, encrypted(tmp_path)) as server:
+    async with serving(SERVICE_NAME, watched(Authority(tmp_path).issue("127.0.0.1"))) as server:
         with pytest.raises(StartupError, match=f"{server.address} wants TLS; give the CA .* with --ca"):
             async with connected(LastingConnection(server.address), ClusterOptions()):
                 pass
@@ -95,13 +97,56 @@ async def test_a_draft_address_that_leads_to_a_target_is_refused_and_not_waited_
         await remote.close()
 
 
+class Nobody:
+    """Uses no replica."""
+
+    def changed(self, replica: Replica[Remote]) -> None: ...
+
+    def left(self, replica: Replica[Remote]) -> None: ...
+
+
+class NeverAnswers(FakeVerifier):
+    async def is_serving(self, timeout_s: float) -> bool:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def nowhere(address: HostPort) -> set[str]:
+    raise OSError("no such name")
+
+
+async def why_no_target(
+    remote: Remote, address: str = "127.0.0.1:1", resolve: Callable[[HostPort], Awaitable[set[str]]] = resolve
+) -> str:
+    """What a coordinator says whose time for its start is over by the end of its first look."""
+    async with background() as tasks:
+        targets = Replicas(parse_addresses(address), lambda *_: remote, fits, Nobody(), tasks, resolve)
+        await targets.refresh()
+        if not isinstance(remote, NeverAnswers):
+            await targets.looked()
+        with pytest.raises(StartupError) as told:
+            await wait_for_target(targets, addresses=address, timeout_s=0)
+    return told.value.message.partition("correct --target ")[2]
+
+
 async def test_a_coordinator_that_calls_a_tls_target_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
     """review G6"""
-    async with serving(TARGET_SERVICE, encrypted(tmp_path)) as server:
-        settings = CoordinatorSettings(draft="127.0.0.1:1", target=server.address, startup_timeout_s=0.3)
-        with pytest.raises(StartupError, match="it wants TLS; give the CA of its certificate with --models-ca"):
-            async with running_coordinator(settings, Instruments(CollectorRegistry())):
-                pass
+    async with serving(TARGET_SERVICE, watched(Authority(tmp_path).issue("127.0.0.1"))) as server:
+        remote = RemoteVerifier(open_channel(server.address), 5.0)
+        said = await why_no_target(remote, server.address)
+    assert said == f"({server.address}: it wants TLS; give the CA of its certificate with --models-ca)"
+
+
+async def test_a_coordinator_without_a_target_says_how_each_stands() -> None:
+    """A target that merely was slow to answer, or still loaded, had a name that could not be resolved."""
+    draining = FakeVerifier()
+    draining.is_draining = True
+    gone = FakeVerifier()
+    gone.away = PeerUnavailable("nobody is there")
+    assert await why_no_target(NeverAnswers()) == "(127.0.0.1:1: it has not answered yet)"
+    assert await why_no_target(draining) == "(127.0.0.1:1: it answers that it is not serving)"
+    assert await why_no_target(gone) == "(127.0.0.1:1: nobody is there)"
+    assert await why_no_target(FakeVerifier(), resolve=nowhere) == "(its name cannot be resolved)"
 
 
 def test_load_without_a_plotting_library_runs_and_says_that_it_draws_nothing(

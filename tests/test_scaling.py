@@ -1,0 +1,107 @@
+"""What the components `hpa` and `keda` scale by: metrics that exist, the same in both, and what they count."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, workloads
+from tests.prometheus import promtool
+
+NAMESPACE = "paceline"
+
+
+def autoscalers(overlay: str) -> dict[str, Resource]:
+    return of_kind(resources(overlay), "HorizontalPodAutoscaler")
+
+
+def adapter_queries() -> dict[str, str]:
+    """By the name of the metric that they make."""
+    rules = yaml.safe_load((KUBERNETES / "components/hpa/adapter-rules.yaml").read_text())["rules"]["external"]
+    return {rule["name"]["as"]: rule["metricsQuery"] for rule in rules}
+
+
+def scaled_objects() -> dict[str, Resource]:
+    found = list(yaml.safe_load_all((KUBERNETES / "components/keda/scaled-objects.yaml").read_text()))
+    return of_kind(found, "ScaledObject")
+
+
+def keda_triggers(name: str) -> list[tuple[str, str]]:
+    """Queries and their thresholds."""
+    told = [trigger["metadata"] for trigger in scaled_objects()[name]["spec"]["triggers"]]
+    return [(one["query"], one["threshold"]) for one in told]
+
+
+def hpa_triggers(name: str) -> list[tuple[str, str]]:
+    """As `keda_triggers`, with what the adapter puts in for the matchers."""
+    found = []
+    for one in (metric["external"] for metric in autoscalers("production")[name]["spec"]["metrics"]):
+        labels = {"namespace": NAMESPACE, **one["metric"].get("selector", {}).get("matchLabels", {})}
+        matchers = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+        query = adapter_queries()[one["metric"]["name"]].replace("<<.LabelMatchers>>", matchers)
+        found.append((query, one["target"]["averageValue"]))
+    return found
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_autoscalers_name_workloads_that_exist_and_leave_their_replicas_alone(overlay: str) -> None:
+    for name, one in autoscalers(overlay).items():
+        reference = one["spec"]["scaleTargetRef"]
+        assert name == reference["name"]
+        # Otherwise each apply would undo what the autoscaler did.
+        assert "replicas" not in of_kind(resources(overlay), reference["kind"])[name]["spec"]
+
+
+def test_scaling_asks_for_metrics_of_the_reference() -> None:
+    documented = set(re.findall(r"^\| `(paceline_\w+)`", (KUBERNETES.parents[1] / "docs/metrics.md").read_text(), re.M))
+    queries = [*adapter_queries().values(), *(query for name in scaled_objects() for query, _ in keda_triggers(name))]
+    asked = {name for query in queries for name in re.findall(r"paceline_\w+", query)}
+    assert asked and asked <= documented
+
+
+@pytest.mark.parametrize("name", sorted(scaled_objects()))
+def test_both_components_ask_the_same_and_scale_alike(name: str) -> None:
+    scaled, hpa = scaled_objects()[name]["spec"], autoscalers("production")[name]["spec"]
+    assert keda_triggers(name) == hpa_triggers(name)
+    assert scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
+    assert scaled["scaleTargetRef"] == hpa["scaleTargetRef"]
+
+
+def test_half_a_batch_of_the_overlay_that_is_scaled_may_wait_for_each_target() -> None:
+    told = workloads(resources("production"))["coordinator"].environment
+    assert int(waiting_trigger()[1]) == int(told["PACELINE_COORDINATOR_BATCH_SIZE"]) // 2
+
+
+def waiting_trigger() -> tuple[str, str]:
+    (found,) = [one for one in hpa_triggers("paceline-target") if "paceline_sequences_waiting" in one[0]]
+    return found
+
+
+@pytest.mark.parametrize(("up", "counted"), [((1, 2), 30 + 12), ((0, 1), 12), ((0, 0), 0)], ids=["both", "one", "none"])
+async def test_what_waits_counts_where_a_target_is_up(up: tuple[int, int], counted: int, tmp_path: Path) -> None:
+    """Sequences that wait for the only target to come back had called for another one."""
+
+    def series(instance: str, waiting: int, up: int) -> list[dict[str, Any]]:
+        own = f'namespace="{NAMESPACE}", instance="{instance}"'
+        values = {
+            f"paceline_sequences_waiting{{{own}}}": waiting,
+            f'paceline_replicas{{{own}, service="target", state="up"}}': up,
+            f'paceline_replicas{{{own}, service="target", state="down"}}': 2 - up,
+            f'paceline_replicas{{{own}, service="draft", state="up"}}': 1,
+        }
+        return [{"series": name, "values": str(value)} for name, value in values.items()]
+
+    elsewhere = {"series": 'paceline_sequences_waiting{namespace="other", instance="c"}', "values": "500"}
+    expected = {"expr": waiting_trigger()[0], "eval_time": "0", "exp_samples": [{"labels": "{}", "value": counted}]}
+    case = {
+        "interval": "1m",
+        "input_series": [*series("a", 30, up[0]), *series("b", 12, up[1]), elsewhere],
+        "promql_expr_test": [expected],
+    }
+    (tmp_path / "case.json").write_text(json.dumps({"tests": [case]}))
+    status, said = await promtool("test", "rules", "case.json", folder=tmp_path)
+    assert status == 0, said
