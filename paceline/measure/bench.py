@@ -50,7 +50,7 @@ class Bench:
         self._prompts = prompts
         self._token_ids = [prompt.token_ids for prompt in prompts]
         self._observer = observer
-        self._first_outputs: dict[Precision, list[list[int]]] = {}
+        self._first_outputs: dict[str, list[list[int]]] = {}
         self._device = resolve_device(plan_cluster(plan.pair).target.settings.device)
         # Peers step back for nobody: they run as their users run them.
         self._worker = ModelWorker(None, niceness=0)
@@ -124,7 +124,7 @@ class Bench:
 
     def _record(self, spec: SystemSpec, number: int, measured: Measured) -> None:
         self._observer.advanced()
-        first = self._first_outputs.setdefault(spec.precision, measured.outputs)
+        first = self._first_outputs.setdefault(spec.precision.dtype, measured.outputs)
         if number == WARM_UP:
             return
         run = Run(

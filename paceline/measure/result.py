@@ -20,7 +20,7 @@ class Run:
     output_count: int
     rounds: RoundUse | None
     mismatches: tuple[Mismatch, ...]
-    """Outputs unlike the first system's of this precision."""
+    """Outputs unlike the first system's of this dtype, whatever the numerics of either."""
     contention: Contention | None = None
     """What others did to the machine meanwhile; None where nobody watched."""
 

@@ -29,7 +29,7 @@ class Summary:
     speedup_over_own_single: float | None
     """Over the same system at B = 1."""
     equal_count: int
-    """Outputs equal to the first system's."""
+    """Outputs equal to those of the first system of its dtype."""
     rounds: "RoundSummary | None"
 
 

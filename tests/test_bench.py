@@ -1,0 +1,66 @@
+"""The bench itself: what it compares with what, and what it tells of how it ran. Its systems are made up."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from paceline.launcher import ClusterOptions
+from paceline.measure import bench, grid
+from paceline.measure.bench import Bench, Observer
+from paceline.measure.bench_report import bench_report
+from paceline.measure.grid import BenchPlan
+from paceline.measure.precision import Precision
+from paceline.measure.prompts import MeasuredPrompt
+from paceline.measure.result import BenchResult
+from paceline.measure.summary import summaries
+from paceline.measure.system import Measured
+
+PROMPTS = [MeasuredPrompt(str(number), "all", (number,)) for number in range(4)]
+
+
+class Answering:
+    """A system of ours whose outputs are other ones when its numerics are fast."""
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self._output = [2 if options.numerics == "fast" else 1]
+
+    async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
+        return Measured([self._output for _ in prompts], 1.0)
+
+
+@asynccontextmanager
+async def answering(options: ClusterOptions, max_new_tokens: int) -> AsyncIterator[Answering]:
+    yield Answering(options)
+
+
+async def benched(
+    monkeypatch: pytest.MonkeyPatch,
+    *words: str,
+    policies: tuple[str, ...] = ("continuous",),
+    batch_sizes: tuple[int, ...] = (2,),
+) -> BenchResult:
+    """The last result of a bench of ours in these precisions."""
+    monkeypatch.setattr(bench, "running_system", answering)
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 1e9)
+    precisions = tuple(map(Precision.parse, words))
+    plan = BenchPlan(ClusterOptions(), grid.OURS, batch_sizes, policies, ("5",), precisions, 1, 1)
+    told: list[BenchResult] = []
+    await Bench(plan, PROMPTS, "made up", Observer(lambda name, steps: None, lambda: None, told.append)).run()
+    return told[-1]
+
+
+async def test_numerics_that_differ_are_compared_with_the_first_system_of_the_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fast ones were compared with their own warm-up, and so found equal."""
+    paper = await benched(monkeypatch, "bfloat16", policies=("continuous", "eqspec"))
+    assert {one.system: one.equal_count for one in summaries(paper)} == {
+        "Paceline, plain, bfloat16": 4,
+        "Paceline, 5 drafts, bfloat16": 4,
+        "Paceline, eqspec, 5 drafts, bfloat16-fast": 0,
+    }
+    named = await benched(monkeypatch, "float32", "bfloat16", "bfloat16-fast")
+    assert [one.equal_count for one in summaries(named)] == [4, 4, 4, 4, 0, 0]
+    firsts = "Paceline, plain, float32 at B = 2; Paceline, plain, bfloat16 at B = 2."
+    assert f"of the dtype: {firsts}" in bench_report(named)
