@@ -1,6 +1,7 @@
 """`auto` against plain decoding and fixed draft lengths: `python -m benchmarks.draft_lengths --help`.
 
-Every system is a cluster of its own; after a warm-up they run alternately over the same prompts, and medians are shown.
+Every system is a cluster of its own; after a warm-up they run alternately over the same prompts, and medians are shown:
+of the quiet runs where there are any.
 Plain decoding has one lane and every core for the target, which is the most it can use. A world is prompts and a pair:
 
 - gsm8k: problems that the built-in pair never saw; random and slow have the same, with another draft.
@@ -30,6 +31,7 @@ from paceline.engine.synthetic.shapes import SHAPES
 from paceline.launcher import ClusterOptions
 from paceline.measure.alternate import WARM_UP, alternate
 from paceline.measure.cluster import running_system
+from paceline.measure.contention import counting, was_quiet
 from paceline.measure.prompts import select_lines
 from paceline.measure.system import Measured, System
 from paceline.measure.tables import markdown_table
@@ -150,23 +152,29 @@ async def _runs(systems: Mapping[str, System], prompts: Prompts, count: int) -> 
 
 
 def table(measured: Mapping[str, Measurements]) -> str:
-    """One row for each name of prompts; `of best`: median of auto's ratios to the best other system's, run by run."""
-    header = ["prompts", "accepted", *(name for name in next(iter(measured.values()))), "of best"]
+    """One row for each name of prompts; `of best`: median of auto's ratios to the best other system's, run by run.
+
+    `quiet`: of how many runs; a ratio is of two quiet runs where there are such two.
+    """
+    header = ["prompts", "accepted", *(name for name in next(iter(measured.values()))), "of best", "quiet"]
     return markdown_table(header, [_row(part, runs) for part, runs in measured.items()])
 
 
 def _row(part: str, runs: Measurements) -> Sequence[str]:
-    rates = {name: median(one.tokens_per_s for one in ones) for name, ones in runs.items()}
+    rates = {name: median(one.tokens_per_s for one in counting(ones)) for name, ones in runs.items()}
     best = max((name for name in rates if name != AUTO), key=lambda name: rates[name])
-    pairs = zip(runs[AUTO], runs[best], strict=True)
-    ratio = median(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
-    used = runs[FIXED[-2]][-1].rounds
+    pairs = list(zip(runs[AUTO], runs[best], strict=True))
+    quiet = [pair for pair in pairs if all(map(was_quiet, pair))]
+    ratio = median(one.tokens_per_s / other.tokens_per_s for one, other in quiet or pairs)
+    every = [one for ones in runs.values() for one in ones]
+    used = counting(runs[FIXED[-2]])[-1].rounds
     accepted = used.acceptance if used else None
     return [
         part,
         "-" if accepted is None else f"{accepted:.2f}",
         *(f"{one:.0f}" for one in rates.values()),
         f"{ratio:.2f}",
+        f"{sum(map(was_quiet, every))} of {len(every)}",
     ]
 
 

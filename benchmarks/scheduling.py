@@ -26,6 +26,7 @@ from paceline.launcher import Addresses, ClusterOptions, running_cluster
 from paceline.measure.alternate import WARM_UP, alternate
 from paceline.measure.arrivals import poisson_arrivals
 from paceline.measure.cluster import ClusterSystem
+from paceline.measure.contention import counting, was_quiet
 from paceline.measure.load import LoadLog, run_load
 from paceline.measure.load_summary import Objectives, summarize
 from paceline.measure.system import Measured
@@ -89,7 +90,7 @@ async def _throughput(
         await alternate(sent, encode_questions(questions, next(iter(systems.values()))), runs, record)
         for name, (client, _) in clusters.items():
             statistics = (await client.describe()).statistics
-            row = _row(
+            row = row_of(
                 name, measured[name], statistics, measured[name][-1].outputs == measured[next(iter(sent))][-1].outputs
             )
             rounds = sum(one.rounds.round_count for one in measured[name] if one.rounds)
@@ -109,11 +110,12 @@ async def _clusters(
     return clusters, coordinators
 
 
-def _row(name: str, runs: Sequence[Measured], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:
+def row_of(name: str, runs: Sequence[Measured], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:
     rows = sum(size * count for size, count in counted.round_counts_by_group_size)
     return {
         "system": name,
-        "tokens_per_s": round(median(one.tokens_per_s for one in runs)),
+        "tokens_per_s": round(median(one.tokens_per_s for one in counting(runs))),
+        "quiet_runs": sum(map(was_quiet, runs)),
         "tokens_per_row": round(counted.committed_count / rows, 2),
         "acceptance": round(counted.accepted_count / counted.drafted_count, 3) if counted.drafted_count else None,
         "occupancy_while_waiting": round(counted.occupancy_while_waiting, 3),

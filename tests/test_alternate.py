@@ -10,7 +10,7 @@ import pytest
 
 from paceline.engine.worker import ModelWorker
 from paceline.measure.alternate import MAX_REPEATS, alternate
-from paceline.measure.contention import Contention, MachineWatch, Moment, contention_between
+from paceline.measure.contention import Contention, MachineWatch, Moment, contention_between, was_quiet
 from paceline.measure.local import THREADS_TRIED, TRIALS, LocalSystem
 from paceline.measure.system import Measured
 
@@ -74,7 +74,7 @@ async def test_a_run_that_others_spoiled_is_repeated_at_once_and_recorded_once()
         systems,
         [(1,)],
         1,
-        lambda key, number, measured: kept.append((key, measured.is_quiet)),
+        lambda key, number, measured: kept.append((key, was_quiet(measured))),
         FakeWatch(*warm_ups_and_the_first_of_a),
     )
     assert log == ["a", "b", "a", "a", "b"]
@@ -87,7 +87,7 @@ async def test_on_a_machine_that_stays_busy_a_run_is_kept_in_the_end_and_says_so
     log: list[str] = []
     kept: list[bool] = []
     always = FakeWatch(*[0.5] * 9)
-    await alternate({"a": FakeSystem("a", log)}, [(1,)], 1, lambda *told: kept.append(told[2].is_quiet), always)
+    await alternate({"a": FakeSystem("a", log)}, [(1,)], 1, lambda *told: kept.append(was_quiet(told[2])), always)
     assert len(log) == 1 + 1 + MAX_REPEATS
     assert kept == [False, False]
 
