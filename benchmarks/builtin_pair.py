@@ -16,9 +16,9 @@ from rich.console import Console
 from benchmarks.questions import encode_questions
 from paceline.client import Client
 from paceline.launcher import ClusterOptions, running_cluster
-from paceline.measure.alternate import WARM_UP, alternate
+from paceline.measure.alternate import timed_passes
 from paceline.measure.cluster import ClusterSystem
-from paceline.measure.contention import counting, was_quiet
+from paceline.measure.contention import MachineWatch, counting, was_quiet
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured
 from training import problems
@@ -43,18 +43,12 @@ def main(
 async def measure(
     questions: Sequence[str], options: ClusterOptions, runs: int, max_new_tokens: int
 ) -> dict[str, object]:
-    measured: dict[str, list[Measured]] = {"plain": [], "speculative": []}
-
-    def record(name: str, number: int, one: Measured) -> None:
-        if number != WARM_UP:
-            measured[name].append(one)
-
     async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
         systems = {
             "plain": ClusterSystem(client, addresses, max_new_tokens, 0),
             "speculative": ClusterSystem(client, addresses, max_new_tokens),
         }
-        await alternate(systems, encode_questions(questions, options), runs, record)
+        measured = await timed_passes(systems, encode_questions(questions, options), runs, MachineWatch())
     return summary(options, measured)
 
 

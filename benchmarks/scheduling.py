@@ -26,7 +26,7 @@ from paceline.launcher import Addresses, ClusterOptions, running_cluster
 from paceline.measure.alternate import WARM_UP, alternate
 from paceline.measure.arrivals import poisson_arrivals
 from paceline.measure.cluster import ClusterSystem
-from paceline.measure.contention import counting, was_quiet
+from paceline.measure.contention import MachineWatch, counting, was_quiet
 from paceline.measure.load import LoadLog, run_load
 from paceline.measure.load_summary import Objectives, summarize
 from paceline.measure.system import Measured
@@ -87,7 +87,7 @@ async def _throughput(
                 measured[name].append(one)
 
         sent = {name: ClusterSystem(*cluster, max_new_tokens) for name, cluster in clusters.items()}
-        await alternate(sent, encode_questions(questions, next(iter(systems.values()))), runs, record)
+        await alternate(sent, encode_questions(questions, next(iter(systems.values()))), runs, record, MachineWatch())
         for name, (client, _) in clusters.items():
             statistics = (await client.describe()).statistics
             row = row_of(

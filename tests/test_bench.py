@@ -15,6 +15,7 @@ from paceline.measure.prompts import MeasuredPrompt
 from paceline.measure.result import BenchResult
 from paceline.measure.summary import summaries
 from paceline.measure.system import Measured
+from tests.watches import FakeWatch
 
 PROMPTS = [MeasuredPrompt(str(number), "all", (number,)) for number in range(4)]
 
@@ -39,6 +40,7 @@ async def benched(
     *words: str,
     policies: tuple[str, ...] = ("continuous",),
     batch_sizes: tuple[int, ...] = (2,),
+    watch: FakeWatch | None = None,
 ) -> BenchResult:
     """The last result of a bench of ours in these precisions."""
     monkeypatch.setattr(bench, "running_system", answering)
@@ -46,7 +48,8 @@ async def benched(
     precisions = tuple(map(Precision.parse, words))
     plan = BenchPlan(ClusterOptions(), grid.OURS, batch_sizes, policies, ("5",), precisions, 1, 1)
     told: list[BenchResult] = []
-    await Bench(plan, PROMPTS, "made up", Observer(lambda name, steps: None, lambda: None, told.append)).run()
+    observer = Observer(lambda name, steps: None, lambda: None, told.append)
+    await Bench(plan, PROMPTS, "made up", observer, watch or FakeWatch()).run()
     return told[-1]
 
 
@@ -64,3 +67,12 @@ async def test_numerics_that_differ_are_compared_with_the_first_system_of_the_dt
     assert [one.equal_count for one in summaries(named)] == [4, 4, 4, 4, 0, 0]
     firsts = "Paceline, plain, float32 at B = 2; Paceline, plain, bfloat16 at B = 2."
     assert f"of the dtype: {firsts}" in bench_report(named)
+
+
+async def test_one_watch_sees_every_pass_so_that_it_knows_how_fast_the_machine_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each batch size began with a watch that had forgotten, and took a slow machine for its best."""
+    watch = FakeWatch()
+    await benched(monkeypatch, "float32", batch_sizes=(1, 2), watch=watch)
+    assert watch.watched_count == 2 * 2 * (1 + 1)
