@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,9 +20,12 @@ from paceline.rpc.ports import check_ports_free
 from paceline.settings import read_settings
 from paceline.supervision import Tell, fail_at_end, keep_running
 from paceline.tasks import side_by_side
+from paceline.telemetry import Lossy
 from paceline.variables import SERVICES, is_set
 
 STOP_TIMEOUT_S = 15.0
+PIECE_BYTES = 1 << 16
+"""Most that is read at once of what a service prints."""
 HOST = "127.0.0.1"
 CORES = os.cpu_count() or 1
 _MODULES = {"coordinator": "coordinator", "draft": "draft_service", "target": "target_service"}
@@ -244,13 +248,23 @@ class ServiceProcess:
         return endpoint
 
     async def _read(self, stdout: asyncio.StreamReader, announced: asyncio.Future[Any]) -> None:
-        """Take the line that says where it listens; pass on what else is printed, for as long as there is any."""
-        async for line in stdout:
-            text = line.decode(errors="replace")
-            if not announced.done() and text.startswith(f"{self.module} listening on "):
-                announced.set_result(text)
-            else:
-                print(text, end="", file=sys.stderr, flush=True)
+        """Take the line that says where it listens; pass on what else is printed, for as long as there is any.
+
+        Whatever is printed and wherever it goes: a pipe that nobody empties would stop the service.
+        """
+        decoder, unread = getincrementaldecoder("utf-8")("replace"), ""
+        while piece := await stdout.read(PIECE_BYTES):
+            unread += decoder.decode(piece)
+            while not announced.done() and "\n" in unread:
+                line, _, unread = unread.partition("\n")
+                if line.startswith(f"{self.module} listening on "):
+                    announced.set_result(line)
+                else:
+                    _pass_on(f"{line}\n")
+            if announced.done():
+                _pass_on(unread)
+                unread = ""
+        _pass_on(unread)
 
     async def ended(self) -> str:
         """Wait until it has ended, and say how: `ended by signal 9`, `ended with status 1`."""
@@ -279,6 +293,10 @@ class ServiceProcess:
                 await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
             except TimeoutError:
                 await self.kill()
+
+
+def _pass_on(text: str) -> None:
+    print(text, end="", file=Lossy(sys.stderr), flush=True)
 
 
 def _port_flags(endpoint: Endpoint) -> tuple[str, ...]:

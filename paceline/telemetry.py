@@ -57,7 +57,7 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[log_level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Lossy(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(service=service)
 
@@ -82,7 +82,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, traceback: Traceb
     structlog.get_logger().critical("unexpected error", exc_info=(kind, error, traceback))
 
 
-class _Lossy:
+class Lossy:
     """A stream that drops what it cannot write: a full disk under the log must not end what is logged."""
 
     def __init__(self, stream: TextIO) -> None:
