@@ -27,6 +27,8 @@ STOP_TIMEOUT_S = 15.0
 PIECE_BYTES = 1 << 16
 """Most that is read at once of what a service prints."""
 HOST = "127.0.0.1"
+LOOPBACK = {"0.0.0.0": HOST, "[::]": "[::1]"}
+"""Where this machine reaches what listens on all its addresses."""
 CORES = os.cpu_count() or 1
 _MODULES = {"coordinator": "coordinator", "draft": "draft_service", "target": "target_service"}
 
@@ -72,13 +74,13 @@ class Endpoint:
     """Where a service listens."""
 
     address: str
-    """`host:port`"""
+    """`host:port`, as this machine reaches it."""
     metrics_url: str | None
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """`host:port` of each service."""
+    """`host:port` of each service, as this machine reaches it."""
 
     coordinator: str
     draft: str
@@ -243,7 +245,7 @@ class ServiceProcess:
             await self.kill()  # should it live: nobody would ever learn where it listens
             raise StartupError(f"{self.module} {await self.ended()} before it listened; see above")
         listening, _, metrics_url = announced.result().strip().partition(", metrics on ")
-        endpoint = Endpoint(listening.rpartition(" ")[2], metrics_url or None)
+        endpoint = Endpoint(_reachable(listening.rpartition(" ")[2]), metrics_url or None)
         self._ports = _port_flags(endpoint)
         return endpoint
 
@@ -297,6 +299,12 @@ class ServiceProcess:
 
 def _pass_on(text: str) -> None:
     print(text, end="", file=Lossy(sys.stderr), flush=True)
+
+
+def _reachable(address: str) -> str:
+    """What to call where something listens at an address: one that means every address of a machine is none itself."""
+    host, _, port = address.rpartition(":")
+    return f"{LOOPBACK.get(host, host)}:{port}"
 
 
 def _port_flags(endpoint: Endpoint) -> tuple[str, ...]:

@@ -246,6 +246,20 @@ class Closed:
         raise BrokenPipeError
 
 
+@pytest.mark.parametrize(
+    ("listening", "called"),
+    [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7"), ("10.0.0.1:7", "10.0.0.1:7")],
+)
+async def test_a_service_that_listens_everywhere_is_called_on_this_machine(
+    modules: Path, listening: str, called: str
+) -> None:
+    """Its host may be a variable's; the coordinator was told to call 0.0.0.0, which is no loopback, in plaintext."""
+    (modules / "chatty.py").write_text(CHATTY.format(announced=f"chatty listening on {listening}"))
+    service = ServiceProcess("chatty", [])
+    assert (await service.start()).address == called
+    await service.stop()
+
+
 async def test_what_a_service_prints_stops_it_at_no_length(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A piece of 64 KiB without an end of line ended the reading, and the service waited for it for ever."""
     (modules / "chatty.py").write_text(TALKATIVE)
