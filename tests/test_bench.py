@@ -76,3 +76,12 @@ async def test_one_watch_sees_every_pass_so_that_it_knows_how_fast_the_machine_c
     watch = FakeWatch()
     await benched(monkeypatch, "float32", batch_sizes=(1, 2), watch=watch)
     assert watch.watched_count == 2 * 2 * (1 + 1)
+
+
+@pytest.mark.parametrize(("variable", "lanes"), [(None, 2), ("1", 1)])
+async def test_the_report_names_the_lanes_that_services_have_by_a_variable_too(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, lanes: int
+) -> None:
+    if variable:
+        monkeypatch.setenv("PACELINE_COORDINATOR_LANES", variable)
+    assert f"Lanes of speculation at B > 1: {lanes}." in bench_report(await benched(monkeypatch, "float32"))

@@ -61,7 +61,9 @@ class Bench:
         self._token_ids = [prompt.token_ids for prompt in prompts]
         self._observer = observer
         self._first_outputs: dict[str, list[list[int]]] = {}
-        self._device = resolve_device(plan_cluster(plan.pair).target.settings.device)
+        # As `grid` asks for it where lanes are a choice: variables have their say in what no flag says.
+        planned = plan_cluster(replace(plan.pair, policy="continuous"))
+        self._device = resolve_device(planned.target.settings.device)
         # Peers step back for nobody: they run as their users run them.
         self._worker = ModelWorker(None, niceness=0)
         self._threads: dict[SystemSpec, int] = {}
@@ -77,7 +79,7 @@ class Bench:
             datetime.now(UTC).isoformat(timespec="seconds"),
             {name: version(name) for name in ("paceline", "torch", "transformers")},
             plan.run_count,
-            plan.pair.lanes,
+            planned.coordinator.settings.lane_count,
         )
 
     async def run(self) -> None:

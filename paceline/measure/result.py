@@ -99,7 +99,7 @@ class BenchResult:
     run_count: int
     """Timed runs that were asked for; a system that has fewer was interrupted."""
     lanes: int | None = None
-    """Of speculation at B > 1; None: the default."""
+    """Of speculation at B > 1, by flag, variable or default; None in results from before all three were known."""
     floors: tuple[Floor, ...] = ()
     systems: tuple[SystemResult, ...] = ()
 
