@@ -16,8 +16,9 @@ from rich.console import Console
 from benchmarks.questions import encode_questions
 from paceline.client import Client
 from paceline.launcher import ClusterOptions, running_cluster
-from paceline.measure.alternate import WARM_UP, alternate
+from paceline.measure.alternate import timed_passes
 from paceline.measure.cluster import ClusterSystem
+from paceline.measure.contention import MachineWatch, counting, was_quiet
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured
 from training import problems
@@ -42,25 +43,19 @@ def main(
 async def measure(
     questions: Sequence[str], options: ClusterOptions, runs: int, max_new_tokens: int
 ) -> dict[str, object]:
-    measured: dict[str, list[Measured]] = {"plain": [], "speculative": []}
-
-    def record(name: str, number: int, one: Measured) -> None:
-        if number != WARM_UP:
-            measured[name].append(one)
-
     async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
         systems = {
             "plain": ClusterSystem(client, addresses, max_new_tokens, 0),
             "speculative": ClusterSystem(client, addresses, max_new_tokens),
         }
-        await alternate(systems, encode_questions(questions, options), runs, record)
-    return _summary(options, measured)
+        measured = await timed_passes(systems, encode_questions(questions, options), runs, MachineWatch())
+    return summary(options, measured)
 
 
-def _summary(options: ClusterOptions, measured: dict[str, list[Measured]]) -> dict[str, object]:
-    rates = {name: median(one.tokens_per_s for one in runs) for name, runs in measured.items()}
+def summary(options: ClusterOptions, measured: dict[str, list[Measured]]) -> dict[str, object]:
+    rates = {name: median(one.tokens_per_s for one in counting(runs)) for name, runs in measured.items()}
     plain, speculative = measured["plain"][-1], measured["speculative"][-1]
-    rounds = speculative.rounds or RoundUse()
+    rounds = counting(measured["speculative"])[-1].rounds or RoundUse()
     return {
         "problems": len(plain.outputs),
         "batch_size": options.batch_size,
@@ -70,7 +65,7 @@ def _summary(options: ClusterOptions, measured: dict[str, list[Measured]]) -> di
         "plain_tokens_per_s": round(rates["plain"]),
         "speculative_tokens_per_s": round(rates["speculative"]),
         "speedup": round(rates["speculative"] / rates["plain"], 2),
-        "quiet_runs": sum(one.is_quiet for runs in measured.values() for one in runs),
+        "quiet_runs": {name: sum(map(was_quiet, runs)) for name, runs in measured.items()},
         "identical": sum(a == b for a, b in zip(plain.outputs, speculative.outputs, strict=True)),
     }
 

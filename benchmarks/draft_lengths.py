@@ -1,6 +1,7 @@
 """`auto` against plain decoding and fixed draft lengths: `python -m benchmarks.draft_lengths --help`.
 
-Every system is a cluster of its own; after a warm-up they run alternately over the same prompts, and medians are shown.
+Every system is a cluster of its own; after a warm-up they run alternately over the same prompts, and medians are shown:
+of the quiet runs where there are any.
 Plain decoding has one lane and every core for the target, which is the most it can use. A world is prompts and a pair:
 
 - gsm8k: problems that the built-in pair never saw; random and slow have the same, with another draft.
@@ -12,7 +13,6 @@ Plain decoding has one lane and every core for the target, which is the most it 
 
 import asyncio
 import tempfile
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -28,8 +28,9 @@ from benchmarks.questions import encode_questions
 from paceline.engine.synthetic.pair import PairOrder, write_pair
 from paceline.engine.synthetic.shapes import SHAPES
 from paceline.launcher import ClusterOptions
-from paceline.measure.alternate import WARM_UP, alternate
+from paceline.measure.alternate import timed_passes
 from paceline.measure.cluster import running_system
+from paceline.measure.contention import MachineWatch, Watch, counting, was_quiet
 from paceline.measure.prompts import select_lines
 from paceline.measure.system import Measured, System
 from paceline.measure.tables import markdown_table
@@ -75,13 +76,14 @@ def main(
     names = worlds.split(",")
     if unknown := [name for name in names if name not in WORLDS]:
         raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(WORLDS)}", param_hint="--worlds")
+    watch = MachineWatch()
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             for batch_size in map(int, batch_sizes.split(",")):
                 count = prompt_count if batch_size >= 8 else -(-prompt_count // 4)
                 inputs = Inputs(data, questions, count, max_new_tokens, runs, by_category)
                 world = make_world(name, inputs, Path(folder))
-                measured = asyncio.run(measure(world, batch_size, inputs))
+                measured = asyncio.run(measure(world, batch_size, inputs, watch))
                 console.print(f"\n{name}, B = {batch_size}, {count} prompts, {runs} runs, tokens/s")
                 console.print(table(measured))
 
@@ -125,7 +127,7 @@ def systems_of(options: ClusterOptions, batch_size: int) -> dict[str, ClusterOpt
     }
 
 
-async def measure(world: World, batch_size: int, inputs: Inputs) -> dict[str, Measurements]:
+async def measure(world: World, batch_size: int, inputs: Inputs, watch: Watch) -> dict[str, Measurements]:
     """Return the runs of each system for each name of the world's prompts."""
     measured: dict[str, Measurements] = {}
     async with AsyncExitStack() as stack:
@@ -134,39 +136,34 @@ async def measure(world: World, batch_size: int, inputs: Inputs) -> dict[str, Me
             for name, options in systems_of(world.options, batch_size).items()
         }
         for part, prompts in world.prompts.items():
-            measured[part] = await _runs(systems, prompts, inputs.runs)
+            measured[part] = await timed_passes(systems, prompts, inputs.runs, watch)
     return measured
 
 
-async def _runs(systems: Mapping[str, System], prompts: Prompts, count: int) -> Measurements:
-    runs: dict[str, list[Measured]] = defaultdict(list)
-
-    def record(name: str, number: int, one: Measured) -> None:
-        if number != WARM_UP:
-            runs[name].append(one)
-
-    await alternate(systems, prompts, count, record)
-    return runs
-
-
 def table(measured: Mapping[str, Measurements]) -> str:
-    """One row for each name of prompts; `of best`: median of auto's ratios to the best other system's, run by run."""
-    header = ["prompts", "accepted", *(name for name in next(iter(measured.values()))), "of best"]
+    """One row for each name of prompts; `of best`: median of auto's ratios to the best other system's, run by run.
+
+    `quiet`: of how many runs; a ratio is of two quiet runs where there are such two.
+    """
+    header = ["prompts", "accepted", *(name for name in next(iter(measured.values()))), "of best", "quiet"]
     return markdown_table(header, [_row(part, runs) for part, runs in measured.items()])
 
 
 def _row(part: str, runs: Measurements) -> Sequence[str]:
-    rates = {name: median(one.tokens_per_s for one in ones) for name, ones in runs.items()}
+    rates = {name: median(one.tokens_per_s for one in counting(ones)) for name, ones in runs.items()}
     best = max((name for name in rates if name != AUTO), key=lambda name: rates[name])
-    pairs = zip(runs[AUTO], runs[best], strict=True)
-    ratio = median(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
-    used = runs[FIXED[-2]][-1].rounds
+    pairs = list(zip(runs[AUTO], runs[best], strict=True))
+    quiet = [pair for pair in pairs if all(map(was_quiet, pair))]
+    ratio = median(one.tokens_per_s / other.tokens_per_s for one, other in quiet or pairs)
+    every = [one for ones in runs.values() for one in ones]
+    used = counting(runs[FIXED[-2]])[-1].rounds
     accepted = used.acceptance if used else None
     return [
         part,
         "-" if accepted is None else f"{accepted:.2f}",
         *(f"{one:.0f}" for one in rates.values()),
         f"{ratio:.2f}",
+        f"{sum(map(was_quiet, every))} of {len(every)}",
     ]
 
 

@@ -23,9 +23,10 @@ from benchmarks.processes import coordinator_process, cpu_s
 from benchmarks.questions import encode_questions
 from paceline.client import Client, Completion
 from paceline.launcher import Addresses, ClusterOptions, running_cluster
-from paceline.measure.alternate import WARM_UP, alternate
+from paceline.measure.alternate import timed_passes
 from paceline.measure.arrivals import poisson_arrivals
 from paceline.measure.cluster import ClusterSystem
+from paceline.measure.contention import MachineWatch, counting, was_quiet
 from paceline.measure.load import LoadLog, run_load
 from paceline.measure.load_summary import Objectives, summarize
 from paceline.measure.system import Measured
@@ -50,7 +51,7 @@ PAPER_GROUPED = {2: (0.959, 0.236), 4: (0.893, 0.175), 8: (0.841, 0.048), 16: (0
 @app.command()
 def policies(data: Data, problem_count: int = 64, runs: int = 3, max_new_tokens: int = 160) -> None:
     """Throughput, occupancy and grouping of each policy and lane count."""
-    asyncio.run(_throughput(SYSTEMS, _questions(data, problem_count), runs, max_new_tokens))
+    asyncio.run(throughput(SYSTEMS, _questions(data, problem_count), runs, max_new_tokens))
 
 
 @app.command()
@@ -71,29 +72,22 @@ def _questions(data: Path, count: int) -> list[str]:
     return [problem.question for problem in unseen[:count]]
 
 
-async def _throughput(
+async def throughput(
     systems: Mapping[str, ClusterOptions], questions: Sequence[str], runs: int, max_new_tokens: int
 ) -> None:
-    measured: dict[str, list[Measured]] = {name: [] for name in systems}
     async with AsyncExitStack() as stack:
         clusters, coordinators = await _clusters(stack, systems)
-        spent_s: dict[str, float] = {}
-
-        def record(name: str, number: int, one: Measured) -> None:
-            if number == WARM_UP:
-                spent_s[name] = -cpu_s(coordinators[name])
-            else:
-                measured[name].append(one)
-
         sent = {name: ClusterSystem(*cluster, max_new_tokens) for name, cluster in clusters.items()}
-        await alternate(sent, encode_questions(questions, next(iter(systems.values()))), runs, record)
+        prompts = encode_questions(questions, next(iter(systems.values())))
+        before_s = {name: cpu_s(process) for name, process in coordinators.items()}
+        measured = await timed_passes(sent, prompts, runs, MachineWatch())
+        first = next(iter(measured.values()))[-1].outputs
         for name, (client, _) in clusters.items():
+            # Of everything since the start, as the counters are: passes to warm up, and spoiled ones too.
             statistics = (await client.describe()).statistics
-            row = _row(
-                name, measured[name], statistics, measured[name][-1].outputs == measured[next(iter(sent))][-1].outputs
-            )
-            rounds = sum(one.rounds.round_count for one in measured[name] if one.rounds)
-            row["coordinator_cpu_ms_per_round"] = round(1e3 * (spent_s[name] + cpu_s(coordinators[name])) / rounds, 2)
+            spent_s = cpu_s(coordinators[name]) - before_s[name]
+            row = row_of(name, measured[name], statistics, measured[name][-1].outputs == first)
+            row["coordinator_cpu_ms_per_round"] = round(1e3 * spent_s / statistics.round_count, 2)
             console.print_json(json.dumps(row))
 
 
@@ -109,11 +103,12 @@ async def _clusters(
     return clusters, coordinators
 
 
-def _row(name: str, runs: Sequence[Measured], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:
+def row_of(name: str, runs: Sequence[Measured], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:
     rows = sum(size * count for size, count in counted.round_counts_by_group_size)
     return {
         "system": name,
-        "tokens_per_s": round(median(one.tokens_per_s for one in runs)),
+        "tokens_per_s": round(median(one.tokens_per_s for one in counting(runs))),
+        "quiet_runs": sum(map(was_quiet, runs)),
         "tokens_per_row": round(counted.committed_count / rows, 2),
         "acceptance": round(counted.accepted_count / counted.drafted_count, 3) if counted.drafted_count else None,
         "occupancy_while_waiting": round(counted.occupancy_while_waiting, 3),

@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,10 +20,15 @@ from paceline.rpc.ports import check_ports_free
 from paceline.settings import read_settings
 from paceline.supervision import Tell, fail_at_end, keep_running
 from paceline.tasks import side_by_side
+from paceline.telemetry import Lossy
 from paceline.variables import SERVICES, is_set
 
 STOP_TIMEOUT_S = 15.0
+PIECE_BYTES = 1 << 16
+"""Most that is read at once of what a service prints."""
 HOST = "127.0.0.1"
+LOOPBACK = {"0.0.0.0": HOST, "[::]": "[::1]"}
+"""Where this machine reaches what listens on all its addresses."""
 CORES = os.cpu_count() or 1
 _MODULES = {"coordinator": "coordinator", "draft": "draft_service", "target": "target_service"}
 
@@ -68,13 +74,13 @@ class Endpoint:
     """Where a service listens."""
 
     address: str
-    """`host:port`"""
+    """`host:port`, as this machine reaches it."""
     metrics_url: str | None
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """`host:port` of each service."""
+    """`host:port` of each service, as this machine reaches it."""
 
     coordinator: str
     draft: str
@@ -239,18 +245,28 @@ class ServiceProcess:
             await self.kill()  # should it live: nobody would ever learn where it listens
             raise StartupError(f"{self.module} {await self.ended()} before it listened; see above")
         listening, _, metrics_url = announced.result().strip().partition(", metrics on ")
-        endpoint = Endpoint(listening.rpartition(" ")[2], metrics_url or None)
+        endpoint = Endpoint(_reachable(listening.rpartition(" ")[2]), metrics_url or None)
         self._ports = _port_flags(endpoint)
         return endpoint
 
     async def _read(self, stdout: asyncio.StreamReader, announced: asyncio.Future[Any]) -> None:
-        """Take the line that says where it listens; pass on what else is printed, for as long as there is any."""
-        async for line in stdout:
-            text = line.decode(errors="replace")
-            if not announced.done() and text.startswith(f"{self.module} listening on "):
-                announced.set_result(text)
-            else:
-                print(text, end="", file=sys.stderr, flush=True)
+        """Take the line that says where it listens; pass on what else is printed, for as long as there is any.
+
+        Whatever is printed and wherever it goes: a pipe that nobody empties would stop the service.
+        """
+        decoder, unread = getincrementaldecoder("utf-8")("replace"), ""
+        while piece := await stdout.read(PIECE_BYTES):
+            unread += decoder.decode(piece)
+            while not announced.done() and "\n" in unread:
+                line, _, unread = unread.partition("\n")
+                if line.startswith(f"{self.module} listening on "):
+                    announced.set_result(line)
+                else:
+                    _pass_on(f"{line}\n")
+            if announced.done():
+                _pass_on(unread)
+                unread = ""
+        _pass_on(unread)
 
     async def ended(self) -> str:
         """Wait until it has ended, and say how: `ended by signal 9`, `ended with status 1`."""
@@ -279,6 +295,16 @@ class ServiceProcess:
                 await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
             except TimeoutError:
                 await self.kill()
+
+
+def _pass_on(text: str) -> None:
+    print(text, end="", file=Lossy(sys.stderr), flush=True)
+
+
+def _reachable(address: str) -> str:
+    """What to call where something listens at an address: one that means every address of a machine is none itself."""
+    host, _, port = address.rpartition(":")
+    return f"{LOOPBACK.get(host, host)}:{port}"
 
 
 def _port_flags(endpoint: Endpoint) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ def count_tasks(registry: CollectorRegistry, service: str) -> None:
 def metrics_served(registry: CollectorRegistry, host: str, port: int | None) -> Iterator[str | None]:
     """Serve the registry over HTTP, from a thread of its own, while the block runs; yield the URL.
 
-    Nothing is served, and None yielded, without a port. Raises AddressInUse.
+    Nothing is served, and None yielded, without a port. Raises AddressInUse or StartupError.
     """
     if port is None:
         yield None
@@ -89,7 +89,7 @@ def metrics_served(registry: CollectorRegistry, host: str, port: int | None) -> 
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise Listening("--metrics-port", host, port).refused() from error
+        raise Listening("--metrics-port", host, port).refused(error) from error
     try:
         yield f"http://{host}:{server.server_port}/metrics"
     finally:

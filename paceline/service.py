@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import closing
 from typing import Any
 
 import structlog
@@ -42,12 +43,9 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
 
 async def _served(settings: ServiceSettings, serving: Coroutine[Any, Any, None]) -> None:
     """Ask for the ports before anything of the service opens one of them."""
-    try:
+    with closing(serving):
         check_ports_free(settings.listens)
-    except BaseException:
-        serving.close()
-        raise
-    await serving
+        await serving
 
 
 def freeze_heap() -> None:

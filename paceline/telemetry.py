@@ -15,6 +15,7 @@ import structlog
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[log_level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Lossy(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(service=service)
 
@@ -74,15 +75,28 @@ def forward_library_logs() -> None:
 
 class _Forwarding(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        own = structlog.get_logger()
-        own.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+        """Write a library's line. One that cannot be written raises nothing where it was logged: in a request's way."""
+        own, level = structlog.get_logger(), _known_level(record.levelno)
+        try:
+            own.log(level, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+        except Exception as error:
+            # Where, and neither what nor with which arguments: they may hold prompts.
+            where = f"{record.pathname}:{record.lineno}"
+            own.log(
+                level, "a line that cannot be written", logger=record.name, where=where, reason=type(error).__name__
+            )
+
+
+def _known_level(number: int) -> int:
+    """The highest of the levels with a name of their own that a library's reaches; the lowest where it reaches none."""
+    return max((known for known in _LEVELS if known <= number), default=_LEVELS[0])
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     structlog.get_logger().critical("unexpected error", exc_info=(kind, error, traceback))
 
 
-class _Lossy:
+class Lossy:
     """A stream that drops what it cannot write: a full disk under the log must not end what is logged."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -11,10 +11,12 @@ from threading import Event
 import pytest
 
 from paceline.engine.worker import ModelWorker
-from paceline.measure.alternate import MAX_REPEATS, alternate
-from paceline.measure.contention import Contention, MachineWatch, Moment, contention_between
+from paceline.measure import local
+from paceline.measure.alternate import MAX_REPEATS, alternate, timed_passes
+from paceline.measure.contention import Contention, MachineWatch, Moment, contention_between, was_quiet
 from paceline.measure.local import THREADS_TRIED, TRIALS, LocalSystem
 from paceline.measure.system import Measured
+from tests.watches import FakeWatch
 
 
 class FakeSystem:
@@ -32,19 +34,6 @@ class FakeSystem:
         self._passes += 1
         self._log.append(self._name)
         return Measured([[len(self._name)]] * len(prompts), 1.0)
-
-
-class FakeWatch:
-    """Finds one run after the other as disturbed as told, and those after the last quiet."""
-
-    def __init__(self, *others_shares: float) -> None:
-        self._others_shares = list(others_shares)
-
-    def begin(self) -> Moment:
-        return Moment(0, 0, 0, 0)
-
-    def since(self, began: Moment) -> Contention:
-        return Contention(self._others_shares.pop(0) if self._others_shares else 0.0, 1.0)
 
 
 async def test_systems_take_turns_and_the_first_run_of_each_has_number_zero() -> None:
@@ -76,7 +65,7 @@ async def test_a_run_that_others_spoiled_is_repeated_at_once_and_recorded_once()
         systems,
         [(1,)],
         1,
-        lambda key, number, measured: kept.append((key, measured.is_quiet)),
+        lambda key, number, measured: kept.append((key, was_quiet(measured))),
         FakeWatch(*warm_ups_and_the_first_of_a),
     )
     assert log == ["a", "b", "a", "a", "b"]
@@ -89,7 +78,7 @@ async def test_on_a_machine_that_stays_busy_a_run_is_kept_in_the_end_and_says_so
     log: list[str] = []
     kept: list[bool] = []
     always = FakeWatch(*[0.5] * 9)
-    await alternate({"a": FakeSystem("a", log)}, [(1,)], 1, lambda *told: kept.append(told[2].is_quiet), always)
+    await alternate({"a": FakeSystem("a", log)}, [(1,)], 1, lambda *told: kept.append(was_quiet(told[2])), always)
     assert len(log) == 1 + 1 + MAX_REPEATS
     assert kept == [False, False]
 
@@ -129,6 +118,35 @@ def test_the_machine_s_watch_counts_what_our_children_do_as_ours(is_alive: bool)
     assert watch.since(began).slowdown >= 1
 
 
+async def test_the_timed_passes_are_those_after_the_warm_up() -> None:
+    log: list[str] = []
+    passes = await timed_passes({name: FakeSystem(name, log) for name in ("a", "b")}, [(1,)], 2, FakeWatch())
+    assert log == ["a", "b"] * 3
+    assert {name: len(ones) for name, ones in passes.items()} == {"a": 2, "b": 2}
+
+
+async def test_threads_are_not_chosen_by_a_trial_that_others_spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ran beside the trial decided it: with all cores, a peer that waits by spinning lost most."""
+    monkeypatch.setattr(local, "THREADS_TRIED", [1, 2])
+
+    class Spinning:
+        threads = 0
+
+        def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]:
+            raise AssertionError("its passes are made up")
+
+    class Trial(LocalSystem):
+        async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
+            return Measured([], took_s.pop(0))
+
+    of_one, of_two_spoiled, of_two = 2.0, 9.0, 1.0
+    took_s = [of_one, of_two_spoiled, of_two] * TRIALS
+    worker, peer = ModelWorker(None), Spinning()
+    assert await Trial(worker, peer).take_fastest_threads([(1,)], FakeWatch(*(0.0, 0.5, 0.0) * TRIALS)) == 2
+    worker.close()
+    assert peer.threads == 2
+
+
 async def test_a_peer_gets_the_threads_it_is_fastest_with() -> None:
     class Timed:
         threads = 7
@@ -140,7 +158,7 @@ async def test_a_peer_gets_the_threads_it_is_fastest_with() -> None:
     used: list[int] = []
     worker = ModelWorker(None)
     peer = Timed()
-    chosen = await LocalSystem(worker, peer).take_fastest_threads([(1,)])
+    chosen = await LocalSystem(worker, peer).take_fastest_threads([(1,)], FakeWatch())
     worker.close()
     assert sorted(used) == sorted(THREADS_TRIED * TRIALS)
     assert peer.threads == chosen

@@ -2,8 +2,9 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -219,6 +220,27 @@ def test_a_result_survives_its_json_which_has_every_figure_of_the_tables() -> No
     assert ours["speedups"] == {"hf": 3.125, "hf-assisted": 6.25}
     assert ours["rounds"]["time_shares"]["verify"] == 0.5
     assert ours["rounds"]["floor_ms"] < ours["rounds"]["round_ms"]
+
+
+def test_what_others_spoiled_counts_in_no_figure_where_a_quiet_run_is() -> None:
+    """Rounds, their floor and the time they took were of all runs, spoiled or not."""
+    quiet, floor = run(300, ROUNDS), result().floors
+    slow = replace(ROUNDS, verify_s=90.0, accepted_count=0)
+    spoiled = replace(run(30, slow, others_share=0.5), elapsed_s=100.0)
+
+    def figures(*runs: Run) -> dict[str, Any]:
+        system = SystemResult(spec(grid.SPECULATIVE, 1, "5"), runs)
+        (one,) = summaries(replace(result(), systems=(system,), floors=floor))
+        return asdict(replace(one, quiet_count=0, run_count=0))
+
+    assert figures(quiet, spoiled) == figures(quiet)
+    assert figures(spoiled) != figures(quiet)
+
+
+def test_an_output_that_differs_counts_in_a_spoiled_run_too() -> None:
+    mismatch = Mismatch("7", "qa", 3, 5, 6)
+    system = SystemResult(spec(grid.PLAIN, 1), (run(300), run(300, None, (mismatch,), others_share=0.5)))
+    assert system.mismatch_count == 1
 
 
 def test_the_table_tells_medians_speed_ups_and_mismatches() -> None:

@@ -1,11 +1,13 @@
 """What the services that a command starts are told: flags over variables, variables over defaults."""
 
 import asyncio
+import errno
 import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from paceline import launcher
@@ -13,6 +15,8 @@ from paceline.cli import up
 from paceline.cli.app import app
 from paceline.errors import AddressInUse, StartupError
 from paceline.launcher import ClusterOptions, plan_cluster, running_cluster
+from paceline.metrics import metrics_served
+from paceline.rpc import running_server
 from paceline.rpc.ports import Listening, check_ports_free
 from paceline.service import server_options
 from paceline.variables import check_variables
@@ -107,6 +111,39 @@ async def test_a_port_that_is_taken_or_asked_for_twice_is_refused_before_any_ser
     with pytest.raises(AddressInUse):
         async with running_cluster(replace(ClusterOptions(), draft_port=port, target_port=port)):
             pass
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        ("bind", PermissionError(errno.EACCES, "Permission denied"), "here:80: Permission denied; .*--port"),
+        ("socket", OSError(errno.EAFNOSUPPORT, "Address family not supported"), "here:80: Address family not sup"),
+        ("getaddrinfo", socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "here:80: Name or service"),
+    ],
+)
+def test_what_keeps_a_service_from_listening_is_told_in_the_systems_words(
+    call: str, error: OSError, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it was the port's being taken, or an error without a remedy."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, 0, 0, "", ("127.0.0.1", 0))])
+    monkeypatch.setattr(socket.socket if call == "bind" else socket, call, fail)
+    with pytest.raises(StartupError, match=f"cannot listen on {words}") as raised:
+        check_ports_free([Listening("--port", "here", 80)])
+    assert not isinstance(raised.value, AddressInUse)
+
+
+@pytest.mark.parametrize("port", [0, 7707])
+async def test_a_host_of_another_machine_is_named_by_server_and_metrics_alike(port: int) -> None:
+    words = f"cannot listen on 192.0.2.1:{port}: Cannot assign requested address; choose a host of this machine"
+    with pytest.raises(StartupError, match=words):
+        async with running_server("192.0.2.1", port, [], lambda server: None, grace_s=0):
+            pass
+    with pytest.raises(StartupError, match=words), metrics_served(CollectorRegistry(), "192.0.2.1", port):
+        pass
 
 
 def _never(*_: Any, **__: Any) -> None:

@@ -1,6 +1,7 @@
 """Services that end unasked: when they are started again, what is said, and who is told instead."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -225,6 +226,61 @@ async def test_a_service_may_say_other_things_on_stdout_and_they_are_passed_on(
     assert "loading, not yet" in printed
     await service.stop()
     assert await service.ended() == "ended by signal 15"
+
+
+TALKATIVE = """
+print("x" * 300_000, "chatty listening on nothing", end="", flush=True)
+print()
+print("chatty listening on 127.0.0.1:7", flush=True)
+print("é" * 500_000, end="", flush=True)
+"""
+
+
+class Closed:
+    """A stream whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize(
+    ("listening", "called"),
+    [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7"), ("10.0.0.1:7", "10.0.0.1:7")],
+)
+async def test_a_service_that_listens_everywhere_is_called_on_this_machine(
+    modules: Path, listening: str, called: str
+) -> None:
+    """Its host may be a variable's; the coordinator was told to call 0.0.0.0, which is no loopback, in plaintext."""
+    (modules / "chatty.py").write_text(CHATTY.format(announced=f"chatty listening on {listening}"))
+    service = ServiceProcess("chatty", [])
+    assert (await service.start()).address == called
+    await service.stop()
+
+
+async def test_what_a_service_prints_stops_it_at_no_length(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A piece of 64 KiB without an end of line ended the reading, and the service waited for it for ever."""
+    (modules / "chatty.py").write_text(TALKATIVE)
+    service = ServiceProcess("chatty", [])
+    assert await service.start() == Endpoint("127.0.0.1:7", None)
+    printed = ""
+    while printed.count("é") < 500_000:
+        await asyncio.sleep(0.01)
+        printed += capsys.readouterr().err
+    assert printed.count("x") == 300_000
+    assert await service.ended() == "ended with status 0"
+
+
+async def test_a_service_runs_on_when_what_it_prints_can_go_nowhere(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (modules / "chatty.py").write_text(TALKATIVE)
+    monkeypatch.setattr(sys, "stderr", Closed())
+    service = ServiceProcess("chatty", [])
+    assert await service.start() == Endpoint("127.0.0.1:7", None)
+    assert await service.ended() == "ended with status 0"
 
 
 async def test_a_start_that_is_given_up_leaves_no_process(modules: Path) -> None:

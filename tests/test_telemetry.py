@@ -1,14 +1,16 @@
 """Log lines: their form, the span they name, and what must not stand in them."""
 
 import json
+import logging
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 import structlog
 from opentelemetry.sdk.trace import TracerProvider
 
-from paceline.telemetry import LogFormat, active_span, configure_logs
+from paceline.telemetry import LogFormat, active_span, configure_logs, forward_library_logs
 from tests.commands import python_code
 
 
@@ -51,6 +53,42 @@ def test_a_line_written_in_a_span_names_it(capsys: pytest.CaptureFixture[str]) -
     assert (inside["trace_id"], inside["span_id"]) == (span.trace_id, span.span_id)
     assert own["trace_id"] == "other"
     assert before["service"] == "coordinator"
+
+
+@pytest.fixture
+def library() -> Iterator[logging.Logger]:
+    """The log of a library; what forwarding changes in the process is as it was afterwards."""
+    root, hooks = logging.getLogger(), (sys.excepthook, threading.excepthook)
+    before = root.handlers, root.level
+    yield logging.getLogger("library")
+    root.handlers, root.level = before
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook = hooks
+
+
+def test_a_librarys_wrong_log_call_is_no_error_of_the_request_it_happens_in(
+    library: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logs("json", "info", "coordinator")
+    forward_library_logs()
+    library.error("%d tokens", "a private matter")
+    library.error("one %s, two %s", "a private matter")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["level"], line["event"], line["reason"]) for line in lines] == [
+        ("error", "a line that cannot be written", "TypeError")
+    ] * 2
+    assert all("test_telemetry.py:" in line["where"] and "private" not in json.dumps(line) for line in lines)
+
+
+@pytest.mark.parametrize(("number", "level"), [(31, "warning"), (35, "warning"), (45, "error"), (99, "critical")])
+def test_a_librarys_own_level_is_the_one_it_reaches(
+    library: logging.Logger, capsys: pytest.CaptureFixture[str], number: int, level: str
+) -> None:
+    configure_logs("json", "info", "coordinator")
+    forward_library_logs()
+    library.log(number, "notable")
+    (line,) = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert (line["level"], line["event"]) == (level, "notable")
 
 
 def test_without_opentelemetry_no_span_is_active(monkeypatch: pytest.MonkeyPatch) -> None:

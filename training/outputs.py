@@ -3,7 +3,6 @@
 Made by the product itself, so these are the outputs the pair will be asked for.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from transformers import LlamaForCausalLM
 from paceline.client import Client
 from paceline.errors import PacelineError
 from paceline.launcher import ClusterOptions, running_cluster
+from paceline.tasks import side_by_side
 from paceline.types import FinishReason, GenerationRequest, SamplingParameters, TokenIds
 from training.loop import IGNORED
 from training.problems import prompt_text
@@ -61,7 +61,8 @@ async def greedy_outputs(
 ) -> list[Output]:
     """Have the product answer prompts until they or the minutes run out.
 
-    A request that fails ends it early and loses nothing. Raises StartupError when the services do not start.
+    A request that fails, or a service that is given up, ends it early and loses nothing of what was made. Where nothing
+    was, it is raised; so is StartupError when the services do not start.
     """
     ends_at = time.monotonic() + 60 * minutes
     made: list[Output] = []
@@ -75,14 +76,16 @@ async def greedy_outputs(
                 output = await client.complete(GenerationRequest(TokenIds(token_ids), max_new_tokens))
                 made.append(Output((*token_ids, *output.token_ids), len(token_ids)))
 
-    async with running_cluster(cluster, report) as addresses, Client(addresses.coordinator) as client:
-        source, batch_size = iter(prompts), (await client.describe()).batch_size
-        try:
-            async with asyncio.TaskGroup() as group:
+    try:
+        async with running_cluster(cluster, report) as addresses, Client(addresses.coordinator) as client:
+            source, batch_size = iter(prompts), (await client.describe()).batch_size
+            async with side_by_side() as group:
                 for _ in range(3 * batch_size):
                     group.create_task(answer(source, client))
-        except* PacelineError as errors:
-            report(f"ended early: {errors.exceptions[0]}")
+    except PacelineError as error:
+        if not made:
+            raise
+        report(f"ended early: {error}")
     return made
 
 

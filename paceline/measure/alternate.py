@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from paceline.measure.contention import MachineWatch, Watch
+from paceline.measure.contention import Watch
 from paceline.measure.system import Measured, System
 
 Key = TypeVar("Key")
@@ -19,21 +19,36 @@ async def alternate(
     prompts: Sequence[tuple[int, ...]],
     run_count: int,
     record: Callable[[Key, int, Measured], None],
-    watch: Watch | None = None,
+    watch: Watch,
 ) -> None:
     """Warm every system up, then run all of them `run_count` times in turn.
 
     `record` gets each pass when it has ended, so an interruption loses only the one under way. `watch` tells which
-    passes count; unset, it watches this machine.
+    passes count, and is the same for all that is compared: it learns how fast the machine can be.
     """
-    watch = watch or MachineWatch()
     for number in range(WARM_UP, run_count + 1):
         for key, system in systems.items():
             repeats = 0 if number == WARM_UP else MAX_REPEATS
-            record(key, number, await _undisturbed(system, prompts, watch, repeats))
+            record(key, number, await undisturbed(system, prompts, watch, repeats))
 
 
-async def _undisturbed(system: System, prompts: Sequence[tuple[int, ...]], watch: Watch, repeats: int) -> Measured:
+async def timed_passes(
+    systems: Mapping[Key, System], prompts: Sequence[tuple[int, ...]], run_count: int, watch: Watch
+) -> dict[Key, list[Measured]]:
+    """Run systems as `alternate` does; return the timed passes of each."""
+    passes: dict[Key, list[Measured]] = {key: [] for key in systems}
+
+    def record(key: Key, number: int, measured: Measured) -> None:
+        if number != WARM_UP:
+            passes[key].append(measured)
+
+    await alternate(systems, prompts, run_count, record, watch)
+    return passes
+
+
+async def undisturbed(
+    system: System, prompts: Sequence[tuple[int, ...]], watch: Watch, repeats: int = MAX_REPEATS
+) -> Measured:
     """Return the first pass that nothing spoiled; when all were spoiled, the last."""
     while True:
         began = watch.begin()

@@ -24,6 +24,7 @@ from paceline.measure import grid
 from paceline.measure.agreement import find_mismatches, no_gap
 from paceline.measure.alternate import WARM_UP, alternate
 from paceline.measure.cluster import running_system
+from paceline.measure.contention import MachineWatch, Watch
 from paceline.measure.grid import BenchPlan, SystemSpec
 from paceline.measure.llama_cpp import LlamaCppPeer
 from paceline.measure.local import LocalSystem, Peer
@@ -45,13 +46,24 @@ class Observer:
 
 
 class Bench:
-    def __init__(self, plan: BenchPlan, prompts: Sequence[MeasuredPrompt], input_name: str, observer: Observer) -> None:
+    def __init__(
+        self,
+        plan: BenchPlan,
+        prompts: Sequence[MeasuredPrompt],
+        input_name: str,
+        observer: Observer,
+        watch: Watch | None = None,
+    ) -> None:
+        """`watch` tells which passes count; unset, it watches this machine."""
         self._plan = plan
+        self._watch = watch or MachineWatch()
         self._prompts = prompts
         self._token_ids = [prompt.token_ids for prompt in prompts]
         self._observer = observer
-        self._first_outputs: dict[Precision, list[list[int]]] = {}
-        self._device = resolve_device(plan_cluster(plan.pair).target.settings.device)
+        self._first_outputs: dict[str, list[list[int]]] = {}
+        # As `grid` asks for it where lanes are a choice: variables have their say in what no flag says.
+        planned = plan_cluster(replace(plan.pair, policy="continuous"))
+        self._device = resolve_device(planned.target.settings.device)
         # Peers step back for nobody: they run as their users run them.
         self._worker = ModelWorker(None, niceness=0)
         self._threads: dict[SystemSpec, int] = {}
@@ -67,7 +79,7 @@ class Bench:
             datetime.now(UTC).isoformat(timespec="seconds"),
             {name: version(name) for name in ("paceline", "torch", "transformers")},
             plan.run_count,
-            plan.pair.lanes,
+            planned.coordinator.settings.lane_count,
         )
 
     async def run(self) -> None:
@@ -78,7 +90,7 @@ class Bench:
                 async with AsyncExitStack() as stack:
                     systems = await self._open(specs, stack)
                     self._observer.started(f"B = {specs[-1].batch_size}", len(systems) * (self._plan.run_count + 1))
-                    await alternate(systems, self._token_ids, self._plan.run_count, self._record)
+                    await alternate(systems, self._token_ids, self._plan.run_count, self._record, self._watch)
         finally:
             # In a thread, for it waits until an interrupted pass has ended, which is at its next token.
             await asyncio.to_thread(self._worker.close)
@@ -103,7 +115,8 @@ class Bench:
             else:
                 peer = await self._worker.run(self._peer, spec, load)
                 systems[spec] = local = LocalSystem(self._worker, peer)
-                self._threads[spec] = await local.take_fastest_threads(self._token_ids[: spec.batch_size])
+                trial = self._token_ids[: spec.batch_size]
+                self._threads[spec] = await local.take_fastest_threads(trial, self._watch)
         return systems
 
     def _peer(self, spec: SystemSpec, load: Callable[[str, Precision], HuggingFaceReference]) -> Peer:
@@ -124,7 +137,7 @@ class Bench:
 
     def _record(self, spec: SystemSpec, number: int, measured: Measured) -> None:
         self._observer.advanced()
-        first = self._first_outputs.setdefault(spec.precision, measured.outputs)
+        first = self._first_outputs.setdefault(spec.precision.dtype, measured.outputs)
         if number == WARM_UP:
             return
         run = Run(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from paceline.measure import grid
 from paceline.measure.contention import MAX_OTHERS_SHARE, MAX_SLOWDOWN
+from paceline.measure.grid import SystemSpec
 from paceline.measure.result import BenchResult
 from paceline.measure.summary import RoundSummary, Summary, peers_of, summaries
 from paceline.measure.tables import markdown_table
@@ -11,7 +12,7 @@ from paceline.measure.tables import markdown_table
 
 def bench_report(result: BenchResult) -> str:
     """The whole of it in Markdown."""
-    first, found = result.measured[0], summaries(result)
+    found = summaries(result)
     notes = [
         f"{result.target_model} with {result.draft_model}, {result.device}, {result.machine}; {_versions(result)}; "
         f"{result.started_at}.",
@@ -22,7 +23,7 @@ def bench_report(result: BenchResult) -> str:
         f"`quiet`: runs during which others had under {MAX_OTHERS_SHARE:.0%} of the processors and a probe took under "
         f"{MAX_SLOWDOWN} times its least; what was spoiled was repeated, and does not count where a quiet run is. "
         "`threads`: those a peer was fastest with, of all it was tried with.",
-        f"`equal`: outputs equal to those of {first.spec.label} at B = {first.spec.batch_size}. `of floor`: the least "
+        f"`equal`: outputs equal to the first system's of the dtype: {_firsts(result)}. `of floor`: the least "
         f"time for the bytes that rounds must read ({_bandwidth(result)} GB/s measured) over the time they took.",
     ]
     parts = ["\n".join(notes), throughput_table(found, peers_of(result), result.prompt_count)]
@@ -88,6 +89,14 @@ def _number(value: float | None, form: str) -> str:
 
 def _title(kind: str) -> str:
     return f"{grid.TITLES[kind]}, fixed" if kind == grid.ASSISTED_FIXED else grid.TITLES[kind]
+
+
+def _firsts(result: BenchResult) -> str:
+    """The first system of each dtype, with which the others of that dtype are compared."""
+    firsts: dict[str, SystemSpec] = {}
+    for one in result.measured:
+        firsts.setdefault(one.spec.precision.dtype, one.spec)
+    return "; ".join(f"{spec.label} at B = {spec.batch_size}" for spec in firsts.values())
 
 
 def _versions(result: BenchResult) -> str:

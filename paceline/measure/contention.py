@@ -7,8 +7,9 @@ taken then says nothing of either side. Owns the figures and their limits; knows
 import hashlib
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import psutil
 
@@ -29,6 +30,16 @@ class Contention:
     @property
     def is_quiet(self) -> bool:
         return self.others_share <= MAX_OTHERS_SHARE and self.slowdown <= MAX_SLOWDOWN
+
+
+class Watched(Protocol):
+    """A run that somebody may have watched."""
+
+    @property
+    def contention(self) -> Contention | None: ...
+
+
+WatchedT = TypeVar("WatchedT", bound=Watched)
 
 
 @dataclass(frozen=True)
@@ -80,9 +91,14 @@ def contention_between(began: Moment, ended: Moment, cores: int, fastest_probe_s
     return Contention(max(0.0, share), max(began.probe_s, ended.probe_s) / fastest_probe_s)
 
 
-def was_quiet(contention: Contention | None) -> bool:
-    """Whether nothing else disturbed a run, as far as anybody watched."""
-    return contention is not None and contention.is_quiet
+def was_quiet(run: Watched) -> bool:
+    """Whether somebody watched a run and nothing else disturbed it."""
+    return run.contention is not None and run.contention.is_quiet
+
+
+def counting(runs: Sequence[WatchedT]) -> list[WatchedT]:
+    """The runs that figures are made of: the quiet ones, or all where none was."""
+    return [run for run in runs if was_quiet(run)] or list(runs)
 
 
 def _busy_s() -> float:

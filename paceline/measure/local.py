@@ -1,12 +1,14 @@
 """Systems that run in this process: peers with a plain function, in a thread of their own."""
 
-import math
+from collections import defaultdict
 from collections.abc import Sequence
 from threading import Event
 from typing import Protocol
 
 from paceline.engine.worker import ModelWorker
 from paceline.launcher import CORES
+from paceline.measure.alternate import undisturbed
+from paceline.measure.contention import Watch, counting
 from paceline.measure.system import Measured
 
 THREADS_TRIED = sorted({1, max(1, CORES // 2), CORES})
@@ -35,12 +37,15 @@ class LocalSystem:
             stop.set()
         return Measured(outputs, timing.executed_s)
 
-    async def take_fastest_threads(self, prompts: Sequence[tuple[int, ...]]) -> int:
-        """Let the peer use as many threads as it answers these prompts fastest with; return how many."""
-        took_s: dict[int, float] = {}
+    async def take_fastest_threads(self, prompts: Sequence[tuple[int, ...]], watch: Watch) -> int:
+        """Let the peer use as many threads as it answers these prompts fastest with; return how many.
+
+        What others spoil is repeated: a peer that waits by spinning would get one thread for good.
+        """
+        tried: dict[int, list[Measured]] = defaultdict(list)
         for threads in THREADS_TRIED * TRIALS:
             self._peer.threads = threads
-            measured = await self.run(prompts)
-            took_s[threads] = min(measured.elapsed_s, took_s.get(threads, math.inf))
-        self._peer.threads = min(THREADS_TRIED, key=took_s.__getitem__)
+            tried[threads].append(await undisturbed(self, prompts, watch))
+        took_s = {threads: min(one.elapsed_s for one in counting(trials)) for threads, trials in tried.items()}
+        self._peer.threads = min(took_s, key=took_s.__getitem__)
         return self._peer.threads

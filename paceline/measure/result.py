@@ -6,7 +6,7 @@ from statistics import median
 from pydantic import TypeAdapter
 
 from paceline.measure.agreement import Mismatch
-from paceline.measure.contention import Contention, was_quiet
+from paceline.measure.contention import Contention, counting, was_quiet
 from paceline.measure.grid import SystemSpec
 from paceline.measure.rounds import RoundUse
 from paceline.types import PassTraffic
@@ -20,17 +20,13 @@ class Run:
     output_count: int
     rounds: RoundUse | None
     mismatches: tuple[Mismatch, ...]
-    """Outputs unlike the first system's of this precision."""
+    """Outputs unlike the first system's of this dtype, whatever the numerics of either."""
     contention: Contention | None = None
     """What others did to the machine meanwhile; None where nobody watched."""
 
     @property
     def tokens_per_s(self) -> float:
         return self.output_count / self.elapsed_s
-
-    @property
-    def is_quiet(self) -> bool:
-        return was_quiet(self.contention)
 
 
 @dataclass(frozen=True)
@@ -43,22 +39,27 @@ class SystemResult:
     @property
     def quiet_count(self) -> int:
         """Runs that nothing else on the machine disturbed."""
-        return sum(run.is_quiet for run in self.runs)
+        return sum(map(was_quiet, self.runs))
 
     @property
     def tokens_per_s(self) -> float:
-        """Median of the quiet runs, or of all where none was; tokens after an output's end are none."""
-        return median(run.tokens_per_s for run in self.runs if run.is_quiet or not self.quiet_count)
+        """Median of the runs that count; tokens after an output's end are none."""
+        return median(run.tokens_per_s for run in counting(self.runs))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Of the runs that count together."""
+        return sum(run.elapsed_s for run in counting(self.runs))
 
     @property
     def rounds(self) -> RoundUse | None:
-        """Of all runs together."""
-        known = [run.rounds for run in self.runs if run.rounds]
+        """Of the runs that count together."""
+        known = [run.rounds for run in counting(self.runs) if run.rounds]
         return sum(known, RoundUse()) if known else None
 
     @property
     def mismatch_count(self) -> int:
-        """Of the run that had most."""
+        """Of the run that had most, quiet or not: what disturbs a run must not change its outputs."""
         return max(len(run.mismatches) for run in self.runs)
 
 
@@ -98,7 +99,7 @@ class BenchResult:
     run_count: int
     """Timed runs that were asked for; a system that has fewer was interrupted."""
     lanes: int | None = None
-    """Of speculation at B > 1; None: the default."""
+    """Of speculation at B > 1, by flag, variable or default; None in results from before all three were known."""
     floors: tuple[Floor, ...] = ()
     systems: tuple[SystemResult, ...] = ()
 

@@ -29,19 +29,19 @@ class Summary:
     speedup_over_own_single: float | None
     """Over the same system at B = 1."""
     equal_count: int
-    """Outputs equal to the first system's."""
+    """Outputs equal to those of the first system of its dtype."""
     rounds: "RoundSummary | None"
 
 
 @dataclass(frozen=True)
 class RoundSummary:
-    """Means over all rounds of all runs, which may overlap."""
+    """Means over all rounds of the runs that count; rounds may overlap."""
 
     round_ms: float
     floor_ms: float | None
     """Least time for what a round must read from memory."""
     floor_share: float | None
-    """How much of what memory allows was reached: least time for all rounds over the time of the runs."""
+    """How much of what memory allows was reached: least time for these rounds over the time of their runs."""
     time_shares: dict[str, float]
     acceptance: float | None
     tokens_per_row: float
@@ -89,11 +89,10 @@ def _round_summary(result: BenchResult, system: SystemResult) -> RoundSummary | 
     if rounds is None:
         return None
     floor_s = result.floor_s(system)
-    elapsed_s = sum(run.elapsed_s for run in system.runs)
     return RoundSummary(
         1e3 * sum(rounds.seconds.values()) / rounds.round_count,
         None if floor_s is None else 1e3 * floor_s / rounds.round_count,
-        None if floor_s is None else floor_s / elapsed_s,
+        None if floor_s is None else floor_s / system.elapsed_s,
         rounds.time_shares,
         rounds.acceptance,
         rounds.tokens_per_row,

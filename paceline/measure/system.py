@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.measure.contention import Contention, was_quiet
+from paceline.measure.contention import Contention
 from paceline.measure.rounds import RoundUse
 
 
@@ -23,10 +23,6 @@ class Measured:
     @property
     def output_count(self) -> int:
         return sum(map(len, self.outputs))
-
-    @property
-    def is_quiet(self) -> bool:
-        return was_quiet(self.contention)
 
     @property
     def tokens_per_s(self) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import grpc
 import structlog
 
-from paceline.errors import AddressInUse
+from paceline.errors import StartupError
 
 log = structlog.get_logger()
 
@@ -72,7 +72,7 @@ class LastingServer:
             try:
                 self._server, _ = self._make(self.port)
                 break
-            except AddressInUse:
+            except StartupError:  # whatever keeps it from listening where it did: it may pass
                 await asyncio.sleep(LOOK_EVERY_S)
         await self._server.start()
 

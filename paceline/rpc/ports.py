@@ -1,11 +1,12 @@
 """Whether a service will be able to listen: asked before it loads a model, which takes long."""
 
+import errno
 import socket
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from paceline.errors import AddressInUse
+from paceline.errors import AddressInUse, StartupError
 
 
 class Listening(NamedTuple):
@@ -16,15 +17,26 @@ class Listening(NamedTuple):
     port: int
     """0: any free one."""
 
-    def refused(self) -> AddressInUse:
-        return AddressInUse(
-            f"cannot listen on {self.host}:{self.port}: the port is taken or the host is not this machine's; "
-            f"choose another {self.flag}, or 0 for any free one"
+    def refused(self, error: OSError) -> StartupError:
+        """What to raise for what the system said: AddressInUse only where another has the port."""
+        what = f"cannot listen on {self.host}:{self.port}"
+        if error.errno == errno.EADDRINUSE:
+            return AddressInUse(f"{what}: the port is taken; choose another {self.flag}, or 0 for any free one")
+        return StartupError(
+            f"{what}: {error.strerror or error}; choose a host of this machine and a {self.flag} that you may use"
         )
+
+    def refused_by_grpc(self, error: RuntimeError) -> StartupError:
+        """As `refused`. gRPC keeps the system's reason to itself, so the system is asked again."""
+        try:
+            _bound(self).close()
+        except StartupError as known:
+            return known
+        return StartupError(f"cannot listen on {self.host}:{self.port} ({self.flag}): {error}")
 
 
 def check_ports_free(places: Iterable[Listening]) -> None:
-    """Raise AddressInUse where a port is taken, or is asked for twice."""
+    """Raise AddressInUse where a port is taken or asked for twice, StartupError where something else forbids it."""
     with ExitStack() as held:
         for one in places:
             if one.port:
@@ -32,17 +44,15 @@ def check_ports_free(places: Iterable[Listening]) -> None:
 
 
 def _bound(place: Listening) -> socket.socket:
-    """A socket that holds the port and accepts nothing."""
+    """A socket that holds the port and accepts nothing. Raises as `refused` says."""
     try:
         found = socket.getaddrinfo(place.host.strip("[]"), place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        with ExitStack() as opened:
+            bound = opened.enter_context(socket.socket(found[0][0], socket.SOCK_STREAM))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(found[0][4])
+            bound.listen(1)  # two sockets that only bind may share a port
+            opened.pop_all()
+            return bound
     except OSError as error:
-        raise place.refused() from error
-    bound = socket.socket(found[0][0], socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(found[0][4])
-        bound.listen(1)  # two sockets that only bind may share a port
-    except OSError as error:
-        bound.close()
-        raise place.refused() from error
-    return bound
+        raise place.refused(error) from error

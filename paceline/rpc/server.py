@@ -76,7 +76,8 @@ async def running_server(
     """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`.
 
     With a tracer, calls have spans. `interceptors` see all calls, those that are refused too. `exchanges` are told when
-    their streams should end, which would keep the server from ending. Raises AddressInUse.
+    their streams should end, which would keep the server from ending. Raises AddressInUse or
+    StartupError.
     """
     health_servicer = health.aio.HealthServicer()
     credentials = server_credentials(options.certificates) if options.certificates else None
@@ -149,4 +150,4 @@ def _bind(server: grpc.aio.Server, place: Listening, credentials: grpc.ServerCre
             return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
-        raise place.refused() from error
+        raise place.refused_by_grpc(error) from error

@@ -40,7 +40,7 @@ class Receiver(TraceServiceServicer):
 
 @asynccontextmanager
 async def running_receiver(host: str, port: int) -> AsyncIterator[Receiver]:
-    """Receive while the block runs. Raises AddressInUse."""
+    """Receive while the block runs. Raises AddressInUse or StartupError."""
     receiver = Receiver()
     async with running_server(
         host, port, [SERVICE_NAME], lambda server: add_receiver(receiver, server), grace_s=1

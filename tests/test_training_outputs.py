@@ -1,0 +1,85 @@
+"""The outputs a draft learns from: what is left of them when making them ends early. The product is made up."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import repeat
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from paceline.errors import PeerFailed, StartupError
+from paceline.launcher import ClusterOptions
+from paceline.tasks import side_by_side
+from training import outputs
+from training.outputs import Output, Prompt, greedy_outputs
+
+
+class Product:
+    """Answers so many requests; the next one fails, or takes for ever while a service is given up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answered_count: int, *, request_fails: bool) -> None:
+        self.words: list[str] = []
+        self._left = answered_count
+        self._request_fails = request_fails
+        self._given_up = asyncio.Event()
+        monkeypatch.setattr(outputs, "running_cluster", self._running)
+        monkeypatch.setattr(outputs, "Client", lambda address: self)
+
+    async def made(self) -> list[Output]:
+        prompts: Iterator[Prompt] = repeat(self._prompt)
+        return await greedy_outputs(prompts, ClusterOptions(), self.words.append, minutes=60)
+
+    @asynccontextmanager
+    async def _running(self, *_: object) -> AsyncIterator[Any]:
+        async def supervise() -> None:
+            await self._given_up.wait()
+            raise StartupError("5 starts in a row were of no use")
+
+        async with side_by_side() as watching:
+            supervising = watching.create_task(supervise())
+            yield SimpleNamespace(coordinator="here:1")
+            supervising.cancel()
+
+    async def _prompt(self, client: object) -> tuple[int, ...]:
+        return (1, 2)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def describe(self) -> Any:
+        return SimpleNamespace(batch_size=1)
+
+    async def complete(self, request: object) -> Any:
+        if self._left:
+            self._left -= 1
+            return SimpleNamespace(token_ids=[3])
+        if self._request_fails:
+            raise PeerFailed("a request failed")
+        self._given_up.set()
+        return await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("request_fails", "words"),
+    [(True, "ended early: a request failed"), (False, "ended early: 5 starts in a row were of no use")],
+)
+async def test_whatever_ends_it_early_what_was_made_is_kept(
+    monkeypatch: pytest.MonkeyPatch, request_fails: bool, words: str
+) -> None:
+    """A service that was given up took the outputs of hours with it."""
+    product = Product(monkeypatch, 7, request_fails=request_fails)
+    assert await product.made() == [Output((1, 2, 3), 2)] * 7
+    assert product.words == [words]
+
+
+@pytest.mark.parametrize(("request_fails", "error"), [(True, PeerFailed), (False, StartupError)])
+async def test_where_nothing_was_made_the_failure_is_raised(
+    monkeypatch: pytest.MonkeyPatch, request_fails: bool, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await Product(monkeypatch, 0, request_fails=request_fails).made()
