@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli.app import app
+from paceline.cli.partial_outputs import PartialOutputs
 from paceline.errors import CallTimedOut, InvalidRequest, PeerUnavailable
 from tests.answering import AnsweringClient, answering, fails
 
@@ -212,6 +214,21 @@ def test_what_another_run_is_writing_is_left_to_it(folder: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert "another run is writing out.jsonl.partial" in refusal(AnsweringClient(), "--resume")
     assert run(AnsweringClient(), "--resume").exit_code == 0
+
+
+def test_of_two_runs_begun_together_the_later_leaves_the_answers_of_the_other_alone(folder: Path) -> None:
+    """The later one took the other's file for one of its own that it could not write, and deleted it."""
+    with closing(PartialOutputs(Path("out.jsonl"), {}, resume=False)) as first:
+        with closing(PartialOutputs(Path("out.jsonl"), {}, resume=False)) as later:
+            first.add(0, {"text": "A"})
+            with pytest.raises(InvalidRequest, match=r"another run is writing out\.jsonl\.partial.*another --output"):
+                later.add(0, {"text": "later"})
+            later.publish({0: {"error": "wrong"}}, again=False)
+        first.add(1, {"text": "B"})
+        assert len(PARTIAL.read_text().splitlines()) == 3
+        first.publish({}, again=False)
+    assert outputs() == ["A", "B"]
+    assert not PARTIAL.exists()
 
 
 def test_an_output_that_is_no_file_is_written_to_and_stays_what_it_is(folder: Path) -> None:

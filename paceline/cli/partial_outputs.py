@@ -33,6 +33,7 @@ class PartialOutputs:
         self._run: Row = json.loads(json.dumps(run))
         self._places: dict[int, int] = {}
         self._file: IO[bytes] | None = None
+        self._has_made_file = False
         # A pipe or a terminal has no place for a file beside it.
         self._has_path = output.is_file() or not output.exists()
         try:
@@ -104,7 +105,12 @@ class PartialOutputs:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InvalidRequest(f"another run is writing {self.path}; wait for its end", field="output") from None
+            raise self._of_another() from None
+
+    def _of_another(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"another run is writing {self.path}; wait for its end, or name another --output", field="output"
+        )
 
     def _compare(self, begun: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         for name, value in own.items():
@@ -122,14 +128,14 @@ class PartialOutputs:
         self._run |= model
 
     def add(self, number: int, row: Row) -> None:
-        """Keep an answer. Raises InvalidRequest when the disk refuses."""
+        """Keep an answer. Raises InvalidRequest when the disk refuses, or another run has begun to write there."""
         try:
             file = self._opened()
             place = file.seek(0, os.SEEK_END)
             file.write(_line({"line": number, "output": row}))
             file.flush()
         except OSError as error:
-            if not self._places:
+            if self._has_made_file and not self._places:
                 self.path.unlink(missing_ok=True)
             raise InvalidRequest(f"{self.path} cannot be written: {error}", field="output") from error
         self._places[number] = place
@@ -137,12 +143,21 @@ class PartialOutputs:
     def _opened(self) -> IO[bytes]:
         if self._file is None:
             if self._has_path:
-                self._take(self.path.open("x+b"))
+                self._take(self._made())
             else:
                 self._file = io.BytesIO()
             assert self._file
             self._file.write(_line({RUN: self._run}))
         return self._file
+
+    def _made(self) -> IO[bytes]:
+        try:
+            file = self.path.open("x+b")
+        except FileExistsError:
+            # Both were started before either had an answer.
+            raise self._of_another() from None
+        self._has_made_file = True
+        return file
 
     def publish(self, failures: Mapping[int, Row], *, again: bool) -> None:
         """Write the whole output, in the order of the lines, and drop the answers, unless some are to be tried again.
@@ -154,7 +169,7 @@ class PartialOutputs:
                 whole.write(_line(failures[number] if number in failures else self._answer(number)))
         if again:
             self._opened().flush()
-        elif self._has_path:
+        elif self._file and self._has_path:
             self.path.unlink(missing_ok=True)
 
     def _answer(self, number: int) -> Row:
