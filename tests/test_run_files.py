@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -237,3 +238,41 @@ def test_an_output_that_is_no_file_is_written_to_and_stays_what_it_is(folder: Pa
     assert Path("/dev/null").is_char_device()
     assert sorted(os.listdir()) == ["in.jsonl", "out.jsonl"]
     assert "--resume needs a file" in refusal(AnsweringClient(), "--resume")
+
+
+def test_the_answers_of_a_linked_output_lie_beside_what_the_link_leads_to(folder: Path) -> None:
+    """They lay beside the link, so that by its other name the run could not be gone on with."""
+    Path("elsewhere").mkdir()
+    os.symlink("elsewhere/real.jsonl", "out.jsonl")
+    lose_at_d()
+    assert not PARTIAL.exists()
+    assert run(AnsweringClient(), "--resume", output="elsewhere/real.jsonl").exit_code == 0
+    assert outputs() == ["A", "B", "C", "D", "E"]
+    assert Path("out.jsonl").is_symlink()
+    assert os.listdir("elsewhere") == ["real.jsonl"]
+
+
+def test_an_output_that_is_an_open_file_is_the_file_of_that_name(folder: Path) -> None:
+    """As `/dev/stdout` is: the answers were to lie beside it, in `/dev`."""
+    with Path("real.jsonl").open("wb") as file:
+        result = run(AnsweringClient(), output=f"/dev/fd/{file.fileno()}")
+    assert result.exit_code == 0, result.exception
+    assert outputs("real.jsonl") == ["A", "B", "C", "D", "E"]
+    assert sorted(os.listdir()) == ["in.jsonl", "real.jsonl"]
+
+
+def test_a_pipe_and_a_file_without_a_name_are_written_to(folder: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as end, TemporaryFile(dir=".") as nameless:
+        for number in (writing, nameless.fileno()):
+            assert run(AnsweringClient(), output=f"/dev/fd/{number}").exit_code == 0
+        os.close(writing)
+        whole = end.read()
+        assert [json.loads(line)["text"] for line in whole.splitlines()] == ["A", "B", "C", "D", "E"]
+        assert nameless.read().decode() == whole
+    assert os.listdir() == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("output", [".", "x" * 300, "in.jsonl/out.jsonl"])
+def test_an_output_that_cannot_be_is_refused_with_words(folder: Path, output: str) -> None:
+    assert f"--output {output} cannot be written" in refusal(AnsweringClient(), output=output)

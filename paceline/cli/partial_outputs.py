@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.files import replacing, try_writing
+from paceline.files import place_of, replacing, try_writing
 
 RUN = "paceline_run"
 """Key of the first line, which says what run the answers are of."""
@@ -29,13 +29,14 @@ class PartialOutputs:
 
         Raises InvalidRequest when they are of another run, or would be lost without `resume`.
         """
-        self.output, self.path = output, output.with_name(output.name + ".partial")
+        place = place_of(output)
+        # What has no place, such as a pipe, has none for a file beside it.
+        self._has_place, place = place is not None, place or output
+        self.output, self.path = output, place.parent / f"{place.name}.partial"
         self._run: Row = json.loads(json.dumps(run))
         self._places: dict[int, int] = {}
         self._file: IO[bytes] | None = None
         self._has_made_file = False
-        # A pipe or a terminal has no place for a file beside it.
-        self._has_path = output.is_file() or not output.exists()
         try:
             self._begin(resume)
         except PacelineError:
@@ -59,11 +60,11 @@ class PartialOutputs:
     def _begin(self, resume: bool) -> None:
         if self.output.is_dir():
             raise IsADirectoryError("it is a folder; name a file")
-        if not self._has_path:
+        if not self._has_place:
             if resume:
                 raise InvalidRequest(f"--resume needs a file, and --output {self.output} is none", field="resume")
             return
-        try_writing(self.output.parent)
+        try_writing(self.path.parent)
         if self.path.exists():
             if not resume:
                 raise InvalidRequest(
@@ -142,7 +143,7 @@ class PartialOutputs:
 
     def _opened(self) -> IO[bytes]:
         if self._file is None:
-            if self._has_path:
+            if self._has_place:
                 self._take(self._made())
             else:
                 self._file = io.BytesIO()
@@ -169,7 +170,7 @@ class PartialOutputs:
                 whole.write(_line(failures[number] if number in failures else self._answer(number)))
         if again:
             self._opened().flush()
-        elif self._file and self._has_path:
+        elif self._file and self._has_place:
             self.path.unlink(missing_ok=True)
 
     def _answer(self, number: int) -> Row:
