@@ -11,13 +11,17 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli.app import app
 from paceline.cli.partial_outputs import PartialOutputs
+from paceline.client import Completion
+from paceline.codec.generation import request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, PeerUnavailable
+from paceline.types import GenerationRequest
 from tests.answering import AnsweringClient, answering, fails
 
 pytestmark = pytest.mark.review
@@ -158,6 +162,22 @@ def test_a_line_that_fails_alone_is_tried_again_and_a_wrong_one_is_no_reason_to(
     assert (result.exit_code, client.prompts) == (1, ["b"])
     assert outputs()[:2] == ["A", "B"]
     assert not PARTIAL.exists()
+
+
+def test_a_line_that_no_call_can_carry_fails_alone(folder: Path) -> None:
+    """Half a surrogate pair ended the whole run with a traceback."""
+    write_input(["a", "half \ud83d", "b"])
+    client = AnsweringClient()
+
+    async def complete(request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
+        request_to_pb(request)  # as a client does
+        return await AnsweringClient.complete(client, request, timeout_s=timeout_s)
+
+    with patch.object(client, "complete", complete):
+        assert run(client).exit_code == 1
+    one, words, other = outputs()
+    assert (one, other) == ("A", "B")
+    assert "half a surrogate pair" in words
 
 
 def test_when_every_line_failed_all_are_tried_again(folder: Path) -> None:
