@@ -167,8 +167,7 @@ async def connected(
 async def _described(client: Client, addresses: str, security: ChannelSecurity) -> ClusterDescription:
     """Ask once before waiting: raises StartupError where no waiting helps, naming what is at an address instead."""
     try:
-        async with Client(addresses, NO_RETRIES, security=security) as once:
-            return await once.describe()
+        return await client.describe_once()
     except (MethodNotFound, PeerUnavailable) as error:
         for address in map(str.strip, addresses.split(",")):
             await _check_is_coordinator(address, security, error)
