@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from paceline import launcher
 from paceline.cli import up
 from paceline.cli.app import app
 from paceline.errors import AddressInUse, StartupError
-from paceline.launcher import ClusterOptions, plan_cluster, running_cluster
+from paceline.launcher import Addresses, ClusterOptions, plan_cluster, running_cluster
 from paceline.rpc.ports import Listening, check_ports_free
 from paceline.service import server_options
 from paceline.variables import check_variables
@@ -69,6 +71,26 @@ def test_up_hears_the_variables_of_its_ports_and_models(monkeypatch: pytest.Monk
     assert ports == [8800, 8801, 7702]
     assert [one.settings.metrics_port for one in (plan.coordinator, plan.draft, plan.target)] == [7710, 7711, 8812]
     assert plan.target.settings.model == "builtin:draft"
+
+
+@pytest.mark.parametrize("target", ["0.0.0.0:7702", "127.0.0.1:1"])
+def test_up_serves_where_it_cannot_ask_its_target(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that listens everywhere, or wants TLS, ended the whole cluster for a line about its numerics."""
+
+    @asynccontextmanager
+    async def running(*_: Any) -> AsyncIterator[Addresses]:
+        yield Addresses("127.0.0.1:7700", "127.0.0.1:7701", target, ())
+
+    async def termination() -> None:
+        """At once."""
+
+    monkeypatch.setattr(up, "running_cluster", running)
+    monkeypatch.setattr(up, "termination", termination)
+    result = CliRunner().invoke(app, ["up"])
+    assert result.exit_code == 0, result.exception
+    assert f"target       {target}" in result.stdout
+    assert "numerics" not in result.stdout
+    assert result.stdout.endswith("stopped\n")
 
 
 @pytest.mark.parametrize(
