@@ -15,10 +15,11 @@ from coordinator.servicer import SERVICE_NAME
 from coordinator.serving import running_coordinator
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, connected
-from paceline.errors import IncompatiblePair, StartupError
+from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
 from paceline.instruments import Instruments
 from paceline.launcher import ClusterOptions
 from paceline.rpc import RunningServer, ServerOptions, open_channel, running_server
+from paceline.rpc.peers import service_at
 from paceline.security.certificates import watch_certificates
 from paceline.security.channels import LOCAL
 from tests.certificates import Authority
@@ -55,6 +56,16 @@ async def test_a_command_says_what_answers_where_there_is_no_coordinator(name: s
         with pytest.raises(StartupError, match=f"{server.address} is {found} and no coordinator"):
             async with connected(Connection(server.address), ClusterOptions()):
                 pass
+
+
+async def test_an_address_where_nothing_answers_is_not_said_to_be_another_service() -> None:
+    async with serving(DRAFT_SERVICE) as server:
+        with pytest.raises(StartupError, match=f"{server.address} is a draft service and no coordinator"):
+            async with connected(Connection(f"127.0.0.1:1,{server.address}"), ClusterOptions()):
+                pass
+    async with open_channel("127.0.0.1:1") as channel:
+        with pytest.raises(PeerUnavailable):
+            await service_at(channel)
 
 
 async def test_a_command_that_calls_a_tls_port_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:

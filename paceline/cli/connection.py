@@ -177,8 +177,11 @@ async def _described(client: Client, addresses: str, security: ChannelSecurity) 
 async def _check_is_coordinator(address: str, security: ChannelSecurity, error: PacelineError) -> None:
     """Raises StartupError where the address, of which a call failed with `error`, is not a coordinator's."""
     if isinstance(error, MethodNotFound):
-        async with open_channel(address, security=security) as channel:
-            found = await service_at(channel)
+        try:
+            async with open_channel(address, security=security) as channel:
+                found = await service_at(channel)
+        except PacelineError:
+            return  # the call failed at another address, and this one is away
         if found != COORDINATOR:
             raise StartupError(
                 f"{address} is {found} and no coordinator; give --address a coordinator's, "
