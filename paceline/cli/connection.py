@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import ClusterFlags, Command, with_flags
+from paceline.cli.options import ClusterFlags, Command, draft_limit, with_flags
 from paceline.client import NO_RETRIES, Client, Retry, RetryPolicy
 from paceline.errors import InvalidRequest, MethodNotFound, PacelineError, PeerUnavailable, StartupError
 from paceline.launcher import ClusterOptions, running_cluster
@@ -192,8 +192,8 @@ async def _check_is_coordinator(address: str, security: ChannelSecurity, error: 
 
 
 def _check_draft_count(options: ClusterOptions, cluster: ClusterDescription) -> None:
-    wanted, most = options.draft_count, cluster.draft_count
-    if wanted and most is not None and (not wanted.isdecimal() or int(wanted) > most):
+    wanted, most = draft_limit(True, options), cluster.draft_count
+    if wanted is not None and most is not None and wanted > most:
         raise InvalidRequest(
             f"--draft-count {wanted}: the coordinator drafts {most} tokens a round at most; give a number up to that",
             field="draft_count",
