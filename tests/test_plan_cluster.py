@@ -161,6 +161,13 @@ def test_a_command_that_starts_no_services_refuses_variables_of_no_service(monke
     assert "PACELINE_TARGTE_MODEL" in result.exception.message
 
 
+def test_a_misspelled_variable_hides_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_TARGTE_MODEL", "builtin:target")
+    result = CliRunner().invoke(app, ["generate", "--help"])
+    assert result.exit_code == 0, result.exception
+    assert "--max-new-tokens" in result.stdout
+
+
 def test_what_kubernetes_tells_of_its_services_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "PACELINE_GATEWAY_PORT": "tcp://10.0.0.1:80",
