@@ -122,5 +122,5 @@ def test_load_without_a_plotting_library_runs_and_says_that_it_draws_nothing(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     flags = ["--rate", "1", "--requests", "1", "--address", "127.0.0.1:1", "--output", str(tmp_path)]
     result = CliRunner().invoke(app, ["load", *flags])
-    assert "no plot will be drawn: plots need matplotlib" in result.output
+    assert "no plot will be drawn: this needs matplotlib, which is not installed: pip install" in result.output
     assert "Connection refused" in str(result.exception)
