@@ -14,7 +14,6 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -23,7 +22,7 @@ from opentelemetry.trace import Tracer
 
 from paceline.codec.generation import cluster_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
-from paceline.errors import Overloaded, PeerFailed, PeerUnavailable
+from paceline.errors import CallTimedOut, Overloaded, PeerFailed, PeerUnavailable
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
 from paceline.rpc import open_channel, translated_errors
 from paceline.security.channels import LOCAL, ChannelSecurity
@@ -207,23 +206,35 @@ class Client:
         """Ask the coordinators, one after the other, until one answers, and again while the outage may last."""
         outage = self._outage()
         while True:
-            for _ in self._channels[1:]:
-                with suppress(PeerUnavailable):
-                    return await self._describe()
-                self._turn()
-            asked = self._next
             try:
-                return await self._describe()
+                return await self.describe_once()
             except PeerUnavailable as error:
-                self._turn()
-                await outage.wait(error, self._addresses[asked])
+                await outage.wait(error, self._addresses[self._next])
 
-    async def _describe(self) -> ClusterDescription:
-        with translated_errors():
-            request = generation_service_pb2.DescribeClusterRequest()
-            response = await self._stubs[self._next].DescribeCluster(
-                request, timeout=DESCRIBE_TIMEOUT_S, metadata=self._security.metadata()
-            )
+    async def describe_once(self) -> ClusterDescription:
+        """Ask each coordinator once until one answers. Raises PeerUnavailable, of the first asked, where none does."""
+        first, failures = self._next, []
+        for place in range(len(self._stubs)):
+            asked = (first + place) % len(self._stubs)
+            try:
+                cluster = await self._describe(asked)
+            except PeerUnavailable as error:
+                failures.append(error)
+            else:
+                self._next = asked
+                return cluster
+        raise failures[0]
+
+    async def _describe(self, asked: int) -> ClusterDescription:
+        try:
+            with translated_errors():
+                request = generation_service_pb2.DescribeClusterRequest()
+                response = await self._stubs[asked].DescribeCluster(
+                    request, timeout=DESCRIBE_TIMEOUT_S, metadata=self._security.metadata()
+                )
+        except CallTimedOut as error:
+            # Nothing at a machine that is off refuses a call.
+            raise PeerUnavailable(f"{self._addresses[asked]} did not answer within {DESCRIBE_TIMEOUT_S:g} s") from error
         return cluster_from_pb(response)
 
 

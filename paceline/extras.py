@@ -8,7 +8,7 @@ from paceline.errors import StartupError
 _EXTRAS = {
     **dict.fromkeys(("huggingface_hub", "psutil", "safetensors", "torch", "transformers"), "engine"),
     "matplotlib": "bench",
-    **dict.fromkeys(("gguf", "llama_cpp"), "llama-cpp"),
+    "llama_cpp": "llama-cpp",
 }
 
 

@@ -12,6 +12,16 @@ from pathlib import Path
 from paceline.errors import InvalidRequest
 
 
+def place_of(path: Path) -> Path | None:
+    """Where the file lies that `path` names or would make: of a link, what it leads to.
+
+    None for what can only be written to as it is: a folder, a device, a pipe, a file that has lost its name.
+    """
+    place = Path(os.path.realpath(path)) if os.path.islink(path) else path
+    # Not of `place` alone: Linux gives the link to an open pipe a target that is no path.
+    return None if os.path.exists(path) and not os.path.isfile(place) else place
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a new path beside `path`; what the block writes there takes the place of `path` when it ends well.
@@ -20,10 +30,10 @@ def replacing(path: Path) -> Iterator[Path]:
     file, such as a pipe, is written to as it is. Raises InvalidRequest when the disk refuses.
     """
     try:
-        if path.exists() and not path.is_file():
+        place = place_of(path)
+        if place is None:
             yield path
             return
-        place = Path(os.path.realpath(path))  # of a link, what it leads to is replaced
         beside = place.with_name(f"{place.name}.{os.getpid()}.new")
         try:
             yield beside
@@ -59,7 +69,7 @@ def replace_file(path: Path, content: str) -> None:
 
 def check_distinct(source: Path, output: Path) -> None:
     """Raise InvalidRequest when both names are of one file: writing the output would lose what is read."""
-    if source.is_file() and output.exists() and os.path.samefile(source, output):
+    if os.path.isfile(source) and os.path.exists(output) and os.path.samefile(source, output):
         raise InvalidRequest(f"--output {output} is the same file as --input {source}; name another", field="output")
 
 

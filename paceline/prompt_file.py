@@ -43,7 +43,7 @@ def read_lines(path: Path) -> list[InputLine]:
 def _parse(number: int, line: str) -> InputLine:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         return InputLine(number, None, f"line {number} is not JSON: {error}")
     if not isinstance(row, dict):
         return InputLine(number, None, f"line {number} is not a JSON object")

@@ -6,13 +6,14 @@ Works from `TokenizerFiles`, so it needs neither torch nor a checkpoint. Knows n
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable
 from paceline.types import Prompt, Text, TokenIds, TokenizerFiles
@@ -51,10 +52,13 @@ class TextCodec:
         # A checkpoint may carry the limits it was trained with; here length is checked, never cut.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        added = self.tokenizer.get_added_tokens_decoder().items()
-        self._special_ids = {one.content: token_id for token_id, one in added if one.special}
-        self._special = _any_of(self._special_ids)
-        self._special_tokens: Mapping[str, str] = json.loads(files.special_tokens_json)
+        self._special_tokens = _special_tokens_of(self.tokenizer)
+        self._special = _any_of(one.content for one in self._special_tokens.values())
+        # Then other text than a token's own may become that token.
+        self._normalizes = self.tokenizer.normalizer is not None and any(
+            one.normalized for one in self._special_tokens.values()
+        )
+        self._template_tokens: Mapping[str, str] = json.loads(files.special_tokens_json)
         self._template = _environment().from_string(files.chat_template) if files.chat_template else None
 
     @property
@@ -70,39 +74,50 @@ class TextCodec:
             return list(prompt.values)
         if isinstance(prompt, Text):
             return self._encode(prompt.value, add_special_tokens=True)
-        if self._special and self._special.search(prompt.value):
+        if self._spells_special(prompt.value):
             return self._encode_forged(prompt.value)
         return self._encode(self._render(prompt.value), add_special_tokens=False)
 
+    def _spells_special(self, message: str) -> bool:
+        if self._special and self._special.search(message):
+            return True
+        return self._normalizes and any(self._special_spans(message))
+
     def _encode_forged(self, message: str) -> list[int]:
         """Of a message that spells special tokens: those become text, and the template's stay what they are."""
-        assert self._special
-        mark = next(one for one in map(chr, range(0xE000, 0xF900)) if one not in message)
+        secret = secrets.token_hex(16)
         spelled: list[str] = []
 
-        def hide(match: re.Match[str]) -> str:
-            spelled.append(match[0])
-            return f"{mark}{len(spelled) - 1}{mark}"
+        def hide(text: str) -> str:
+            spelled.append(text)
+            return _unknown_word(secret, len(spelled) - 1)
 
-        rendered = self._render(self._special.sub(hide, message))
-        ids: list[int] = []
-        at = 0
-        for template_token in self._special.finditer(rendered):
-            ids += self._encode_plain(rendered[at : template_token.start()], mark, spelled)
-            ids.append(self._special_ids[template_token[0]])
-            at = template_token.end()
-        return ids + self._encode_plain(rendered[at:], mark, spelled)
+        assert self._special
+        hidden = self._special.sub(lambda found: hide(found[0]), message)
+        if self._normalizes:
+            hidden = _replaced(hidden, ((span, hide(hidden[span])) for _, span in self._special_spans(hidden)))
+        rendered = self._render(hidden)
+        # What is special now is the template's, and lies where the tokenizer itself says.
+        plain = self._plain_tokenizer
+        meant = _replaced(rendered, ((span, plain.words[one]) for one, span in self._special_spans(rendered)))
+        return plain.encode(re.sub(_unknown_word(secret, r"(\d+)"), lambda found: spelled[int(found[1])], meant))
 
-    def _encode_plain(self, text: str, mark: str, spelled: Sequence[str]) -> list[int]:
-        """As text, whatever it spells; what was hidden is put back first."""
-        restored = re.sub(f"{mark}(\\d+){mark}", lambda hidden: spelled[int(hidden[1])], text)
-        return self._plain_tokenizer.encode_batch([restored], add_special_tokens=False)[0].ids if restored else []
+    def _special_spans(self, text: str) -> Iterator[tuple[int, slice]]:
+        """Yield the special tokens of a text by their ids, with where they lie: spaces that a token takes are of it."""
+        encoding = self.tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            one = self._special_tokens.get(token_id)
+            # The token for what is unknown may be special, and then stands for other text than its own.
+            if one and self._normal(text[start:end].strip()) == self._normal(one.content.strip()):
+                yield token_id, slice(start, end)
+
+    def _normal(self, text: str) -> str:
+        normalizer = self.tokenizer.normalizer
+        return normalizer.normalize_str(text) if normalizer else text
 
     @cached_property
-    def _plain_tokenizer(self) -> Tokenizer:
-        plain = Tokenizer.from_str(self.tokenizer.to_str())
-        plain.encode_special_tokens = True
-        return plain
+    def _plain_tokenizer(self) -> "_PlainTokenizer":
+        return _PlainTokenizer(self.tokenizer)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # A batch of one: unlike `encode`, which takes seconds for a megabyte, it lets other threads run meanwhile.
@@ -116,9 +131,48 @@ class TextCodec:
             )
         messages = [{"role": "user", "content": message}]
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._template_tokens)
         except TemplateError as error:
             raise InvalidRequest(f"the chat template refuses this message: {error}", field="user_message") from error
+
+
+class _PlainTokenizer:
+    """A tokenizer to which special tokens are text like any other. Words that nobody knows stand for them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        secret, special = secrets.token_hex(16), _special_tokens_of(tokenizer)
+        self.words = {token_id: _unknown_word(secret, token_id) for token_id in special}
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.add_tokens(
+            [
+                AddedToken(self.words[token_id], lstrip=one.lstrip, rstrip=one.rstrip, normalized=False)
+                for token_id, one in special.items()
+            ]
+        )
+        self._meant = {self._tokenizer.token_to_id(word): token_id for token_id, word in self.words.items()}
+
+    def encode(self, text: str) -> list[int]:
+        ids = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
+        return [self._meant.get(one, one) for one in ids]
+
+
+def _unknown_word(secret: str, number: int | str) -> str:
+    """What nobody can have written. Its ends are no characters: no token of a vocabulary reaches into it."""
+    return f"\ufdd0{secret}{number}\ufdd0"
+
+
+def _special_tokens_of(tokenizer: Tokenizer) -> dict[int, AddedToken]:
+    return {token_id: one for token_id, one in tokenizer.get_added_tokens_decoder().items() if one.special}
+
+
+def _replaced(text: str, parts: Iterable[tuple[slice, str]]) -> str:
+    """Return the text with other words in some places, which come in their order."""
+    pieces, at = [], 0
+    for place, word in parts:
+        pieces += [text[at : place.start], word]
+        at = place.stop
+    return "".join((*pieces, text[at:]))
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str] | None:

@@ -47,6 +47,8 @@ class AnsweringClient:
             raise PeerUnavailable("no coordinator is there")
         return ClusterDescription(describe(self.model), None, 8, 5, "continuous", 2, 0, 0, ClusterStatistics())
 
+    describe_once = describe
+
     async def complete(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
         assert isinstance(request.prompt, Text)
         prompt = request.prompt.value

@@ -237,6 +237,51 @@ async def test_the_deadline_covers_repeated_calls() -> None:
             await client.complete(GenerationRequest(PROMPT), timeout_s=0.3)
 
 
+class Off(GenerationServiceServicer):
+    """As a machine that is off: no call is answered before its deadline."""
+
+    def __init__(self) -> None:
+        self.asked_count = 0
+
+    async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Any) -> pb.DescribeClusterResponse:
+        self.asked_count += 1
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        raise AssertionError
+
+
+@contextlib.asynccontextmanager
+async def switched_off() -> AsyncIterator[tuple[Off, str]]:
+    off = Off()  # type: ignore[abstract]
+
+    def add(server: grpc.aio.Server) -> None:
+        add_GenerationServiceServicer_to_server(off, server)
+
+    async with running_server("127.0.0.1", 0, [], add, grace_s=0) as server:
+        yield off, server.address
+
+
+async def test_a_coordinator_that_does_not_answer_is_away_and_the_next_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its silence was raised as the call's own failure, and neither the next one nor a later time was tried."""
+    monkeypatch.setattr("paceline.client.random.randrange", lambda count: 0)
+    async with (
+        switched_off() as (off, address),
+        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as server,
+    ):
+        async with Client(f"{address},{address},{server.address}", NO_RETRIES) as client:
+            assert (await client.describe()).batch_size
+            assert off.asked_count == 2
+            await client.describe()
+            assert off.asked_count == 2, "who answered is asked first"
+        async with Client(f"{address},{address}", RetryPolicy(0.05, 0.01)) as client:
+            with pytest.raises(PeerUnavailable, match=f"{address} did not answer within 10 s"):
+                await client.describe_once()
+            assert off.asked_count == 4
+            with pytest.raises(PeerUnavailable, match=f"could not be used for 0.05 s: {address} did not answer"):
+                await client.describe()
+
+
 class Silent(GenerationServiceServicer):
     """Ends every stream as if all had been said."""
 

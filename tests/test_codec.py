@@ -118,6 +118,34 @@ def test_requests_survive_the_wire(request: types.GenerationRequest) -> None:
     assert generation.request_from_pb(generation.request_to_pb(request)) == request
 
 
+REQUEST = types.GenerationRequest(types.Text("hi"))
+HALF = "Hi \ud83d"
+BIG = 3 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "words"),
+    [
+        (replace(REQUEST, prompt=types.Text(HALF)), "text", r"text is 'Hi \\ud83d'.*; give whole characters"),
+        (replace(REQUEST, prompt=types.UserMessage(HALF)), "user_message", "give whole characters"),
+        (replace(REQUEST, prompt=types.TokenIds((1, BIG))), "token_ids", "3000000000.*; give numbers from -2.31"),
+        (replace(REQUEST, stop_strings=(HALF,)), "stop_strings", "give whole characters"),
+        (replace(REQUEST, max_new_tokens=BIG), "max_new_tokens", "is 3000000000, .*; give numbers from .* to 2.31 - 1"),
+        (replace(REQUEST, seed=-1), "seed", "seed is -1, .*; give 0 to 2.64 - 1"),
+        (replace(REQUEST, seed=2**64), "seed", "seed is 18446744073709551616, .*; give 0 to"),
+        (replace(REQUEST, sampling=types.SamplingParameters(top_k=BIG)), "sampling.top_k", "top_k is 3000000000"),
+        (replace(REQUEST, sampling=types.SamplingParameters(logit_bias=((BIG, 1.0),))), "sampling.logit_bias", "3000"),
+        (replace(REQUEST, received_outputs=(types.ReceivedOutput(BIG),)), "received_outputs", "3000000000"),
+    ],
+)
+def test_a_value_that_no_call_can_carry_is_the_requests_error(
+    request_: types.GenerationRequest, field: str, words: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match=words) as refusal:
+        generation.request_to_pb(request_)
+    assert refusal.value.field == field
+
+
 @pytest.mark.parametrize("reason", [None, *types.FinishReason])
 def test_pieces_survive_the_wire(reason: types.FinishReason | None) -> None:
     finish = types.GenerationFinish(reason, types.Usage(1, 2, 3, 4, 5, (6, 7), 0.5)) if reason else None

@@ -101,6 +101,19 @@ async def test_a_draft_count_with_an_address_is_asked_of_requests() -> None:
                 pass
 
 
+@pytest.mark.parametrize("speculation", ["--speculation", "--no-speculation"])
+@pytest.mark.parametrize("count", ["abc", "-3", "1.5", "65"])
+@pytest.mark.parametrize("command", [["generate", "hello"], ["load", "--rate", "1"]])
+def test_what_is_no_draft_count_is_refused_before_anything_is_asked(
+    command: list[str], count: str, speculation: str
+) -> None:
+    """A coordinator that chooses its own took none of it and said nothing."""
+    flags = ["--address", "127.0.0.1:1", "--draft-count", count, speculation]
+    result = CliRunner().invoke(app, [*command, *flags])
+    assert isinstance(result.exception, InvalidRequest)
+    assert f"--draft-count is '{count}'; give 0 to 64, or auto" in result.exception.message
+
+
 def test_a_token_leaves_the_machine_in_plaintext_only_where_that_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token")
     with pytest.raises(StartupError, match="is not on this machine"):

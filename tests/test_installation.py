@@ -1,5 +1,7 @@
 """What an installation has, and what it says of what it has not."""
 
+import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from importlib.resources import files
 
@@ -8,6 +10,10 @@ from typer.testing import CliRunner
 
 from paceline.cli import app as cli
 from paceline.cli.app import app
+from paceline.errors import StartupError
+from paceline.measure.figures import check_plots
+from paceline.measure.llama_cpp import check_llama_cpp
+from paceline.measure.prompts import read_text_codec
 from tests.commands import python_code
 
 pytestmark = pytest.mark.review
@@ -40,6 +46,26 @@ def test_a_command_without_the_engines_libraries_says_what_to_install(
         capsys.readouterr().err
         == "paceline: this needs torch, which is not installed: pip install 'paceline[engine]'\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "use", "extra"),
+    [
+        ("llama_cpp", lambda: check_llama_cpp(None), "llama-cpp"),
+        ("matplotlib.figure", check_plots, "bench"),
+        ("paceline.engine.checkpoint", lambda: read_text_codec("builtin:target", "builtin:draft"), None),
+    ],
+)
+def test_measuring_names_a_missing_extra_as_everything_does_and_takes_no_other_failure_for_one(
+    module: str, use: Callable[[], object], extra: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    if extra is None:
+        with pytest.raises(ModuleNotFoundError):
+            use()
+    else:
+        with pytest.raises(StartupError, match=rf"this needs .*: pip install 'paceline\[{extra}\]'"):
+            use()
 
 
 def test_the_command_tells_its_version_and_takes_short_help() -> None:

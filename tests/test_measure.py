@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.builtin import resolve_model
 from paceline.client import Client, describe_draft, describe_target
 from paceline.engine.traffic import pass_traffic
-from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, TokenizerNotFound
+from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, StartupError, TokenizerNotFound
 from paceline.launcher import ClusterOptions
 from paceline.measure import grid
 from paceline.measure.agreement import Mismatch
@@ -352,5 +352,5 @@ def test_a_precision_is_one_word() -> None:
 
 
 def test_llama_cpp_without_its_library_or_file_names_the_remedy() -> None:
-    with pytest.raises(InvalidRequest, match=r"paceline\[llama-cpp\]|--gguf FILE"):
+    with pytest.raises((InvalidRequest, StartupError), match=r"paceline\[llama-cpp\]|--gguf FILE"):
         check_llama_cpp(None)

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +16,7 @@ from paceline import launcher
 from paceline.cli import up
 from paceline.cli.app import app
 from paceline.errors import AddressInUse, StartupError
-from paceline.launcher import ClusterOptions, plan_cluster, running_cluster
+from paceline.launcher import Addresses, ClusterOptions, plan_cluster, running_cluster
 from paceline.metrics import metrics_served
 from paceline.rpc import running_server
 from paceline.rpc.ports import Listening, check_ports_free
@@ -73,6 +75,26 @@ def test_up_hears_the_variables_of_its_ports_and_models(monkeypatch: pytest.Monk
     assert ports == [8800, 8801, 7702]
     assert [one.settings.metrics_port for one in (plan.coordinator, plan.draft, plan.target)] == [7710, 7711, 8812]
     assert plan.target.settings.model == "builtin:draft"
+
+
+@pytest.mark.parametrize("target", ["0.0.0.0:7702", "127.0.0.1:1"])
+def test_up_serves_where_it_cannot_ask_its_target(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that listens everywhere, or wants TLS, ended the whole cluster for a line about its numerics."""
+
+    @asynccontextmanager
+    async def running(*_: Any) -> AsyncIterator[Addresses]:
+        yield Addresses("127.0.0.1:7700", "127.0.0.1:7701", target, ())
+
+    async def termination() -> None:
+        """At once."""
+
+    monkeypatch.setattr(up, "running_cluster", running)
+    monkeypatch.setattr(up, "termination", termination)
+    result = CliRunner().invoke(app, ["up"])
+    assert result.exit_code == 0, result.exception
+    assert f"target       {target}" in result.stdout
+    assert "numerics" not in result.stdout
+    assert result.stdout.endswith("stopped\n")
 
 
 @pytest.mark.parametrize(
@@ -174,6 +196,13 @@ def test_a_command_that_starts_no_services_refuses_variables_of_no_service(monke
     result = CliRunner().invoke(app, ["generate", "hello", "--address", "127.0.0.1:1"])
     assert isinstance(result.exception, StartupError)
     assert "PACELINE_TARGTE_MODEL" in result.exception.message
+
+
+def test_a_misspelled_variable_hides_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_TARGTE_MODEL", "builtin:target")
+    result = CliRunner().invoke(app, ["generate", "--help"])
+    assert result.exit_code == 0, result.exception
+    assert "--max-new-tokens" in result.stdout
 
 
 def test_what_kubernetes_tells_of_its_services_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:

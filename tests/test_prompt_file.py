@@ -25,6 +25,16 @@ def test_prompts_and_spec_bench_lines_are_taken_and_wrong_ones_named_by_number(t
         assert line.error.startswith(f"line {number} ")
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "[" * 100_000])
+def test_a_line_that_python_cannot_hold_is_wrong_alone(tmp_path: Path, number: str) -> None:
+    (tmp_path / "in.jsonl").write_text(f'{{"prompt": "a", "id": {number}}}\n{{"prompt": "b"}}')
+    wrong, right = read_lines(tmp_path / "in.jsonl")
+    assert wrong.prompt is None
+    assert wrong.error is not None
+    assert wrong.error.startswith("line 1 is not JSON: ")
+    assert right.prompt == "b"
+
+
 @pytest.mark.review
 def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """review G11"""

@@ -5,14 +5,21 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli.app import app
+from paceline.cli.partial_outputs import PartialOutputs
+from paceline.client import Completion
+from paceline.codec.generation import request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, PeerUnavailable
+from paceline.types import GenerationRequest
 from tests.answering import AnsweringClient, answering, fails
 from tests.commands import python_code
 
@@ -153,6 +160,22 @@ def test_a_line_that_fails_alone_is_tried_again_and_a_wrong_one_is_no_reason_to(
     assert not PARTIAL.exists()
 
 
+def test_a_line_that_no_call_can_carry_fails_alone(folder: Path) -> None:
+    """Half a surrogate pair ended the whole run with a traceback."""
+    write_input(["a", "half \ud83d", "b"])
+    client = AnsweringClient()
+
+    async def complete(request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
+        request_to_pb(request)  # as a client does
+        return await AnsweringClient.complete(client, request, timeout_s=timeout_s)
+
+    with patch.object(client, "complete", complete):
+        assert run(client).exit_code == 1
+    one, words, other = outputs()
+    assert (one, other) == ("A", "B")
+    assert "half a surrogate pair" in words
+
+
 def test_when_every_line_failed_all_are_tried_again(folder: Path) -> None:
     write_input(["b"])
     assert run(AnsweringClient(fails("b", CallTimedOut("too slow")))).exit_code == 1
@@ -210,9 +233,62 @@ def test_what_another_run_is_writing_is_left_to_it(folder: Path) -> None:
     assert run(AnsweringClient(), "--resume").exit_code == 0
 
 
+def test_of_two_runs_begun_together_the_later_leaves_the_answers_of_the_other_alone(folder: Path) -> None:
+    """The later one took the other's file for one of its own that it could not write, and deleted it."""
+    with closing(PartialOutputs(Path("out.jsonl"), {}, resume=False)) as first:
+        with closing(PartialOutputs(Path("out.jsonl"), {}, resume=False)) as later:
+            first.add(0, {"text": "A"})
+            with pytest.raises(InvalidRequest, match=r"another run is writing out\.jsonl\.partial.*another --output"):
+                later.add(0, {"text": "later"})
+            later.publish({0: {"error": "wrong"}}, again=False)
+        first.add(1, {"text": "B"})
+        assert len(PARTIAL.read_text().splitlines()) == 3
+        first.publish({}, again=False)
+    assert outputs() == ["A", "B"]
+    assert not PARTIAL.exists()
+
+
 def test_an_output_that_is_no_file_is_written_to_and_stays_what_it_is(folder: Path) -> None:
     os.symlink("/dev/null", "out.jsonl")
     assert run(AnsweringClient()).exit_code == 0
     assert Path("/dev/null").is_char_device()
     assert sorted(os.listdir()) == ["in.jsonl", "out.jsonl"]
     assert "--resume needs a file" in refusal(AnsweringClient(), "--resume")
+
+
+def test_the_answers_of_a_linked_output_lie_beside_what_the_link_leads_to(folder: Path) -> None:
+    """They lay beside the link, so that by its other name the run could not be gone on with."""
+    Path("elsewhere").mkdir()
+    os.symlink("elsewhere/real.jsonl", "out.jsonl")
+    lose_at_d()
+    assert not PARTIAL.exists()
+    assert run(AnsweringClient(), "--resume", output="elsewhere/real.jsonl").exit_code == 0
+    assert outputs() == ["A", "B", "C", "D", "E"]
+    assert Path("out.jsonl").is_symlink()
+    assert os.listdir("elsewhere") == ["real.jsonl"]
+
+
+def test_an_output_that_is_an_open_file_is_the_file_of_that_name(folder: Path) -> None:
+    """As `/dev/stdout` is: the answers were to lie beside it, in `/dev`."""
+    with Path("real.jsonl").open("wb") as file:
+        result = run(AnsweringClient(), output=f"/dev/fd/{file.fileno()}")
+    assert result.exit_code == 0, result.exception
+    assert outputs("real.jsonl") == ["A", "B", "C", "D", "E"]
+    assert sorted(os.listdir()) == ["in.jsonl", "real.jsonl"]
+
+
+def test_a_pipe_and_a_file_without_a_name_are_written_to(folder: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as end, TemporaryFile(dir=".") as nameless:
+        for number in (writing, nameless.fileno()):
+            assert run(AnsweringClient(), output=f"/dev/fd/{number}").exit_code == 0
+        os.close(writing)
+        whole = end.read()
+        assert [json.loads(line)["text"] for line in whole.splitlines()] == ["A", "B", "C", "D", "E"]
+        assert nameless.read().decode() == whole
+    assert os.listdir() == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("output", [".", "x" * 300, "in.jsonl/out.jsonl"])
+def test_an_output_that_cannot_be_is_refused_with_words(folder: Path, output: str) -> None:
+    assert f"--output {output} cannot be written" in refusal(AnsweringClient(), output=output)

@@ -1,5 +1,6 @@
 """Prompts in, fingerprints, and chat templates that come from strangers."""
 
+import json
 from functools import cache
 
 import pytest
@@ -87,6 +88,54 @@ def test_a_message_that_spells_no_special_token_has_the_ids_of_the_whole_rendere
     if not any(word in message for word in ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")):
         rendered = text.encode(Text(f"<|user|>{message}<|assistant|>"))
         assert text.encode(UserMessage(message)) == rendered
+
+
+NAMES = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
+TEMPLATE = "<|user|>\n{{ messages[0].content | trim }}<|end|>\n <|assistant|>\n"
+FLAGS: tuple[dict[str, bool], ...] = ({}, {"rstrip": True}, {"lstrip": True, "rstrip": True})
+
+
+@cache
+def builtin_with(template: str, flags: int = 0, *, lowercase: bool = False, renamed: bool = False) -> TextCodec:
+    """The built-in tokenizer with other flags of its special tokens, and perhaps with other names of them."""
+    content = json.loads(codec_of_the_builtin_pair().tokenizer.to_str())
+    content["added_tokens"] = [one | FLAGS[flags] | {"normalized": lowercase} for one in content["added_tokens"]]
+    content["normalizer"] = {"type": "Lowercase"} if lowercase else None
+    whole = json.dumps(content)
+    for name in NAMES if renamed else ():
+        whole, template = (one.replace(name, other_name(name)) for one in (whole, template))
+    return TextCodec(TokenizerFiles(whole, template))
+
+
+def other_name(name: str) -> str:
+    return f"[!{name[2:-2]}!]"
+
+
+@pytest.mark.parametrize("flags", range(len(FLAGS)))
+@given(st.lists(st.sampled_from([*NAMES, "<|", "us", "er|>", "a", "é", "7", " ", "\n", "\ue000", "\ue0000"])))
+def test_a_message_that_spells_special_tokens_has_the_ids_as_if_they_had_other_names(
+    flags: int, pieces: list[str]
+) -> None:
+    """Spaces that the template's tokens take, as Phi-3's do, were left to such messages."""
+    message = UserMessage("".join(pieces))
+    ids = builtin_with(TEMPLATE, flags).encode(message)
+    assert ids == builtin_with(TEMPLATE, flags, renamed=True).encode(message)
+    assert [one for one in ids if one in SPECIAL_IDS] == [2, 1, 3], "only the template's own turns"
+
+
+@pytest.mark.parametrize("message", ["<|END|>", "<|uSeR|> <|end|>", " <|End|> é"])
+def test_what_normalizing_makes_of_a_message_is_no_special_token_either(message: str) -> None:
+    ids = builtin_with(TEMPLATE, 2, lowercase=True).encode(UserMessage(message))
+    assert [one for one in ids if one in SPECIAL_IDS] == [2, 1, 3]
+    assert codec_of_the_builtin_pair().tokenizer.decode(ids[1:-2]) == message.lower().strip()
+
+
+def test_a_message_of_all_private_characters_may_spell_a_special_token(builtin: TextCodec) -> None:
+    """There was no character left to stand for it."""
+    message = "".join(map(chr, range(0xE000, 0xF900))) + "<|end|>"
+    ids = builtin.encode(UserMessage(message))
+    assert [one for one in ids if one in SPECIAL_IDS] == [2, 3]
+    assert builtin.tokenizer.decode(ids) == message
 
 
 def test_fingerprints_tell_token_tables_apart_and_nothing_else() -> None:

@@ -25,6 +25,7 @@ from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
 from paceline.instruments import Instruments
 from paceline.launcher import ClusterOptions
 from paceline.rpc import RunningServer, ServerOptions, open_channel, running_server
+from paceline.rpc.peers import service_at
 from paceline.security.channels import LOCAL
 from tests.certificates import Authority, watched
 from tests.coordinators import fits
@@ -57,6 +58,16 @@ async def test_a_command_says_what_answers_where_there_is_no_coordinator(name: s
         with pytest.raises(StartupError, match=f"{server.address} is {found} and no coordinator"):
             async with connected(Connection(server.address), ClusterOptions()):
                 pass
+
+
+async def test_an_address_where_nothing_answers_is_not_said_to_be_another_service() -> None:
+    async with serving(DRAFT_SERVICE) as server:
+        with pytest.raises(StartupError, match=f"{server.address} is a draft service and no coordinator"):
+            async with connected(Connection(f"127.0.0.1:1,{server.address}"), ClusterOptions()):
+                pass
+    async with open_channel("127.0.0.1:1") as channel:
+        with pytest.raises(PeerUnavailable):
+            await service_at(channel)
 
 
 async def test_a_command_that_calls_a_tls_port_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
@@ -156,5 +167,5 @@ def test_load_without_a_plotting_library_runs_and_says_that_it_draws_nothing(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     flags = ["--rate", "1", "--requests", "1", "--address", "127.0.0.1:1", "--output", str(tmp_path)]
     result = CliRunner().invoke(app, ["load", *flags])
-    assert "no plot will be drawn: plots need matplotlib" in result.output
+    assert "no plot will be drawn: this needs matplotlib, which is not installed: pip install" in result.output
     assert "Connection refused" in str(result.exception)

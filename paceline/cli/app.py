@@ -2,9 +2,10 @@
 
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from paceline.cli import bench, demo, equivalence, generate, load, run, synth_pair, trace, up
 from paceline.errors import PacelineError
@@ -32,18 +33,28 @@ def _before_any_command(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    check_variables()
+    pass
 
 
-app.command("up")(up.command)
-app.command("generate")(generate.command)
-app.command("run")(run.command)
-app.command("demo")(demo.command)
-app.command("trace")(trace.command)
-app.command("load")(load.command)
-app.command("synth-pair")(synth_pair.command)
-app.command("bench")(bench.command)
-app.command("equivalence")(equivalence.command)
+class _Command(TyperCommand):
+    def invoke(self, ctx: Any) -> Any:
+        # Not before all commands, which would be before their help.
+        check_variables()
+        return super().invoke(ctx)
+
+
+for _name, _module in {
+    "up": up,
+    "generate": generate,
+    "run": run,
+    "demo": demo,
+    "trace": trace,
+    "load": load,
+    "synth-pair": synth_pair,
+    "bench": bench,
+    "equivalence": equivalence,
+}.items():
+    app.command(_name, cls=_Command)(_module.command)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import ClusterFlags, Command, with_flags
+from paceline.cli.options import ClusterFlags, Command, draft_limit, with_flags
 from paceline.client import NO_RETRIES, Client, Retry, RetryPolicy
 from paceline.errors import InvalidRequest, MethodNotFound, PacelineError, PeerUnavailable, StartupError
 from paceline.launcher import ClusterOptions, running_cluster
@@ -167,8 +167,7 @@ async def connected(
 async def _described(client: Client, addresses: str, security: ChannelSecurity) -> ClusterDescription:
     """Ask once before waiting: raises StartupError where no waiting helps, naming what is at an address instead."""
     try:
-        async with Client(addresses, NO_RETRIES, security=security) as once:
-            return await once.describe()
+        return await client.describe_once()
     except (MethodNotFound, PeerUnavailable) as error:
         for address in map(str.strip, addresses.split(",")):
             await _check_is_coordinator(address, security, error)
@@ -178,8 +177,11 @@ async def _described(client: Client, addresses: str, security: ChannelSecurity) 
 async def _check_is_coordinator(address: str, security: ChannelSecurity, error: PacelineError) -> None:
     """Raises StartupError where the address, of which a call failed with `error`, is not a coordinator's."""
     if isinstance(error, MethodNotFound):
-        async with open_channel(address, security=security) as channel:
-            found = await service_at(channel)
+        try:
+            async with open_channel(address, security=security) as channel:
+                found = await service_at(channel)
+        except PacelineError:
+            return  # the call failed at another address, and this one is away
         if found != COORDINATOR:
             raise StartupError(
                 f"{address} is {found} and no coordinator; give --address a coordinator's, "
@@ -190,8 +192,8 @@ async def _check_is_coordinator(address: str, security: ChannelSecurity, error: 
 
 
 def _check_draft_count(options: ClusterOptions, cluster: ClusterDescription) -> None:
-    wanted, most = options.draft_count, cluster.draft_count
-    if wanted and most is not None and (not wanted.isdecimal() or int(wanted) > most):
+    wanted, most = draft_limit(True, options), cluster.draft_count
+    if wanted is not None and most is not None and wanted > most:
         raise InvalidRequest(
             f"--draft-count {wanted}: the coordinator drafts {most} tokens a round at most; give a number up to that",
             field="draft_count",

@@ -45,13 +45,14 @@ def command(
     options: ClusterOptions,
 ) -> None:
     """Stream the answer to one prompt."""
+    limit = draft_limit(speculation, options)
 
     def request(cluster: ClusterDescription) -> GenerationRequest:
         return GenerationRequest(
             as_prompt(prompt, chat, cluster),
             max_new_tokens=max_new_tokens,
             stop_strings=tuple(stop or ()),
-            max_draft_count=draft_limit(speculation, options),
+            max_draft_count=limit,
             sampling=sampling,
             seed=seed,
         )

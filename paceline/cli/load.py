@@ -25,7 +25,7 @@ from paceline.cli.options import (
     with_sampling_flags,
 )
 from paceline.cli.prompts import PROMPTS
-from paceline.errors import InvalidRequest
+from paceline.errors import StartupError
 from paceline.launcher import ClusterOptions
 from paceline.measure.arrivals import poisson_arrivals
 from paceline.measure.figures import check_plots
@@ -124,8 +124,8 @@ def _can_plot(console: Console) -> bool:
     """The figures are worth having without their plot, so a missing library is told and nothing more."""
     try:
         check_plots()
-    except InvalidRequest as error:
-        console.print(f"no plot will be drawn: {error.message}", style="yellow", markup=False)
+    except StartupError as error:
+        console.print(f"no plot will be drawn: {error.message}", style="yellow", markup=False, soft_wrap=True)
         return False
     return True
 

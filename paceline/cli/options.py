@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import typer
 from rich.console import Console
 
+from paceline.checks import MAX_DRAFT_COUNT
 from paceline.client import Completion
 from paceline.errors import InvalidRequest
 from paceline.launcher import ClusterOptions
@@ -177,10 +178,13 @@ def as_prompt(text: str, chat: bool | None, cluster: ClusterDescription) -> Prom
 
 
 def draft_limit(speculation: bool, options: ClusterOptions) -> int | None:
-    """What `max_draft_count` of a request should be."""
+    """What `max_draft_count` of a request should be. Raises InvalidRequest for what is no draft count."""
+    wanted = options.draft_count
+    if wanted not in (None, "auto") and not (wanted.isdecimal() and int(wanted) <= MAX_DRAFT_COUNT):
+        raise InvalidRequest(f"--draft-count is {wanted!r}; give 0 to {MAX_DRAFT_COUNT}, or auto", field="draft_count")
     if not speculation:
         return 0
-    return int(options.draft_count) if options.draft_count and options.draft_count.isdecimal() else None
+    return None if wanted in (None, "auto") else int(wanted)
 
 
 def answer_fields(completion: Completion) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.files import replacing, try_writing
+from paceline.files import place_of, replacing, try_writing
 
 RUN = "paceline_run"
 """Key of the first line, which says what run the answers are of."""
@@ -29,12 +29,14 @@ class PartialOutputs:
 
         Raises InvalidRequest when they are of another run, or would be lost without `resume`.
         """
-        self.output, self.path = output, output.with_name(output.name + ".partial")
+        place = place_of(output)
+        # What has no place, such as a pipe, has none for a file beside it.
+        self._has_place, place = place is not None, place or output
+        self.output, self.path = output, place.parent / f"{place.name}.partial"
         self._run: Row = json.loads(json.dumps(run))
         self._places: dict[int, int] = {}
         self._file: IO[bytes] | None = None
-        # A pipe or a terminal has no place for a file beside it.
-        self._has_path = output.is_file() or not output.exists()
+        self._has_made_file = False
         try:
             self._begin(resume)
         except PacelineError:
@@ -58,11 +60,11 @@ class PartialOutputs:
     def _begin(self, resume: bool) -> None:
         if self.output.is_dir():
             raise IsADirectoryError("it is a folder; name a file")
-        if not self._has_path:
+        if not self._has_place:
             if resume:
                 raise InvalidRequest(f"--resume needs a file, and --output {self.output} is none", field="resume")
             return
-        try_writing(self.output.parent)
+        try_writing(self.path.parent)
         if self.path.exists():
             if not resume:
                 raise InvalidRequest(
@@ -104,7 +106,12 @@ class PartialOutputs:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InvalidRequest(f"another run is writing {self.path}; wait for its end", field="output") from None
+            raise self._of_another() from None
+
+    def _of_another(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"another run is writing {self.path}; wait for its end, or name another --output", field="output"
+        )
 
     def _compare(self, begun: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         for name, value in own.items():
@@ -122,27 +129,36 @@ class PartialOutputs:
         self._run |= model
 
     def add(self, number: int, row: Row) -> None:
-        """Keep an answer. Raises InvalidRequest when the disk refuses."""
+        """Keep an answer. Raises InvalidRequest when the disk refuses, or another run has begun to write there."""
         try:
             file = self._opened()
             place = file.seek(0, os.SEEK_END)
             file.write(_line({"line": number, "output": row}))
             file.flush()
         except OSError as error:
-            if not self._places:
+            if self._has_made_file and not self._places:
                 self.path.unlink(missing_ok=True)
             raise InvalidRequest(f"{self.path} cannot be written: {error}", field="output") from error
         self._places[number] = place
 
     def _opened(self) -> IO[bytes]:
         if self._file is None:
-            if self._has_path:
-                self._take(self.path.open("x+b"))
+            if self._has_place:
+                self._take(self._made())
             else:
                 self._file = io.BytesIO()
             assert self._file
             self._file.write(_line({RUN: self._run}))
         return self._file
+
+    def _made(self) -> IO[bytes]:
+        try:
+            file = self.path.open("x+b")
+        except FileExistsError:
+            # Both were started before either had an answer.
+            raise self._of_another() from None
+        self._has_made_file = True
+        return file
 
     def publish(self, failures: Mapping[int, Row], *, again: bool) -> None:
         """Write the whole output, in the order of the lines, and drop the answers, unless some are to be tried again.
@@ -154,7 +170,7 @@ class PartialOutputs:
                 whole.write(_line(failures[number] if number in failures else self._answer(number)))
         if again:
             self._opened().flush()
-        elif self._has_path:
+        elif self._file and self._has_place:
             self.path.unlink(missing_ok=True)
 
     def _answer(self, number: int) -> Row:

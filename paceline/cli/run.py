@@ -1,6 +1,5 @@
 """`paceline run`: a file of prompts in, a file of outputs out, line for line."""
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from paceline.cli.options import (
 from paceline.cli.partial_outputs import PartialOutputs
 from paceline.cli.progress import progress_bar
 from paceline.client import Client
-from paceline.errors import CallTimedOut, InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
+from paceline.errors import InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
 from paceline.files import check_distinct
 from paceline.launcher import ClusterOptions
 from paceline.prompt_file import InputLine, read_lines
@@ -40,9 +39,6 @@ from paceline.types import ClusterDescription, GenerationRequest, SamplingParame
 
 IN_FLIGHT = 64
 """Prompts under way at once: enough to keep any batch full, few enough to leave the queue to others."""
-
-ANSWER_TIMEOUT_S = 10.0
-"""For a coordinator to say that it is there."""
 
 
 @dataclass(frozen=True)
@@ -189,10 +185,9 @@ class _Run:
 
     async def _has_coordinator(self) -> bool:
         """Tell whether one is there, now: the call that failed has waited for one already."""
-        with suppress(PeerUnavailable, CallTimedOut, TimeoutError):
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await self._client.describe()
-                return True
+        with suppress(PeerUnavailable):
+            await self._client.describe_once()
+            return True
         return False
 
     def _fail(self, number: int, line: InputLine, error: PacelineError) -> None:

@@ -1,5 +1,6 @@
 """`paceline up`: the three services on this machine, until Ctrl-C."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from paceline.cli.options import run_async, teller, with_cluster_flags
 from paceline.client import describe_target
+from paceline.errors import PacelineError
 from paceline.launcher import ClusterOptions, running_cluster
 from paceline.numerics import promise
 from paceline.rpc import termination
@@ -54,7 +56,9 @@ async def _up(options: ClusterOptions) -> None:
         console.print(f"coordinator  {addresses.coordinator}")
         console.print(f"draft        {addresses.draft}   {options.draft_model}")
         console.print(f"target       {addresses.target}   {options.target_model}")
-        console.print(f"numerics     {promise(await describe_target(addresses.target))}", soft_wrap=True)
+        # A target that wants TLS, or that listens elsewhere, says so in its own log.
+        with suppress(PacelineError):
+            console.print(f"numerics     {promise(await describe_target(addresses.target))}", soft_wrap=True)
         for url in addresses.metrics_urls:
             console.print(f"metrics      {url}")
         console.print("Ctrl-C stops them.", style="dim")

@@ -1,12 +1,14 @@
 """Translate what passes between the coordinator and its clients."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from paceline import types
+from paceline.codec.filling import filled
 from paceline.codec.models import model_from_pb, model_to_pb, values_of
 from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, sampling_from_pb, sampling_to_pb
 from paceline.errors import InvalidRequest, PeerFailed
-from paceline.v1 import common_pb2, generation_service_pb2
+from paceline.v1 import generation_service_pb2
 
 _REASON_TO_PB = {
     types.FinishReason.END_TOKEN: generation_service_pb2.FINISH_REASON_END_TOKEN,
@@ -33,40 +35,33 @@ _REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 
 
 def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.GenerateTextRequest:
-    """Write a request; InvalidRequest when the wire has no room for its seed."""
-    if request.seed is not None and not 0 <= request.seed < 2**64:
-        raise InvalidRequest(f"seed is {request.seed}; give 0 to 2^64 - 1, or none", field="seed")
-    message = generation_service_pb2.GenerateTextRequest(
-        max_new_tokens=request.max_new_tokens,
-        stop_strings=request.stop_strings,
-        stop_token_ids=request.stop_token_ids,
-        ignore_end_tokens=request.ignore_end_tokens,
-        max_draft_count=request.max_draft_count,
-        sampling=sampling_to_pb(request.sampling),
-        seed=request.seed,
-        completion_count=request.completion_count,
-        top_logprob_count=request.top_logprob_count,
-    )
-    for received in request.received_outputs:
-        _add_received(message, received)
-    match request.prompt:
+    """Write a request; InvalidRequest when the wire has no room for one of its values."""
+    own = ("max_new_tokens", "stop_strings", "stop_token_ids", "ignore_end_tokens", "max_draft_count", "seed")
+    values = {name: getattr(request, name) for name in (*own, "completion_count", "top_logprob_count")}
+    values |= _prompt_values(request.prompt) | _received_values(request.received_outputs)
+    values["sampling"] = sampling_to_pb(request.sampling)
+    return filled(generation_service_pb2.GenerateTextRequest, values)
+
+
+def _prompt_values(prompt: types.Prompt) -> dict[str, Any]:
+    match prompt:
         case types.Text(value):
-            message.text = value
+            return {"text": value}
         case types.UserMessage(value):
-            message.user_message = value
+            return {"user_message": value}
         case types.TokenIds(values):
-            message.token_ids.CopyFrom(common_pb2.TokenIds(values=values))
-    return message
+            return {"token_ids": {"values": values}}
 
 
-def _add_received(message: generation_service_pb2.GenerateTextRequest, received: types.ReceivedOutput) -> None:
-    # Coordinators of before know of output 0 alone, and would make it anew without a word.
-    if received.completion_index == 0 and not received.ended and not message.received_token_ids:
-        message.received_token_ids.extend(received.token_ids)
-    else:
-        message.received_outputs.add(
-            completion_index=received.completion_index, token_ids=received.token_ids, ended=received.ended
-        )
+def _received_values(outputs: Sequence[types.ReceivedOutput]) -> dict[str, Any]:
+    values: dict[str, Any] = {"received_token_ids": (), "received_outputs": []}
+    for one in outputs:
+        # Coordinators of before know of output 0 alone, and would make it anew without a word.
+        if one.completion_index == 0 and not one.ended and not values["received_token_ids"]:
+            values["received_token_ids"] = one.token_ids
+        else:
+            values["received_outputs"].append(values_of(types.ReceivedOutput, one))
+    return values
 
 
 def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> types.GenerationRequest:

@@ -1,21 +1,24 @@
 """Translate sampling parameters, choice rules and log-probabilities."""
 
 from paceline import types
+from paceline.codec.filling import filled
 from paceline.v1 import common_pb2
 
 
 def sampling_to_pb(sampling: types.SamplingParameters) -> common_pb2.SamplingParameters:
-    return common_pb2.SamplingParameters(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        logit_bias=[common_pb2.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias],
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        min_new_tokens=sampling.min_new_tokens,
-    )
+    """InvalidRequest when the wire has no room for one of the values."""
+    values = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "logit_bias": [{"token_id": token_id, "bias": bias} for token_id, bias in sampling.logit_bias],
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "min_new_tokens": sampling.min_new_tokens,
+    }
+    return filled(common_pb2.SamplingParameters, values, prefix="sampling.")
 
 
 def sampling_from_pb(message: common_pb2.SamplingParameters) -> types.SamplingParameters:

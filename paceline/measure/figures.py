@@ -2,21 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from paceline.errors import InvalidRequest
+from paceline.extras import named_extras
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def new_figure(width_inches: float, height_inches: float) -> "Figure":
-    """Raises InvalidRequest when the library is missing."""
-    try:
+    """Raises StartupError when the library is missing."""
+    with named_extras():
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidRequest("plots need matplotlib: pip install 'paceline[bench]'") from error
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
 
 
 def check_plots() -> None:
-    """Raise InvalidRequest when plots cannot be drawn: better before a long run than after it."""
+    """Raise StartupError when plots cannot be drawn: better before a long run than after it."""
     new_figure(1, 1)

@@ -6,11 +6,12 @@ from threading import Event
 from typing import Any
 
 from paceline.errors import InvalidRequest
+from paceline.extras import named_extras
 from paceline.launcher import CORES
 
 
 def check_llama_cpp(gguf: Path | None) -> None:
-    """Raise InvalidRequest unless the extra is installed and the file is there."""
+    """Raise StartupError unless the extra is installed, and InvalidRequest unless the file is there."""
     _library()
     if gguf is None:
         raise InvalidRequest("--systems has llama.cpp, which reads GGUF files: give --gguf FILE", field="gguf")
@@ -19,13 +20,8 @@ def check_llama_cpp(gguf: Path | None) -> None:
 
 
 def _library() -> Any:
-    try:
+    with named_extras():
         import llama_cpp
-    except ImportError as error:
-        raise InvalidRequest(
-            "--systems has llama.cpp, and llama-cpp-python is not installed: pip install 'paceline[llama-cpp]'",
-            field="systems",
-        ) from error
     return llama_cpp
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import InvalidRequest, StartupError, TokenizerNotFound
+from paceline.errors import InvalidRequest, TokenizerNotFound
+from paceline.extras import named_extras
 from paceline.prompt_file import InputLine, read_lines
 from paceline.text import TextCodec, check_same_tokenizer, fingerprint
 from paceline.types import Text, UserMessage
@@ -47,12 +48,8 @@ def thin_out(lines: Sequence[InputLine], count: int | None) -> list[InputLine]:
 def read_text_codec(target_model: str, draft_model: str) -> TextCodec:
     """Read the target's tokenizer and see that the draft's is the same. Raises a StartupError, or TokenizerNotFound."""
     # Slow to import, and not every installation has it.
-    try:
+    with named_extras():
         from paceline.engine.checkpoint import find_checkpoint, read_tokenizer
-    except ImportError as error:
-        raise StartupError(
-            f"measuring runs models, and {error.name} is not installed: pip install 'paceline[bench]'"
-        ) from error
 
     found = [(model, read_tokenizer(find_checkpoint(model))) for model in (draft_model, target_model)]
     codecs = [(model, TextCodec(files)) for model, files in found if files]

@@ -7,6 +7,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.rpc.status import translated_errors
+
 ASK_TIMEOUT_S = 3.0
 COORDINATOR, DRAFT, TARGET = "a coordinator", "a draft service", "a target service"
 _KINDS = {
@@ -14,17 +16,24 @@ _KINDS = {
     "paceline.v1.DraftService": DRAFT,
     "paceline.v1.TargetService": TARGET,
 }
+_NOT_SERVED = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
 
 
 async def service_at(channel: grpc.aio.Channel) -> str:
-    """Ask the standard health service what is served, which anybody may ask; return it in words."""
+    """Ask the standard health service what is served, which anybody may ask; return it in words.
+
+    Raises a PacelineError where nothing answers, for then nobody knows.
+    """
     stub: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
-    for name, kind in _KINDS.items():
-        try:
-            await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=ASK_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            continue
-        return kind
+    with translated_errors():
+        for name, kind in _KINDS.items():
+            try:
+                await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=ASK_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _NOT_SERVED:
+                    raise
+            else:
+                return kind
     return "no service of Paceline"
 
 

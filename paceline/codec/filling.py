@@ -1,0 +1,38 @@
+"""Fill messages with values that a user chose, and say which of them the wire has no room for."""
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from paceline.errors import InvalidRequest
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def filled(kind: type[MessageT], values: Mapping[str, Any], *, prefix: str = "") -> MessageT:
+    """Make a message. Raises InvalidRequest for a value that does not fit its field, which `prefix` stands before."""
+    try:
+        return kind(**values)
+    except ValueError:
+        for name, value in values.items():
+            _check(kind, name, value, prefix)
+        raise
+
+
+def _check(kind: type[Message], name: str, value: Any, prefix: str) -> None:
+    try:
+        kind(**{name: value})
+    except ValueError as error:
+        remedy = _remedy(kind, name, error)
+        raise InvalidRequest(
+            f"{name} is {reprlib.repr(value)}, which no call can carry; {remedy}", field=prefix + name
+        ) from error
+
+
+def _remedy(kind: type[Message], name: str, error: ValueError) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return "give whole characters: half a surrogate pair is none"
+    field = kind.DESCRIPTOR.fields_by_name[name]
+    return f"give {'0 to 2^64 - 1' if field.cpp_type == field.CPPTYPE_UINT64 else 'numbers from -2^31 to 2^31 - 1'}"
