@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from coordinator.acceptance import PlaceAcceptance
+from coordinator.prompt_times import PromptTimes
 from coordinator.round import RoundReport
 from coordinator.round_times import RoundTimes
 from coordinator.sequence import Sequence
@@ -83,7 +84,8 @@ class AutoDraftLength:
         # A round that waited behind another lane's prompt ends after it.
         self._calm_rounds = self._calm_rounds + 1 if report.is_decoding else 0
         is_usual = self._calm_rounds >= self._lanes
-        self._search(len(draft_counts)).observe(count, cycle_s, tokens, is_usual=is_usual)
+        prompt_tokens = report.prompt_token_count / len(draft_counts)
+        self._search(len(draft_counts)).observe(count, cycle_s, tokens, prompt_tokens, is_usual=is_usual)
 
     def _search(self, group_size: int) -> "_Search":
         """Of groups of about so many: up to the next power of two."""
@@ -126,14 +128,18 @@ class _Search:
     _spent_s: float = 0.0
     """On all rounds."""
     _times: RoundTimes = field(default_factory=RoundTimes)
+    _prompts: PromptTimes = field(default_factory=PromptTimes)
     _trials: dict[int, _Trial] = field(default_factory=dict)
     _in_a_row: int = 0
     """Rounds with one count up to now."""
     _last: int | None = None
     """Their count."""
 
-    def observe(self, count: int, cycle_s: float, tokens: float, *, is_usual: bool) -> None:
+    def observe(self, count: int, cycle_s: float, tokens: float, prompt_tokens: float, *, is_usual: bool) -> None:
         self._spent_s += cycle_s
+        if self._times.level_s:
+            beyond_s = 0.0 if is_usual else cycle_s - self._times.expected_s(count)
+            self._prompts.add(drafted=count > 0, beyond_s=beyond_s, prompt_tokens=prompt_tokens, tokens=tokens)
         if count == self._best:
             self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)
             self._best_cycle_s = smoothed(self._best_cycle_s, cycle_s, BEST_MEMORY)
@@ -157,7 +163,9 @@ class _Search:
         if self._window_count <= FIRST_WINDOWS and (missing := self._missing(tokens, took)):
             self.count = missing[0]
             return
-        goodputs = [one / time for one, time in zip(tokens, took, strict=True)]
+        level_s = self._times.level_s or 1.0
+        prompts = [self._prompts.token_s(drafted=count > 0) / level_s for count in range(len(tokens))]
+        goodputs = [one / (time + one * prompt) for one, time, prompt in zip(tokens, took, prompts, strict=True)]
         self._best = _shortest_of_best(goodputs, self._best)
         self.count = self._due(goodputs)
 

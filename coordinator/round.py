@@ -73,6 +73,8 @@ class RoundReport:
     """Why some rows found no room in the target's cache; their sequences are as they were."""
     is_decoding: bool = True
     """No row brought a prompt, nor anything else that a service had lost or missed."""
+    prompt_token_count: int = 0
+    """Tokens that the target had to compute before it could decode."""
 
     @property
     def drafted_count(self) -> int:
@@ -124,9 +126,11 @@ async def run_round(
     check_verdicts(rows, verdicts, limits.vocabulary_size)
     reports, shortage = _take(group, rows, verdicts)
     verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
-    is_decoding = drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows)
+    prompt_token_count = sum(len(row.token_ids) - 1 for row in rows)
+    is_decoding = drafts.was_up_to_date and not prompt_token_count
+    took_s = clock() - started
     return RoundReport(
-        reports, clock() - started, drafts.time, verify, verified_count, drafts.error, shortage, is_decoding
+        reports, took_s, drafts.time, verify, verified_count, drafts.error, shortage, is_decoding, prompt_token_count
     )
 
 

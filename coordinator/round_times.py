@@ -68,6 +68,10 @@ class RoundTimes:
         self._level_s = smoothed(self._level_s, taken_s / before, level_memory)
         self._usual_s = smoothed(self._usual_s, self._level_s, USUAL_MEMORY)
 
+    def expected_s(self, count: int) -> float:
+        """What a round with so many drafts takes."""
+        return self.predict(count)[count] * self.level_s
+
     def predict(self, most: int) -> list[float]:
         """Rounds' times for 0 to `most` drafts, where 1 is the level."""
         start, slope = self._line()

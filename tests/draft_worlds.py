@@ -62,6 +62,8 @@ class World:
     """Rounds between two ends of sequences."""
     prompt_s: float = 0.0
     """A verify takes so much longer for each row that brings a prompt, which then has `OUTPUT_TOKENS`."""
+    draft_prompt_s: float = 0.0
+    """And so much the first drafting for it."""
 
     def propose_s(self, draft_count: int) -> float:
         return draft_count * (self.draft_token_s + self.draft_token_s / 10 * self.group_size)
@@ -146,6 +148,8 @@ class _Lane:
     token_count: float = 0.0
     """Since a sequence ended."""
     prompt_s: float = 0.0
+    prompt_count: float = 0.0
+    missed_prompt_s: float = 0.0
 
 
 class _Simulation:
@@ -184,7 +188,9 @@ class _Simulation:
         if not world.spread:
             lane.rates = [world.acceptance] * world.group_size
         prompt_count, lane.token_count = divmod(lane.token_count, OUTPUT_TOKENS)
-        lane.prompt_s = prompt_count * world.prompt_s
+        lane.prompt_count, lane.prompt_s = prompt_count, prompt_count * world.prompt_s
+        missed_s = lane.missed_prompt_s + prompt_count * world.draft_prompt_s
+        lane.missed_prompt_s = min(missed_s, world.group_size * world.draft_prompt_s)  # those that ended need none
         if self._begun % world.life_rounds == 0:
             place = self._begun // world.life_rounds % world.group_size
             lane.group[place].acceptance = Acceptance()
@@ -199,11 +205,12 @@ class _Simulation:
         if not max(lane.counts):
             lane.missed_count = min(lane.missed_count + world.group_size, LONGEST_SEQUENCE * world.group_size)
             return now_s
-        work_s = self._noisy(world.propose_s(max(lane.counts)) + lane.missed_count * world.catch_up_token_s, world)
+        missed_s = lane.missed_count * world.catch_up_token_s + lane.missed_prompt_s
+        work_s = self._noisy(world.propose_s(max(lane.counts)) + missed_s, world)
         began_s = max(now_s, self._draft_free_s)
         self._draft_free_s = began_s + work_s
         lane.propose = HopTime(world.hop_s, began_s - now_s, work_s)
-        lane.is_decoding, lane.missed_count = lane.is_decoding and lane.missed_count == 0, 0
+        lane.is_decoding, lane.missed_count, lane.missed_prompt_s = lane.is_decoding and not missed_s, 0, 0.0
         return now_s + lane.propose.total_s
 
     def _verify(self, now_s: float, lane: _Lane) -> float:
@@ -227,9 +234,16 @@ class _Simulation:
             tokens += lane.world.expected_tokens(count, rate)
         lane.token_count += tokens
         took_s = now_s - lane.began_s
-        verified_count = len(rows) + sum(lane.counts)
         report = RoundReport(
-            rows, took_s, lane.propose, lane.verify, verified_count, None, None, is_decoding=lane.is_decoding
+            rows,
+            took_s,
+            lane.propose,
+            lane.verify,
+            len(rows) + sum(lane.counts),
+            None,
+            None,
+            is_decoding=lane.is_decoding,
+            prompt_token_count=round(lane.prompt_count * OUTPUT_TOKENS) if lane.prompt_s else 0,
         )
         self._draft_length.observe(lane.counts, report, took_s)
         self._rounds.append(Round(max(lane.counts), tokens, now_s))

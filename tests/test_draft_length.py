@@ -47,6 +47,7 @@ REAL = {
     "a target whose first tokens are free": replace(PAIR, free_tokens=16, verified_token_s=0.001),
     "two lanes": replace(PAIR, lanes=2),
     "two lanes and long prompts": replace(PAIR, lanes=2, prompt_s=0.06),
+    "prompts that a draft computes too": replace(PAIR, lanes=2, acceptance=0.45, prompt_s=0.2, draft_prompt_s=0.15),
     # review G4: the parts of a round do not show that plain decoding is faster
     "two lanes on the same cores": replace(PAIR, lanes=2, rivalry=0.6, acceptance=0.4, spread=0.3),
 }

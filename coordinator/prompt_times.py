@@ -1,0 +1,52 @@
+"""What prompts cost beside the rounds that decode, with drafts and without: who drafts has each prompt computed twice.
+
+Owns seconds beyond those of a usual round, wherever they fall: a prompt delays the rounds of other lanes too, and what
+the draft missed meanwhile is made up for later.
+"""
+
+from dataclasses import dataclass
+
+MEMORY = 0.998
+"""Weight of earlier rounds after one more."""
+PRIOR_TOKENS = 200.0
+"""Prompt tokens that both ways of decoding together count for in what is known of one."""
+
+
+@dataclass
+class _Sum:
+    seconds: float = 0.0
+    prompt_tokens: float = 0.0
+
+    def add(self, beyond_s: float, prompt_tokens: float) -> None:
+        self.seconds = MEMORY * self.seconds + beyond_s
+        self.prompt_tokens = MEMORY * self.prompt_tokens + prompt_tokens
+
+
+class PromptTimes:
+    """Of groups of about one size."""
+
+    def __init__(self) -> None:
+        self._sums = {False: _Sum(), True: _Sum()}
+        """By whether the rounds had drafts; each forgets only as it learns, for it may not be had for long."""
+        self._prompt_tokens = self._tokens = 0.0
+
+    def add(self, *, drafted: bool, beyond_s: float, prompt_tokens: float, tokens: float) -> None:
+        """Learn from a round that took so much longer than a usual one, brought and yielded so many tokens a row."""
+        if beyond_s or prompt_tokens:
+            self._sums[drafted].add(beyond_s, prompt_tokens)
+        self._prompt_tokens = self._prompt_tokens * MEMORY + prompt_tokens
+        self._tokens = self._tokens * MEMORY + tokens
+
+    def token_s(self, *, drafted: bool) -> float:
+        """Seconds of prompts for each token of a row."""
+        if not self._tokens:
+            return 0.0
+        usual_s = self._seconds_of(*self._sums.values(), prior_s=0.0)
+        return max(0.0, self._seconds_of(self._sums[drafted], prior_s=usual_s)) * self._prompt_tokens / self._tokens
+
+    @staticmethod
+    def _seconds_of(*sums: _Sum, prior_s: float) -> float:
+        """Of a prompt's token."""
+        weight = PRIOR_TOKENS if prior_s else 0.0
+        tokens = sum(one.prompt_tokens for one in sums) + weight
+        return (sum(one.seconds for one in sums) + prior_s * weight) / tokens if tokens else 0.0
