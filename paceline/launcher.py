@@ -62,6 +62,8 @@ class ClusterOptions:
     trace_dir: str | None = None
     """Where each service writes its spans, `coordinator.jsonl` and so on; None: nowhere."""
     target_threads: int | None = None
+    """None: every core, except while there are drafts to verify."""
+    target_threads_beside_draft: int | None = None
     draft_threads: int | None = None
     """None: as `divided_threads` has it."""
 
@@ -114,14 +116,16 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
     """
     nowhere = f"{HOST}:1"
     coordinator = _plan("coordinator", options, otherwise, "--draft", nowhere, "--target", nowhere)
-    draft_threads, target_threads = divided_threads(coordinator.settings.lane_count)
-    otherwise = replace(otherwise, draft_threads=draft_threads, target_threads=target_threads)
+    draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count)
+    if options.target_threads is None and not is_set("target", "threads"):
+        otherwise = replace(otherwise, target_threads=CORES, target_threads_beside_draft=beside_draft)
+    otherwise = replace(otherwise, draft_threads=draft_threads)
     return ClusterPlan(coordinator, _plan("draft", options, otherwise), _plan("target", options, otherwise))
 
 
 def divided_threads(lane_count: int) -> tuple[int, int]:
-    """Cores for the draft and for the target. Two lanes keep both models busy, so they divide the cores; with one they
-    take turns, and only a draft is too small to gain from all."""
+    """Cores for the draft, and for the target while there are drafts. Two lanes keep both models busy, so they divide
+    the cores; with one they take turns, and only a draft is too small to gain from all."""
     if lane_count == 1:
         return max(1, CORES // 2), CORES
     draft_threads = max(1, CORES // 4)
@@ -151,6 +155,8 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
     if role != "coordinator":
         own = ("dtype", "device", "kv_memory", "layout", "prefix_sharing", *(("numerics",) if role == "target" else ()))
         shared |= {"model": getattr(options, f"{role}_model"), "threads": getattr(options, f"{role}_threads")}
+    if role == "target":
+        shared["threads_beside_draft"] = options.target_threads_beside_draft
     said = shared | {name: getattr(options, name) for name in own}
     return {name: value for name, value in said.items() if value is not None}
 

@@ -1,5 +1,7 @@
 """Start the target service: `python -m target_service --help`."""
 
+from functools import partial
+
 from paceline.service import run_service, server_options
 from paceline.settings import parse_settings
 from target_service.config import TargetSettings
@@ -16,7 +18,8 @@ async def serve(settings: TargetSettings) -> None:
     from paceline.engine.serving import serve_model
     from target_service.servicer import SERVICE_NAME, add_target_service
 
-    await serve_model("target_service", settings, options, SERVICE_NAME, add_target_service)
+    add = partial(add_target_service, threads_beside_draft=settings.threads_beside_draft)
+    await serve_model("target_service", settings, options, SERVICE_NAME, add)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from paceline.security.settings import Count
 from paceline.settings import ModelServiceSettings
 
 
@@ -14,6 +15,11 @@ class TargetSettings(ModelServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
     model: str = Field(default="builtin:target", description="checkpoint directory, hub id, or builtin:target")
+    threads_beside_draft: Count | None = Field(
+        default=None,
+        description="threads for calls that verify draft tokens, where the draft service has other cores of the same "
+        "machine; unset: as --threads",
+    )
     numerics: Literal["auto", "fast", "strict"] = Field(
         default="auto",
         description="strict: no result depends on what is computed beside it, so speculative output equals plain "

@@ -76,7 +76,14 @@ class TargetServicer(TargetServiceServicer):
 
 
 def add_target_service(
-    runner: Runner, worker: ModelWorker, exchanges: Exchanges, server: grpc.aio.Server, max_rows: int = MAX_ROWS
+    runner: Runner,
+    worker: ModelWorker,
+    exchanges: Exchanges,
+    server: grpc.aio.Server,
+    max_rows: int = MAX_ROWS,
+    *,
+    threads_beside_draft: int | None = None,
 ) -> None:
     log.info("numerics", promise=promise(runner.describe()))
-    add_TargetServiceServicer_to_server(TargetServicer(Verifier(runner), worker, exchanges, max_rows), server)
+    verifier = Verifier(runner, threads_beside_draft)
+    add_TargetServiceServicer_to_server(TargetServicer(verifier, worker, exchanges, max_rows), server)

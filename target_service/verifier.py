@@ -13,6 +13,7 @@ from paceline.checks import check_row, check_token_ids, row_errors
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Outcome, Runner
 from paceline.engine.sampling import Choice, Choosing, choose, token_logprobs
+from paceline.engine.threads import at_most
 from paceline.errors import PacelineError
 from paceline.sampling_checks import check_rule, check_top_logprob_count
 from paceline.scope import scoped
@@ -20,8 +21,10 @@ from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 
 class Verifier:
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, threads_beside_draft: int | None = None) -> None:
+        """`threads_beside_draft`: how many threads calls with drafts may use; None: as many as others."""
         self.runner = runner
+        self._threads_beside_draft = threads_beside_draft
 
     def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
         """Return each row's verdict, how far a long one got, or why it has none, in the order of `rows`.
@@ -29,6 +32,12 @@ class Verifier:
         Rejected draft tokens leave the cache by a change of length; full acceptance of k drafts yields k + 1 tokens.
         `scope` sets the caller's sequences apart from those of others.
         """
+        # Where nobody drafts, nobody else wants the draft's cores.
+        is_beside_draft = any(row.draft_token_ids for row in rows)
+        with at_most(self._threads_beside_draft if is_beside_draft else None):
+            return self._verify(rows, scope)
+
+    def _verify(self, rows: Sequence[VerifyRow], scope: str) -> list[VerifyOutcome | PacelineError]:
         failed = row_errors(rows, self._check)
         rows = scoped(rows, scope)
         live = [index for index in range(len(rows)) if index not in failed]

@@ -52,6 +52,22 @@ def test_what_the_launcher_would_choose_gives_way_to_a_variable(monkeypatch: pyt
     assert plan.coordinator.settings.policy == "exspec"
 
 
+@pytest.mark.parametrize(("lanes", "beside_draft"), [(1, 8), (2, 6)])
+def test_a_target_may_use_every_core_but_leaves_some_to_the_draft_of_another_lane(
+    lanes: int, beside_draft: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "CORES", 8)
+    target = plan_cluster(ClusterOptions(lanes=lanes)).target.settings
+    assert (target.threads, target.threads_beside_draft) == (8, beside_draft)
+
+
+def test_asked_for_threads_of_the_target_hold_beside_the_draft_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan_cluster(ClusterOptions(lanes=2, target_threads=2)).target.settings.threads_beside_draft is None
+    monkeypatch.setenv("PACELINE_TARGET_THREADS", "7")
+    target = plan_cluster(ClusterOptions(lanes=2)).target.settings
+    assert (target.threads, target.threads_beside_draft) == (7, None)
+
+
 def test_services_of_a_command_take_free_ports_whatever_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TARGET_PORT", "7702")
     assert plan_cluster(ClusterOptions()).target.settings.port == 0

@@ -16,7 +16,8 @@ from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
 from paceline.engine.sampling import Choosing, choose
 from paceline.engine.threads import READING_TOKENS, SHARED_LOGITS, SHARED_WORK, choice_threads, pass_threads
-from paceline.types import GREEDY
+from paceline.types import GREEDY, VerifyRow
+from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
 
 
@@ -81,6 +82,20 @@ def test_a_prompt_is_shared_out_and_a_decoded_token_is_not(pairs: dict[str, Pair
     runner.forward([PackedRow("a", 0, prompt)])
     runner.forward([PackedRow("a", long_count, (7,))])
     assert watched.thread_counts == [2, 1]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_call_leaves_cores_to_the_draft_only_where_it_verifies_drafts(pairs: dict[str, PairOfCheckpoints]) -> None:
+    loaded = load_model(str(pairs["Llama"].target))
+    long_count = SHARED_WORK // loaded.layer_parameter_count + 1
+    watched = Watched(loaded.decoder)
+    runner = Runner(replace(loaded, decoder=watched), EngineOptions(kv_memory="64MiB", prefill_chunk_tokens=long_count))
+    prompt = tuple(1 + number % 50 for number in range(long_count))
+    verifier = Verifier(runner, threads_beside_draft=1)
+    for sequence_id, drafts in (("a", ()), ("b", (1,))):
+        verifier.verify([VerifyRow(sequence_id, 0, prompt[len(drafts) :], drafts, GREEDY)])
+    assert watched.thread_counts == [2, 1]
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("two_threads")

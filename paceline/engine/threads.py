@@ -29,6 +29,11 @@ def choice_threads(logit_count: int) -> AbstractContextManager[None]:
     return nullcontext() if logit_count >= SHARED_LOGITS else using_threads(1)
 
 
+def at_most(count: int | None) -> AbstractContextManager[None]:
+    """Use no more than so many threads for the operations inside; None: as many as the caller may."""
+    return nullcontext() if count is None else using_threads(min(count, torch.get_num_threads()))
+
+
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
     allowed = torch.get_num_threads()
