@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 MEMORY = 0.998
 """Weight of earlier rounds after one more."""
-PRIOR_TOKENS = 200.0
+PRIOR_TOKENS = 1000.0
 """Prompt tokens that both ways of decoding together count for in what is known of one."""
 
 

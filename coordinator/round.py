@@ -15,7 +15,18 @@ from typing import Protocol
 from coordinator.plausibility import check_verdicts
 from coordinator.sequence import Sequence
 from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerUnavailable, PrefixNotCached
-from paceline.types import CallTiming, HopTime, Prefilled, Proposal, Proposals, ProposeRow, Verdict, Verdicts, VerifyRow
+from paceline.types import (
+    CallTiming,
+    HopTime,
+    Prefilled,
+    Proposal,
+    Proposals,
+    ProposeRow,
+    Verdict,
+    Verdicts,
+    VerifyOutcome,
+    VerifyRow,
+)
 
 Clock = Callable[[], float]
 
@@ -74,7 +85,7 @@ class RoundReport:
     is_decoding: bool = True
     """No row brought a prompt, nor anything else that a service had lost or missed."""
     prompt_token_count: int = 0
-    """Tokens that the target had to compute before it could decode."""
+    """Tokens that the target computed before it could decode."""
 
     @property
     def drafted_count(self) -> int:
@@ -126,8 +137,8 @@ async def run_round(
     check_verdicts(rows, verdicts, limits.vocabulary_size)
     reports, shortage = _take(group, rows, verdicts)
     verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
-    prompt_token_count = sum(len(row.token_ids) - 1 for row in rows)
-    is_decoding = drafts.was_up_to_date and not prompt_token_count
+    prompt_token_count = sum(map(_prompt_token_count, rows, verdicts.results))
+    is_decoding = drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows)
     took_s = clock() - started
     return RoundReport(
         reports, took_s, drafts.time, verify, verified_count, drafts.error, shortage, is_decoding, prompt_token_count
@@ -194,6 +205,13 @@ async def _propose(
         elif not isinstance(proposal, _KEEPS_CACHE):
             sequence.draft_cached_length = 0
     return _Drafts(drafts, time_spent, was_up_to_date=all(len(row.token_ids) <= NEW_TO_DRAFT for row in rows))
+
+
+def _prompt_token_count(row: VerifyRow, result: VerifyOutcome | PacelineError) -> int:
+    """Of a prompt that waits for its share of the chunk, what was taken in this time."""
+    if isinstance(result, Prefilled):
+        return result.cached_length - row.base_length
+    return len(row.token_ids) - 1 if isinstance(result, Verdict) else 0
 
 
 def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:

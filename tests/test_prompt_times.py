@@ -8,7 +8,7 @@ from coordinator.prompt_times import PromptTimes
 def learned(drafted_s: float, plain_s: float, plain_rounds: int) -> PromptTimes:
     """Every tenth round brings 100 tokens of prompt a row, which take so long; every round yields 2 a row, or 1."""
     prompts = PromptTimes()
-    for drafted, beyond_s, rounds in ((True, drafted_s, 400), (False, plain_s, plain_rounds)):
+    for drafted, beyond_s, rounds in ((True, drafted_s, 4000), (False, plain_s, plain_rounds)):
         for number in range(rounds):
             brings = number % 10 == 0
             prompts.add(drafted=drafted, beyond_s=beyond_s * brings, prompt_tokens=100.0 * brings, tokens=1.0 + drafted)
@@ -16,7 +16,7 @@ def learned(drafted_s: float, plain_s: float, plain_rounds: int) -> PromptTimes:
 
 
 def test_rounds_that_draft_pay_for_prompts_twice_and_others_once() -> None:
-    prompts = learned(drafted_s=0.3, plain_s=0.2, plain_rounds=400)
+    prompts = learned(drafted_s=0.3, plain_s=0.2, plain_rounds=4000)
     assert prompts.token_s(drafted=True) == pytest.approx(1.5 * prompts.token_s(drafted=False), rel=0.05)
 
 
