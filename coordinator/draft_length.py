@@ -31,8 +31,9 @@ FIRST_COUNTS = (4, 0, 8, 2)
 """Measured first, at the beginning and after what a round takes has jumped."""
 FIRST_WINDOWS = 12
 """In which that must be done: a draft that is away is not waited for."""
-NEAR_SHARE, FAR_SHARE = 0.003, 0.0005
-"""Of the time that trials of a count may lose: of neighbours of the best and of drafting nothing; of others."""
+NONE_SHARE, NEAR_SHARE, FAR_SHARE = 0.01, 0.003, 0.0005
+"""Of the time that trials of a count may lose: of drafting nothing, which another text may make better by a tenth, and
+which costs no draft its place; of neighbours of the best, or of drafting where nothing is drafted; of others."""
 
 
 class DraftLength(Protocol):
@@ -185,15 +186,15 @@ class _Search:
     def _due(self, goodputs: list[float]) -> int:
         """The count to be tried now; the best where none is due."""
         best = self._best
-        # Where drafting does not pay, what it would be at its best; elsewhere drafting nothing.
-        other = 0 if best else goodputs.index(max(goodputs[1:], default=0.0), 1) if len(goodputs) > 1 else 0
+        # Where drafting does not pay, what it would be at its best.
+        other = goodputs.index(max(goodputs[1:]), 1) if not best and len(goodputs) > 1 else best
         for count, goodput in enumerate(goodputs):
             if count == best:
                 continue
             trial = self._trials.setdefault(count, _Trial(ended_s=self._spent_s))
             expected_s = WINDOW * self.lanes * self._times.level_s * max(1 - goodput / goodputs[best], HYSTERESIS)
             is_near = count == other or abs(count - best) == 1
-            share = NEAR_SHARE if is_near else FAR_SHARE
+            share = NONE_SHARE if not count else NEAR_SHARE if is_near else FAR_SHARE
             if share * (self._spent_s - trial.ended_s) > max(expected_s, trial.lost_s):
                 trial.ended_s, trial.lost_s = self._spent_s, 0.0
                 return count

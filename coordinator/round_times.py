@@ -75,7 +75,9 @@ class RoundTimes:
     def predict(self, most: int) -> list[float]:
         """Rounds' times for 0 to `most` drafts, where 1 is the level."""
         start, slope = self._line()
-        return [self._blend(count, start + slope * count) for count in range(most + 1)]
+        times = [self._blend(count, start + slope * count) for count in range(most + 1)]
+        weights = [PRIOR_WEIGHT + self.weight(count) for count in range(1, most + 1)]
+        return times[:1] + _never_less(times[1:], weights)
 
     def _blend(self, count: int, line: float) -> float:
         mean = self._means.get(count)
@@ -97,3 +99,19 @@ class RoundTimes:
         slope = sum(weight * (count - centre) * (value - middle) for count, weight, value in known)
         slope = max(0.0, slope / spread) if spread else 0.0
         return middle - slope * centre, slope
+
+
+def _never_less(values: list[float], weights: list[float]) -> list[float]:
+    """The nearest values that never get less, by weighted squares: more drafts take no less time.
+
+    Neighbours out of order become their mean (pool adjacent violators).
+    """
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        block = (value, weight, 1)
+        while blocks and blocks[-1][0] >= block[0]:
+            before = blocks.pop()
+            total = before[1] + block[1]
+            block = (before[0] * before[1] + block[0] * block[1]) / total, total, before[2] + block[2]
+        blocks.append(block)
+    return [value for value, _, count in blocks for _ in range(count)]
