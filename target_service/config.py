@@ -18,7 +18,7 @@ class TargetSettings(ModelServiceSettings):
     threads_beside_draft: Count | None = Field(
         default=None,
         description="threads for calls that verify draft tokens, where the draft service has other cores of the same "
-        "machine; unset: as --threads",
+        "machine; with strict numerics for all calls; unset: as --threads",
     )
     numerics: Literal["auto", "fast", "strict"] = Field(
         default="auto",

@@ -22,9 +22,12 @@ from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 class Verifier:
     def __init__(self, runner: Runner, threads_beside_draft: int | None = None) -> None:
-        """`threads_beside_draft`: how many threads calls with drafts may use; None: as many as others."""
+        """`threads_beside_draft`: how many threads calls with drafts may use, and with strict numerics all; None:
+        as many as the thread has.
+        """
         self.runner = runner
         self._threads_beside_draft = threads_beside_draft
+        self._is_strict = runner.describe().numerics == "strict"
 
     def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
         """Return each row's verdict, how far a long one got, or why it has none, in the order of `rows`.
@@ -32,8 +35,9 @@ class Verifier:
         Rejected draft tokens leave the cache by a change of length; full acceptance of k drafts yields k + 1 tokens.
         `scope` sets the caller's sequences apart from those of others.
         """
-        # Where nobody drafts, nobody else wants the draft's cores.
-        is_beside_draft = any(row.draft_token_ids for row in rows)
+        # Where nobody drafts, nobody else wants the draft's cores. Strict results want as many threads every time: how
+        # a product is shared out may change its last bits.
+        is_beside_draft = self._is_strict or any(row.draft_token_ids for row in rows)
         with at_most(self._threads_beside_draft if is_beside_draft else None):
             return self._verify(rows, scope)
 

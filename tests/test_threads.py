@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from paceline.engine import threads
 from paceline.engine.decoder import Decoder
 from paceline.engine.kv_cache import Attention
 from paceline.engine.loader import load_model
@@ -85,16 +86,21 @@ def test_a_prompt_is_shared_out_and_a_decoded_token_is_not(pairs: dict[str, Pair
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_call_leaves_cores_to_the_draft_only_where_it_verifies_drafts(pairs: dict[str, PairOfCheckpoints]) -> None:
+@pytest.mark.parametrize(("numerics", "thread_counts"), [("fast", [2, 1]), ("strict", [1, 1])])
+def test_a_call_leaves_cores_to_the_draft_where_it_verifies_drafts_and_a_strict_one_always(
+    numerics: Literal["fast", "strict"],
+    thread_counts: list[int],
+    pairs: dict[str, PairOfCheckpoints],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "SHARED_WORK", 1)
     loaded = load_model(str(pairs["Llama"].target))
-    long_count = SHARED_WORK // loaded.layer_parameter_count + 1
     watched = Watched(loaded.decoder)
-    runner = Runner(replace(loaded, decoder=watched), EngineOptions(kv_memory="64MiB", prefill_chunk_tokens=long_count))
-    prompt = tuple(1 + number % 50 for number in range(long_count))
+    runner = Runner(replace(loaded, decoder=watched), EngineOptions(kv_memory="64MiB", numerics=numerics))
     verifier = Verifier(runner, threads_beside_draft=1)
     for sequence_id, drafts in (("a", ()), ("b", (1,))):
-        verifier.verify([VerifyRow(sequence_id, 0, prompt[len(drafts) :], drafts, GREEDY)])
-    assert watched.thread_counts == [2, 1]
+        verifier.verify([VerifyRow(sequence_id, 0, (1, 2, 3), drafts, GREEDY)])
+    assert watched.thread_counts == thread_counts
     assert torch.get_num_threads() == 2
 
 
