@@ -47,7 +47,8 @@ class Drafter:
                     ended.add(index)
                 else:
                     results[index] = outcome
-            pending = [i for i in pending if i not in results.keys() | ended and len(drafts[i]) < rows[i].draft_count]
+            done = results.keys() | ended
+            pending = [i for i in pending if i not in done and len(drafts[i]) < rows[i].draft_count]
         return [
             results.get(index) or Proposal(tuple(drafts[index]), _cached_length(row, drafts[index]))
             for index, row in enumerate(rows)
