@@ -39,14 +39,11 @@ class PromptTimes:
 
     def token_s(self, *, drafted: bool) -> float:
         """Seconds of prompts for each token of a row."""
-        if not self._tokens:
+        every = self._sums.values()
+        prompt_tokens = sum(one.prompt_tokens for one in every)
+        if not (prompt_tokens and self._tokens):
             return 0.0
-        usual_s = self._seconds_of(*self._sums.values(), prior_s=0.0)
-        return max(0.0, self._seconds_of(self._sums[drafted], prior_s=usual_s)) * self._prompt_tokens / self._tokens
-
-    @staticmethod
-    def _seconds_of(*sums: _Sum, prior_s: float) -> float:
-        """Of a prompt's token."""
-        weight = PRIOR_TOKENS if prior_s else 0.0
-        tokens = sum(one.prompt_tokens for one in sums) + weight
-        return (sum(one.seconds for one in sums) + prior_s * weight) / tokens if tokens else 0.0
+        usual_s = sum(one.seconds for one in every) / prompt_tokens
+        own = self._sums[drafted]
+        prompt_token_s = (own.seconds + usual_s * PRIOR_TOKENS) / (own.prompt_tokens + PRIOR_TOKENS)
+        return max(0.0, prompt_token_s) * self._prompt_tokens / self._tokens
