@@ -63,7 +63,8 @@ class ClusterOptions:
     """Where each service writes its spans, `coordinator.jsonl` and so on; None: nowhere."""
     target_threads: int | None = None
     """None: every core, except while there are drafts to verify."""
-    target_threads_beside_draft: int | None = None
+    threads_beside_draft: int | None = None
+    """The target's, for calls with drafts to verify."""
     draft_threads: int | None = None
     """None: as `divided_threads` has it."""
 
@@ -118,7 +119,7 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
     coordinator = _plan("coordinator", options, otherwise, "--draft", nowhere, "--target", nowhere)
     draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count)
     if options.target_threads is None and not is_set("target", "threads"):
-        otherwise = replace(otherwise, target_threads=CORES, target_threads_beside_draft=beside_draft)
+        otherwise = replace(otherwise, target_threads=CORES, threads_beside_draft=beside_draft)
     otherwise = replace(otherwise, draft_threads=draft_threads)
     return ClusterPlan(coordinator, _plan("draft", options, otherwise), _plan("target", options, otherwise))
 
@@ -151,12 +152,12 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
         "log_level": options.log_level,
         "trace_file": options.trace_dir and os.path.join(options.trace_dir, f"{role}.jsonl"),
     }
-    own = ("batch_size", "draft_count", "policy", "lanes")
+    own: tuple[str, ...] = ("batch_size", "draft_count", "policy", "lanes")
     if role != "coordinator":
-        own = ("dtype", "device", "kv_memory", "layout", "prefix_sharing", *(("numerics",) if role == "target" else ()))
+        own = ("dtype", "device", "kv_memory", "layout", "prefix_sharing")
         shared |= {"model": getattr(options, f"{role}_model"), "threads": getattr(options, f"{role}_threads")}
     if role == "target":
-        shared["threads_beside_draft"] = options.target_threads_beside_draft
+        own += ("numerics", "threads_beside_draft")
     said = shared | {name: getattr(options, name) for name in own}
     return {name: value for name, value in said.items() if value is not None}
 
