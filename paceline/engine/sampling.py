@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import isfinite
 
 import torch
 
@@ -24,8 +25,6 @@ SPARSE_SHARE = 4
 """When filters leave fewer than one token in this many, noise is drawn for those alone."""
 NUCLEUS_COUNTS = (512, 8192)
 """How many of the likeliest tokens top-p looks at, as long as they may do, before it sorts the whole vocabulary."""
-NO_TOKEN = -1
-"""Stands on the device for the token where there is none to choose."""
 
 Choice = int | PacelineError
 """A token id, or why there is none."""
@@ -43,28 +42,25 @@ class Choosing:
 
 
 def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
-    """Return T choices for each sequence. One read from the device for all of them, and one more for each sequence that
-    is sampled: of how many tokens its filters leave.
+    """Return T choices for each sequence. The device is waited for once for all of them, and once more for each
+    sequence that is sampled: of how many tokens its filters leave.
     """
     if not sequences:
         return []
     with choice_threads(max(one.logits.numel() for one in sequences)):
         parts = [one.logits.max(dim=-1) if one.rule == GREEDY else _best(one) for one in sequences]
         scores, token_ids = (torch.cat(one) for one in zip(*parts, strict=True))
-        choices: list[Choice] = coded(scores, token_ids).tolist()
-    starts = list(accumulate((one.logits.shape[0] for one in sequences), initial=0))
-    if NO_TOKEN in choices:
-        places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
+        highest: list[float] = scores.tolist()
+        choices: list[Choice] = token_ids.tolist()
+    counts = [one.logits.shape[0] for one in sequences]
+    # Seen here and not on the device, where it would take as many operations again as the choice.
+    if not all(map(isfinite, highest)):
+        places = [(one, row) for one, count in zip(sequences, counts, strict=True) for row in range(count)]
         choices = [
-            _error(one, row, score) if choice == NO_TOKEN else choice
-            for (one, row), choice, score in zip(places, choices, scores.tolist(), strict=True)
+            choice if isfinite(score) else _error(one, row, score)
+            for (one, row), score, choice in zip(places, highest, choices, strict=True)
         ]
-    return [choices[start:stop] for start, stop in pairwise(starts)]
-
-
-def coded(scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """The token ids [N] of the highest scores [N], but `NO_TOKEN` where such a score allows no choice."""
-    return torch.where(scores.isfinite(), token_ids, NO_TOKEN)
+    return [choices[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
 
 
 def _no_choice(position: int) -> NoChoice:

@@ -3,8 +3,10 @@
 import torch
 
 from paceline.engine.noise import gumbel_at, stream_starts
-from paceline.engine.sampling import coded
 from paceline.types import SamplingParameters
+
+NO_TOKEN = -1
+"""Stands on the device for the token where there is none to choose."""
 
 
 def is_plain(sampling: SamplingParameters) -> bool:
@@ -24,3 +26,8 @@ def choose_rows(
     sampled = (heated.double() + gumbel_at(stream_starts(seeds, positions), token_ids)).max(dim=-1)
     greedy = logits.max(dim=-1)
     return torch.where(temperatures > 0, coded(sampled.values, sampled.indices), coded(greedy.values, greedy.indices))
+
+
+def coded(scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """The token ids [N] of the highest scores [N], but `NO_TOKEN` where such a score allows no choice."""
+    return torch.where(scores.isfinite(), token_ids, NO_TOKEN)

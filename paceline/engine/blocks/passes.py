@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from paceline.engine.blocks.attention import BlockAttention, KernelMaker
-from paceline.engine.blocks.choice import choose_rows
+from paceline.engine.blocks.choice import NO_TOKEN, choose_rows, coded
 from paceline.engine.blocks.kernels import choose_kernel, find_varlen
 from paceline.engine.blocks.recording import Work, recorded
 from paceline.engine.blocks.rows import (
@@ -25,7 +25,6 @@ from paceline.engine.kv_pool import KvPool
 from paceline.engine.model import LoadedModel
 from paceline.engine.noise import signed64
 from paceline.engine.passes import FastPasses, Piece
-from paceline.engine.sampling import NO_TOKEN, coded
 from paceline.types import ChoiceRule
 
 MAX_NEW_TOKENS = QUERY_COUNTS[-1]
