@@ -1,0 +1,92 @@
+"""The paged layout: which pages sequences share, keep and copy."""
+
+from typing import Any
+
+import pytest
+
+from paceline.engine.kv_pool import KvPool
+from paceline.errors import Overloaded
+from tests.caches import PAGE_BYTES, PAGE_TOKENS, SHAPE, fill
+
+
+def test_equal_prompts_hold_one_copy_and_are_computed_once() -> None:
+    pool = KvPool(SHAPE, 100 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    prompt = [n % 7 for n in range(32)]
+    assert [fill(pool, sequence_id, [*prompt, n]) for n, sequence_id in enumerate("abcdefgh")] == [0] + [32] * 7
+    cache = pool.describe()
+    assert cache.used_bytes == (8 + 8) * PAGE_BYTES
+    assert cache.shared_token_count == 7 * 32
+
+
+def test_callers_that_are_kept_apart_share_no_page() -> None:
+    pool = KvPool(SHAPE, 100 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    prompt = [n % 7 for n in range(32)]
+    ids = ("one/a", "other/a", "one/b", "a", "other/b")
+    assert [fill(pool, sequence_id, [*prompt, 1]) for sequence_id in ids] == [0, 0, 32, 0, 32]
+
+
+def test_a_finished_prompt_stays_until_memory_is_wanted_and_the_least_recently_used_goes_first() -> None:
+    pool = KvPool(SHAPE, 16 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    first, second = [1] * 24, [2] * 24
+    for sequence_id, prompt in (("a", first), ("b", second)):
+        fill(pool, sequence_id, prompt)
+        pool.release(sequence_id)
+    assert pool.describe().idle_bytes == 12 * PAGE_BYTES
+    assert fill(pool, "c", first) == 20
+    pool.release("c")
+    fill(pool, "d", [3] * 32)
+    pool.release("d")
+    assert fill(pool, "e", first) == 20
+    assert fill(pool, "f", second) < 20
+
+
+def test_without_sharing_nothing_is_kept_or_taken_over() -> None:
+    pool = KvPool(SHAPE, 16 * PAGE_BYTES, page_tokens=PAGE_TOKENS, prefix_sharing=False)
+    assert fill(pool, "a", [1] * 20) == fill(pool, "b", [1] * 20) == 0
+    pool.release("a")
+    assert pool.describe().idle_bytes == 0
+
+
+def test_a_full_pool_says_what_is_missing_and_keeps_what_it_has() -> None:
+    pool = KvPool(SHAPE, 4 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    fill(pool, "a", [1] * 10)
+    with pytest.raises(
+        Overloaded, match=f"{6 * PAGE_BYTES} more bytes are needed, {3 * PAGE_BYTES} of {4 * PAGE_BYTES}"
+    ):
+        fill(pool, "b", [2] * 21)
+    assert pool.length("a") == 10
+    assert pool.sequence_count == 1
+
+
+class Watched(tuple[int, ...]):
+    """A prompt that counts the tokens which are copied out of it."""
+
+    copied_count = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.copied_count += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+@pytest.mark.review
+def test_taking_over_a_cached_prompt_costs_as_much_as_it_is_long() -> None:
+    """Review B10: it grew with the square, 1.24 s for 131,072 tokens."""
+    pool = KvPool(SHAPE, 2000 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    prompt = [n % 7 for n in range(4 * 1000)]
+    pool.keep("a", 0, ())
+    pool.append("a", prompt)
+    pool.seal("a", len(prompt))
+    watched = Watched(prompt)
+    assert pool.keep("b", 0, watched) == len(prompt)
+    assert watched.copied_count <= 2 * len(prompt)
+
+
+def test_truncation_and_regrowth_within_a_page_copy_nothing() -> None:
+    pool = KvPool(SHAPE, 40 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    fill(pool, "a", [5] * 50)
+    pages = list(pool._sequences["a"].pages)
+    pool.truncate("a", 46)
+    pool.keep("a", 45, ())
+    pool.append("a", [6] * 5)
+    assert pool._sequences["a"].pages == pages
