@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.measure.contention import counting
 from paceline.measure.result import bench_result_from_json
 from tests.commands import ended, paceline_here, start
 from tests.conftest import PairOfCheckpoints
@@ -33,7 +34,8 @@ def test_a_bench_leaves_its_result_a_table_and_two_plots(tmp_path: Path, service
         assert all(0 < run.output_count <= 3 * 8 for run in system.runs)
     ours = result.systems[1]
     assert ours.rounds is not None
-    assert ours.rounds.committed_count == sum(run.output_count for run in ours.runs)
+    # Rounds are of the runs that count, and whether another process spoils one is not ours to say.
+    assert ours.rounds.committed_count == sum(run.output_count for run in counting(ours.runs))
     assert 1 <= ours.rounds.tokens_per_row <= 6
     assert min(ours.rounds.seconds.values()) >= 0
     assert (tmp_path / "table.md").read_text().strip() in out
