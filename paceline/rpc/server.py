@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 
 from paceline.rpc.access import AccessInterceptor
 from paceline.rpc.exchanges import Exchanges
-from paceline.rpc.lasting import LastingServer, without_registration
+from paceline.rpc.lasting import HeardCalls, LastingServer, without_registration
 from paceline.rpc.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
 from paceline.rpc.ports import Listening
 from paceline.rpc.reflection import add_reflection
@@ -83,15 +83,15 @@ async def running_server(
     credentials = server_credentials(options.certificates) if options.certificates else None
 
     def make(port: int) -> tuple[grpc.aio.Server, int]:
-        server = without_registration(_make_server(options, tracer, interceptors))
+        server = without_registration(_make_server(options, tracer, [calls, *interceptors]))
         add_servicers(server)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         if options.reflection:
             add_reflection(server, [*service_names, health.SERVICE_NAME])
         return server, _bind(server, Listening("--port", host, port), credentials)
 
-    exchanges = exchanges or Exchanges()
-    server = LastingServer(make, port, exchanges.end_streams)
+    exchanges, calls = exchanges or Exchanges(), HeardCalls()
+    server = LastingServer(make, port, calls, exchanges.end_streams)
     address = f"{host}:{server.port}"
     async with _health_server(host, options.health_port, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
