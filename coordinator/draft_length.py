@@ -34,6 +34,9 @@ FIRST_WINDOWS = 12
 NONE_SHARE, NEAR_SHARE, FAR_SHARE = 0.01, 0.003, 0.0005
 """Of the time that trials of a count may lose: of drafting nothing, which another text may make better by a tenth, and
 which costs no draft its place; of neighbours of the best, or of drafting where nothing is drafted; of others."""
+NONE_WINDOWS = 3
+"""A trial of drafting nothing lasts so much longer where prompts come: in eight rounds there may be none, and what one
+costs without a draft is then never learned."""
 
 
 class DraftLength(Protocol):
@@ -65,8 +68,8 @@ class AutoDraftLength:
         self._lanes = lanes
         self._places = PlaceAcceptance(MAX_AUTO)
         self._searches: dict[int, _Search] = {}
-        self._calm_rounds = 0
-        """Since a round, of any lane, brought a prompt."""
+        self._calm_rounds = self._promptless_rounds = 0
+        """Since a round, of any lane, brought something that a service lacked; and since one brought a prompt."""
 
     def choose(self, group: Group[Sequence]) -> list[int]:
         search = self._search(len(group))
@@ -84,9 +87,12 @@ class AutoDraftLength:
         tokens = sum(row.committed_count for row in report.rows) / len(draft_counts)
         # A round that waited behind another lane's prompt ends after it.
         self._calm_rounds = self._calm_rounds + 1 if report.is_decoding else 0
-        is_usual = self._calm_rounds >= self._lanes
+        self._promptless_rounds = 0 if report.prompt_token_count else self._promptless_rounds + 1
+        search = self._search(len(draft_counts))
+        if self._promptless_rounds >= self._lanes:
+            search.charge(count, cycle_s, tokens)
         prompt_tokens = report.prompt_token_count / len(draft_counts)
-        self._search(len(draft_counts)).observe(count, cycle_s, tokens, prompt_tokens, is_usual=is_usual)
+        search.observe(count, cycle_s, tokens, prompt_tokens, is_usual=self._calm_rounds >= self._lanes)
 
     def _search(self, group_size: int) -> "_Search":
         """Of groups of about so many: up to the next power of two."""
@@ -123,7 +129,7 @@ class _Search:
     """With it, before the next decision."""
     _best: int = FIRST_COUNTS[0]
     _best_tokens: float | None = None
-    """Of a row in a round with the best, prompts and all."""
+    """Of a row in a round with the best."""
     _best_cycle_s: float | None = None
     _window_count: int = 0
     _spent_s: float = 0.0
@@ -141,6 +147,17 @@ class _Search:
         if self._times.level_s:
             beyond_s = 0.0 if is_usual else cycle_s - self._times.expected_s(count)
             self._prompts.add(drafted=count > 0, beyond_s=beyond_s, prompt_tokens=prompt_tokens, tokens=tokens)
+        self._in_a_row = self._in_a_row + 1 if count == self._last else 1
+        self._last = count
+        # Rounds of other lanes had other counts until then.
+        if is_usual and self._in_a_row >= self.lanes:
+            self._times.add(count, cycle_s)
+
+    def charge(self, count: int, cycle_s: float, tokens: float) -> None:
+        """Charge a trial with what the round lost beside the best.
+
+        Rounds with prompts are left out: any count meets those.
+        """
         if count == self._best:
             self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)
             self._best_cycle_s = smoothed(self._best_cycle_s, cycle_s, BEST_MEMORY)
@@ -148,11 +165,6 @@ class _Search:
             trial = self._trials[count]
             trial.lost_s += cycle_s - tokens / self._best_tokens * self._best_cycle_s
             trial.ended_s = self._spent_s
-        self._in_a_row = self._in_a_row + 1 if count == self._last else 1
-        self._last = count
-        # Rounds of other lanes had other counts until then.
-        if is_usual and self._in_a_row >= self.lanes:
-            self._times.add(count, cycle_s)
 
     def decide(self, tokens: list[float]) -> None:
         """Choose the count of the next rounds; `tokens`: what a row is expected to get, for each count."""
@@ -169,6 +181,8 @@ class _Search:
         goodputs = [one / (time + one * prompt) for one, time, prompt in zip(tokens, took, prompts, strict=True)]
         self._best = _shortest_of_best(goodputs, self._best)
         self.count = self._due(goodputs)
+        if not self.count and self._best and self._prompts.are_known:
+            self.rounds_left *= NONE_WINDOWS
 
     def _missing(self, tokens: list[float], took: list[float]) -> list[int]:
         """The first counts that were not measured yet and that may be the best."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 MEMORY = 0.998
 """Weight of earlier rounds after one more."""
-PRIOR_TOKENS = 1000.0
+PRIOR_TOKENS = 300.0
 """Prompt tokens that both ways of decoding together count for in what is known of one."""
 
 
@@ -36,6 +36,11 @@ class PromptTimes:
             self._sums[drafted].add(beyond_s, prompt_tokens)
         self._prompt_tokens = self._prompt_tokens * MEMORY + prompt_tokens
         self._tokens = self._tokens * MEMORY + tokens
+
+    @property
+    def are_known(self) -> bool:
+        """Some came."""
+        return self._prompt_tokens > 0
 
     def token_s(self, *, drafted: bool) -> float:
         """Seconds of prompts for each token of a row."""
