@@ -11,7 +11,7 @@ is nearly as good is looked at most. Groups of about one size share what is know
 
 from collections.abc import Sequence as Group
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from coordinator.acceptance import PlaceAcceptance
 from coordinator.prompt_times import PromptTimes
@@ -39,7 +39,17 @@ NONE_WINDOWS = 3
 costs without a draft is then never learned."""
 
 
+AUTO_LEEWAY = 4.0
+"""`auto` asks a slow draft for less by itself: it times whole rounds, and their parts tell too little to overrule it. A
+trial may take longer than its drafts are worth, too. Only a draft that is slow beyond all measure is at fault then."""
+
+
 class DraftLength(Protocol):
+    @property
+    def leeway(self) -> float:
+        """How many times as long as its drafts seem worth a draft service may take before that is its fault."""
+        ...
+
     def choose(self, group: Group[Sequence]) -> list[int]:
         """How many drafts each sequence of the group should have."""
         ...
@@ -54,6 +64,7 @@ class DraftLength(Protocol):
 
 @dataclass(frozen=True)
 class FixedDraftLength:
+    leeway: ClassVar[float] = 1.0
     count: int
 
     def choose(self, group: Group[Sequence]) -> list[int]:
@@ -64,6 +75,8 @@ class FixedDraftLength:
 
 
 class AutoDraftLength:
+    leeway = AUTO_LEEWAY
+
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
         self._places = PlaceAcceptance(MAX_AUTO)

@@ -10,8 +10,10 @@ from coordinator.smoothing import smoothed
 
 
 class DraftWorth:
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, leeway: float) -> None:
+        """`leeway`: so many times what drafts seem worth is what they may take."""
         self._lanes = lanes
+        self._leeway = leeway
         self._tokens: float | None = None
         """That a sequence gets from a round with drafts."""
         self._verify_s: float | None = None
@@ -21,7 +23,7 @@ class DraftWorth:
         """None until a round with drafts was seen."""
         if self._tokens is None or self._verify_s is None:
             return None
-        return max(0.0, (self._tokens + self._lanes - 2) * self._verify_s)
+        return max(0.0, (self._tokens + self._lanes - 2) * self._verify_s) * self._leeway
 
     def observe(self, report: RoundReport) -> None:
         self._verify_s = smoothed(self._verify_s, report.verify.total_s)

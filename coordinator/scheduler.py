@@ -70,7 +70,7 @@ class Scheduler:
         self._clock = clock
         self._policy = policy
         self._draft_length = draft_length
-        self._draft_worth = DraftWorth(lanes)
+        self._draft_worth = DraftWorth(lanes, draft_length.leeway)
         self._drafter = drafter
         self._verifier = verifier
         self._releases: set[asyncio.Task[None]] = set()

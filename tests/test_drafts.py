@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from coordinator.circuit import FIRST_PAUSE_S, Circuit
+from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
 from coordinator.draft_worth import DraftWorth
 from coordinator.guarded_draft import (
     FIRST_TIMEOUT_S,
@@ -136,6 +137,17 @@ async def test_late_calls_between_ones_in_time_are_forgiven_and_very_fast_ones_n
     assert guarded.circuit.state is CircuitState.CLOSED
 
 
+@pytest.mark.parametrize(("draft_length", "stays"), [(FixedDraftLength(8), False), (AutoDraftLength(lanes=2), True)])
+async def test_auto_may_try_more_drafts_than_pay(guarded: Guarded, draft_length: DraftLength, stays: bool) -> None:
+    """A trial's calls, all of them late, opened the circuit: nothing was drafted then, nor learned of drafting."""
+    worth = DraftWorth(2, draft_length.leeway)
+    worth.observe(report(verify_s=0.02, tokens=4, drafted_count=4))
+    guarded.took_s = 0.14
+    for _ in range(LATE_TO_FAIL):
+        await guarded.ask(Patience(worth_s=worth.seconds))
+    assert guarded.draft.is_usable == stays
+
+
 def report(verify_s: float, tokens: int, drafted_count: int) -> RoundReport:
     rows = [RowReport(drafted_count, max(0, tokens - 1), tokens)] * 2
     return RoundReport(rows, 0, HopTime(), HopTime(executed_s=verify_s), 0, None, None)
@@ -144,7 +156,7 @@ def report(verify_s: float, tokens: int, drafted_count: int) -> RoundReport:
 @pytest.mark.parametrize(("lanes", "worth_s"), [(1, 2 * 0.1), (2, 3 * 0.1)])
 def test_drafting_is_worth_the_rounds_it_saves(lanes: int, worth_s: float) -> None:
     """3 tokens a round, and 0.1 s a verify call: with lanes that overlap, only the slower hop counts."""
-    worth = DraftWorth(lanes)
+    worth = DraftWorth(lanes, leeway=1)
     worth.observe(report(0.1, tokens=1, drafted_count=0))
     assert worth.seconds is None
     worth.observe(report(0.1, tokens=3, drafted_count=5))
@@ -152,7 +164,7 @@ def test_drafting_is_worth_the_rounds_it_saves(lanes: int, worth_s: float) -> No
 
 
 def test_a_draft_that_is_never_right_is_worth_nothing() -> None:
-    worth = DraftWorth(lanes=1)
+    worth = DraftWorth(lanes=1, leeway=1)
     worth.observe(report(0.1, tokens=1, drafted_count=5))
     assert worth.seconds == 0
 
