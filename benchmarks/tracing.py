@@ -30,8 +30,7 @@ from rich.console import Console
 from coordinator.output import Output, StopRules
 from coordinator.request_tracer import begin_request, end_request
 from coordinator.round_tracer import RoundTracer
-from coordinator.sequence import Sequence
-from coordinator.stream import Stream
+from coordinator.sequence import Request, Sequence
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
 from paceline.launcher import ClusterOptions, running_cluster
@@ -161,8 +160,8 @@ def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
     In the model services and the channels nothing is left of it but a test of a variable a call.
     """
     output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
-    group = [Sequence(str(number), [1], output, 64, Usage(1), Stream()) for number in range(batch_size)]
-    request = GenerationRequest(UserMessage(""))
+    group = [Sequence(str(number), [1], output, 64, Usage(1), Request()) for number in range(batch_size)]
+    asked = GenerationRequest(UserMessage(""))
     waits_s, counts = [0.0] * batch_size, [5] * batch_size
     tracer = RoundTracer(None, "continuous")
     began = time.perf_counter()
@@ -170,8 +169,8 @@ def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
         with tracer.round(group, waits_s, counts, 0):
             pass
         for sequence in group:
-            begin_request(request, [sequence], "")
-            end_request([sequence])
+            begin_request(asked, sequence.request, "")
+            end_request(sequence.request)
     return (time.perf_counter() - began) / repeats
 
 

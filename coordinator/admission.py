@@ -5,7 +5,7 @@ import secrets
 
 from coordinator.limits import NO_LIMITS, RequestLimits
 from coordinator.output import Output, StopRules
-from coordinator.sequence import Sequence
+from coordinator.sequence import Request, Sequence
 from coordinator.startup import Served
 from coordinator.stream import Stream
 from paceline.checks import MAX_DRAFT_COUNT, check_token_ids
@@ -32,8 +32,8 @@ class Admission:
         self._default_max_new_tokens = limits.default_output_tokens(default_max_new_tokens)
         self._limits = limits
 
-    def admit(self, request: GenerationRequest) -> list[Sequence]:
-        """Tokenize and check; return a sequence for each output that has not ended.
+    def admit(self, request: GenerationRequest) -> Request:
+        """Tokenize and check; return a request with a sequence for each output that has not ended.
 
         InvalidRequest names the field that is wrong.
         """
@@ -50,18 +50,19 @@ class Admission:
         )
         self._check_sampling(request.sampling, rules)
         left = [one for one in received if not one.ended]
-        stream = Stream(len(left), secrets.randbits(64) if request.seed is None else request.seed)
-        return [self._sequence(request, token_ids, rules, stream, one) for one in left]
+        admitted = Request(Stream(len(left)), secrets.randbits(64) if request.seed is None else request.seed)
+        admitted.sequences = [self._sequence(request, token_ids, rules, admitted, one) for one in left]
+        return admitted
 
     def _sequence(
         self,
         request: GenerationRequest,
         token_ids: list[int],
         rules: StopRules,
-        stream: Stream,
+        admitted: Request,
         received: ReceivedOutput,
     ) -> Sequence:
-        own_seed = completion_seed(stream.seed, received.completion_index)
+        own_seed = completion_seed(admitted.seed, received.completion_index)
         sequence = Sequence(
             # 128 random bits: ids of several coordinators differ, and knowing some tells nothing of others.
             sequence_id=secrets.token_hex(16),
@@ -69,7 +70,7 @@ class Admission:
             output=Output(rules, self._served.text.tokenizer if self._served.text else None),
             max_draft_count=self._max_draft_count(request),
             usage=Usage(prompt_count=len(token_ids)),
-            stream=stream,
+            request=admitted,
             completion_index=received.completion_index,
             rule=_choice_rule(request.sampling, own_seed, len(token_ids), rules),
             seed=own_seed,

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Tracer
 
-from coordinator.round import Patience
-from coordinator.scheduler import ReleasingDrafter
+from coordinator.residency import Releases
+from coordinator.round import Drafter, Patience
 from coordinator.smoothing import smoothed
 from paceline.errors import PacelineError
 from paceline.types import CallTiming, Proposal, Proposals, ProposeRow
@@ -29,6 +30,9 @@ WORTHWHILE = 0.98
 """Rounds with drafts asked ahead must take so much of those without, or less."""
 PROBE_EVERY = 16
 """Rounds after which the other way is tried."""
+
+
+class ReleasingDrafter(Drafter, Releases, Protocol): ...
 
 
 class AheadDrafter:

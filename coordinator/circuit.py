@@ -20,9 +20,14 @@ SUCCESSES_TO_FORGET = 20
 
 class Circuit:
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        *,
+        failures_to_open: int = FAILURES_TO_OPEN,
     ) -> None:
-        """`jitter` gives numbers from 0 to 1."""
+        """`jitter` gives numbers from 0 to 1; `failures_to_open` is how many in a row open it."""
+        self._failures_to_open = failures_to_open
         self._clock = clock
         self._jitter = jitter
         self._state = CircuitState.CLOSED
@@ -62,7 +67,7 @@ class Circuit:
             return  # a call that was under way when it opened: it says nothing new
         self._failures += 1
         self._successes = 0
-        if is_certain or self._state is CircuitState.HALF_OPEN or self._failures >= FAILURES_TO_OPEN:
+        if is_certain or self._state is CircuitState.HALF_OPEN or self._failures >= self._failures_to_open:
             self._open()
 
     def gave_up(self) -> None:

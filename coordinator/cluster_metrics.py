@@ -65,7 +65,7 @@ class ClusterCollector(Collector):
 
 
 def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:
-    """A draft whose circuit is not closed counts apart: it is up, and not used."""
+    """One whose circuit is not closed counts apart: it is up, and not used."""
     family = GaugeMetricFamily(
         "paceline_replicas", "Replicas of the model services, by their state.", labels=["service", "state"]
     )
@@ -76,6 +76,6 @@ def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:
             else one.state.value
             for one in described
         )
-        for state in (*(one.value for one in ReplicaState), *(("open",) if service == "draft" else ())):
+        for state in (*(one.value for one in ReplicaState), "open"):
             family.add_metric([service, state], counts[state])
     return family

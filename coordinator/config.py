@@ -49,7 +49,7 @@ class CoordinatorSettings(ServiceSettings):
         default=None, description="most tokens that a request may ask for; unset: as the model allows"
     )
     max_completions: Count = Field(default=MAX_COMPLETIONS, description="most outputs that a request may ask for")
-    queue_limit: Count = Field(default=1024, description="most sequences waiting for a place, for each target")
+    queue_limit: Count = Field(default=1024, description="most sequences waiting for a place")
     startup_timeout_s: Seconds = Field(default=120, description="seconds to wait for a target service at start")
     target_wait_s: Seconds = Field(
         default=60, description="seconds that requests wait for a target service while none is there"

@@ -1,219 +1,216 @@
-"""Which target serves which sequence: the least loaded one, and another when that goes away.
+"""Which target serves which sequence: the one with room and the fewest; what waits is bound to none.
 
-Owns placement and what waits while no target is there; each target's own `Scheduler` does the rest. The sequences of a
-target that is lost, or about to leave, go to others in their order of arrival, ahead of newer ones, and are rebuilt
-there from their tokens.
+Owns placement. Each target's own `Scheduler` does the rest. The sequences of a target that is lost, given up or about
+to leave go back to the queue, in their order of arrival and so ahead of newer ones, and are rebuilt elsewhere from
+their tokens.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import count, groupby
-from typing import Protocol
 
 import structlog
 
 from coordinator.background import Background
-from coordinator.pool import SequencePool
-from coordinator.replica import Remote, Replica
-from coordinator.round import Verifier
-from coordinator.scheduler import Scheduler
-from coordinator.sequence import Sequence
+from coordinator.queue import WaitingQueue
+from coordinator.replica import Replica
+from coordinator.residency import Residency
+from coordinator.scheduler import TARGET_AWAY
+from coordinator.sequence import Request, Sequence
+from coordinator.target import Serving, Target, TargetRemote
 from paceline.errors import PacelineError, PeerUnavailable
 from paceline.types import ReplicaDescription, ReplicaState
 
 log = structlog.get_logger()
 
-EXPIRY_INTERVAL_S = 0.5
+LOOK_INTERVAL_S = 0.25
+"""How often it is looked whether something has waited for too long, or a target may be tried again."""
 
-
-class RemoteTarget(Remote, Verifier, Protocol): ...
-
-
-MakeScheduler = Callable[[Replica[RemoteTarget], Iterator[int]], Scheduler]
-"""For a replica that is up; its pool takes the numbers of arrival from the iterator."""
-
-
-@dataclass(eq=False)
-class _Target:
-    replica: Replica[RemoteTarget]
-    scheduler: Scheduler | None = None
-    """None until the replica was up once."""
-    rounds: asyncio.Task[PacelineError] | None = None
-    """While its scheduler runs."""
-    is_stopping: bool = False
-    """Its rounds were cancelled, and its sequences are about to move."""
-
-    @property
-    def takes_sequences(self) -> bool:
-        return self.replica.is_up and self.rounds is not None and not self.is_stopping
-
-    @property
-    def sequence_count(self) -> int:
-        return self.scheduler.pool.live_count + self.scheduler.pool.waiting_count if self.scheduler else 0
-
-    @property
-    def load(self) -> tuple[int, float]:
-        """Sequences it is to serve, then how full its cache is."""
-        return self.sequence_count, self.replica.kv_use
-
-    def stop(self) -> None:
-        if self.rounds and not self.is_stopping:
-            self.is_stopping = True
-            self.rounds.cancel()
+MakeServing = Callable[[Replica[TargetRemote], "Dispatcher"], Serving]
+"""For a replica that is up. The dispatcher is its `Others`, and has the room of its pool told."""
 
 
 class Dispatcher:
     def __init__(
         self,
-        make_scheduler: MakeScheduler,
+        make_serving: MakeServing,
+        residency: Residency,
         tasks: Background,
         *,
         queue_limit: int,
         target_wait_s: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """While no target is up, `queue_limit` new sequences wait, and all for `target_wait_s` at most."""
-        self._make_scheduler = make_scheduler
+        """`queue_limit` sequences wait at most, and while no target serves for `target_wait_s` at most."""
+        self._make_serving = make_serving
+        self._residency = residency
         self._tasks = tasks
         self._target_wait_s = target_wait_s
         self._clock = clock
-        self._arrivals = count(1)
-        self._targets: dict[str, _Target] = {}
-        # Nothing goes live in it: it is a queue and no more.
-        self._stranded = SequencePool(0, queue_limit, clock, self._arrivals)
-        self._none_up_since_s: float | None = clock()
+        self._targets: dict[str, Target] = {}
+        self._queue = WaitingQueue(queue_limit, clock)
+        self._none_serves_since_s: float | None = clock()
+        self._serving_changed = asyncio.Event()
         self._is_closed = False
+        self._is_distributing = False
         self.moved_count = 0
         """Sequences that went from one target to another, or had to wait for one."""
 
     @property
     def live_count(self) -> int:
-        return sum(pool.live_count for pool in self._pools)
+        return sum(target.live_count for target in self._targets.values())
 
     @property
     def waiting_count(self) -> int:
-        return sum(pool.waiting_count for pool in self._pools)
+        return len(self._queue) + sum(target.waiting_count for target in self._targets.values())
 
     @property
     def queue_limit(self) -> int:
         """Most sequences that may wait before new ones are refused."""
-        return sum(pool.queue_limit for pool in self._pools[1:]) or self._stranded.queue_limit
+        return self._queue.limit
 
     @property
-    def _pools(self) -> list[SequencePool]:
-        schedulers = [target.scheduler for target in self._targets.values()]
-        return [self._stranded, *(scheduler.pool for scheduler in schedulers if scheduler)]
+    def is_serving(self) -> bool:
+        """Whether a target serves; else requests can only wait."""
+        return self._none_serves_since_s is None
+
+    async def tell_serving(self, tell: Callable[[bool], Awaitable[None]]) -> None:
+        """Tell whether a target serves, now and whenever that changes, until cancelled."""
+        while True:
+            self._serving_changed.clear()
+            await tell(self.is_serving)
+            await self._serving_changed.wait()
 
     def describe(self) -> list[ReplicaDescription]:
-        return [
-            ReplicaDescription(address, target.replica.state, target.sequence_count)
-            for address, target in self._targets.items()
-        ]
+        return [target.describe() for target in list(self._targets.values())]
 
-    def submit(self, sequences: Rows[Sequence]) -> None:
-        """Queue the sequences of a request, together; Overloaded, and none queued, when there is no room for them."""
-        new = [sequence for sequence in sequences if not sequence.ended]
-        if chosen := self._least_loaded():
-            chosen.submit(new)
-        else:
-            self._stranded.submit(new)
+    def check_room(self, sequence_count: int = 1) -> None:
+        """Raise Overloaded where so many new sequences can neither be served nor wait."""
+        self._queue.check_room(sequence_count, sum(target.room for target in self._targets.values()))
 
-    def abandon(self, sequences: Rows[Sequence]) -> None:
-        """End sequences whose client is gone. Those that ended already are left alone."""
-        left = [sequence for sequence in sequences if not sequence.ended]
+    def submit(self, request: Request) -> None:
+        """Queue a request; Overloaded, and nothing queued, when there is no room for all of it."""
+        self.check_room(len(request.unfinished))
+        self._queue.add(request)
+        self.distribute()
+
+    def abandon(self, request: Request) -> None:
+        """End what is left of a request whose client is gone."""
+        left = request.unfinished
         for sequence in left:
             sequence.ended = True
-        if left:
-            self._stranded.retire(left)
-            for target in self._targets.values():
-                if target.scheduler:
-                    target.scheduler.retire(left)
+        self._retire(left)
+
+    def _retire(self, ended: list[Sequence]) -> None:
+        self._residency.free(self._queue.remove(ended))
+        for target in self._targets.values():
+            target.retire(ended)
 
     async def run(self) -> None:
-        """Let what waits for a target wait no longer than it may, until cancelled."""
+        """Look at what waits again and again, until cancelled."""
         while True:
-            await asyncio.sleep(EXPIRY_INTERVAL_S)
+            await asyncio.sleep(LOOK_INTERVAL_S)
             self.expire()
+            self._settle()
 
     def expire(self) -> None:
         """Fail the sequences that have waited for a target for too long."""
-        if self._none_up_since_s is None:
+        if self._none_serves_since_s is None:
             return
         latest_s = self._clock() - self._target_wait_s
-        overdue = [one for one in self._stranded.waiting if max(one.submitted_s, self._none_up_since_s) <= latest_s]
+        overdue = [one for one in self._queue if max(one.request.submitted_s, self._none_serves_since_s) <= latest_s]
         for sequence in overdue:
             sequence.fail(
                 PeerUnavailable(f"no target service was there for {self._target_wait_s:g} s; try again later")
             )
-        self._stranded.retire(overdue)
+        self._retire(overdue)
 
-    def changed(self, replica: Replica[RemoteTarget]) -> None:
+    def changed(self, replica: Replica[TargetRemote]) -> None:
         """Use a replica that is up; move the sequences of one that is not."""
-        target = self._targets.setdefault(replica.address, _Target(replica))
-        if replica.is_up and target.rounds is None:
-            self._start(target)
+        if replica.address not in self._targets:
+            self._targets[replica.address] = Target(replica, partial(self._make_serving, replica, self), self._tasks)
+        target = self._targets[replica.address]
+        if replica.is_up and not target.is_running:
+            target.start(self._ended)
         self._settle()
 
-    def left(self, replica: Replica[RemoteTarget]) -> None:
+    def left(self, replica: Replica[TargetRemote]) -> None:
         """Forget a replica that is gone."""
         self._targets.pop(replica.address).stop()
         self._settle()
 
-    def _start(self, target: _Target) -> None:
-        target.scheduler = target.scheduler or self._make_scheduler(target.replica, self._arrivals)
-        target.rounds = self._tasks.start(target.scheduler.run())
-        target.rounds.add_done_callback(partial(self._ended, target))
-
-    def _ended(self, target: _Target, rounds: asyncio.Task[PacelineError]) -> None:
+    def _ended(self, target: Target, rounds: asyncio.Task[PacelineError]) -> None:
         """The rounds of a target are over: move its sequences."""
-        target.rounds, target.is_stopping = None, False
-        if self._is_closed or (not rounds.cancelled() and rounds.exception()):
+        failure = None if rounds.cancelled() else rounds.exception() or rounds.result()
+        if self._is_closed or (failure and not isinstance(failure, PacelineError)):
             return
-        if not rounds.cancelled():
-            target.replica.lose(rounds.result())
-        assert target.scheduler
-        sequences = target.scheduler.give_up()
+        sequences = target.ended()
+        if isinstance(failure, TARGET_AWAY):
+            target.replica.lose(failure)
         self.moved_count += len(sequences)
         if sequences:
             log.warning("sequences move", away_from=target.replica.address, sequences=len(sequences))
         if target.replica.is_up and self._targets.get(target.replica.address) is target:
-            self._start(target)  # it came back meanwhile
-        self._place(sequences)
+            target.start(self._ended)  # it came back meanwhile, or its circuit is to tell when it is tried again
+        self._queue.put_back(sequences)
         self._settle()
 
     def _settle(self) -> None:
-        """Stop targets that are not to be used, if there are others or no choice, and place what has no target."""
-        has_target = self._least_loaded() is not None
-        for target in self._targets.values():
+        """Stop targets that are not to be used, if there are others or no choice, and place what waits."""
+        targets = self._targets.values()
+        is_served = any(target.is_healthy for target in targets)
+        for target in targets:
             # One that is about to leave goes on as long as there is no other.
-            if not target.replica.is_up and (has_target or target.replica.state is not ReplicaState.DRAINING):
+            if not target.replica.is_up and (is_served or target.replica.state is not ReplicaState.DRAINING):
                 target.stop()
-        if has_target:
-            self._none_up_since_s = None
-            if self._stranded.waiting_count:
-                self._place(self._stranded.give_up())
-        elif self._none_up_since_s is None:
-            self._none_up_since_s = self._clock()
+        if is_served is not self.is_serving:
+            self._none_serves_since_s = None if is_served else self._clock()
+            self._serving_changed.set()
+        self.distribute()
 
-    def _place(self, sequences: list[Sequence]) -> None:
-        """Give sequences to targets, those of a request together, or keep them until there is one."""
-        for _, together in groupby(sequences, key=lambda one: id(one.stream)):
-            chosen = self._least_loaded()
-            (chosen.pool if chosen else self._stranded).adopt(together)
+    def distribute(self) -> None:
+        """Give what waits to the targets that have room, the oldest first."""
+        if self._is_distributing:
+            return
+        self._is_distributing = True
+        try:
+            while placement := self._next_placement():
+                target, together = placement
+                target.give(self._queue.remove(together))
+        finally:
+            self._is_distributing = False
 
-    def _least_loaded(self) -> Scheduler | None:
-        takers = [target for target in self._targets.values() if target.takes_sequences]
-        return min(takers, key=lambda target: target.load).scheduler if takers else None
+    def _next_placement(self) -> tuple[Target, list[Sequence]] | None:
+        """Return the oldest sequences of one request that some target has room for, and the least loaded of those."""
+        roomy = [target for target in self._targets.values() if target.room]
+        if not roomy:
+            return None
+        for together in self._queue.parcels():
+            first = together[0]
+            able = [target for target in roomy if target.replica.address not in first.failed_at]
+            if able or not self.can_take(first):
+                return min(able or roomy, key=lambda target: target.load), together
+        return None
+
+    def can_take(self, sequence: Sequence) -> bool:
+        """Whether another target than those where it failed may be asked to serve it."""
+        return any(one.is_usable and one.replica.address not in sequence.failed_at for one in self._targets.values())
+
+    def take(self, sequence: Sequence) -> None:
+        """Let another target serve it."""
+        self.moved_count += 1
+        self._queue.put_back([sequence])
+        self.distribute()
 
     async def close(self) -> None:
-        """Stop all rounds, and wait until the targets were told of what they may free."""
+        """Stop all rounds, and wait until the services were told of what they may free."""
         self._is_closed = True
-        running = [target.rounds for target in self._targets.values() if target.rounds]
         for target in self._targets.values():
             target.stop()
-        await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.gather(*(target.scheduler.close() for target in self._targets.values() if target.scheduler))
+        for target in self._targets.values():
+            await target.stopped()
+            if target.is_running:
+                self._residency.free(target.ended())
+        self._residency.free(self._queue.remove(list(self._queue)))
+        await self._residency.close()

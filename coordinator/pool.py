@@ -1,49 +1,36 @@
-"""All sequences that are not ended: the live ones, which rounds are made of, and the queue behind them.
+"""The sequences of one target that are not ended: the live ones, which rounds are made of, and a line behind them.
 
-Owns places and order; knows nothing of services. A place that falls free is filled at once from the queue.
+Owns places and order; knows nothing of services. In the line are those that gave their place up, and those whose
+request has others here: they belong together. A place that falls free is filled from it at once, or told of.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Collection, Iterable
 
 from coordinator.sequence import Sequence
-from paceline.errors import Overloaded
 
 
 class SequencePool:
     def __init__(
         self,
         capacity: int,
-        queue_limit: int,
         clock: Callable[[], float] = time.perf_counter,
-        arrivals: Iterator[int] | None = None,
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`capacity` sequences are live at most, `queue_limit` wait. Pools that pass sequences on share `arrivals`."""
+        """`capacity` sequences are live at most. `on_room` is called when there may be more to take in."""
         self._clock = clock
         self._capacity = capacity
-        self._queue_limit = queue_limit
+        self._on_room = on_room
         self._live_limit = capacity
         # Set by a preemption, cleared when a sequence ends: the limit rises only after an ending without one.
         self._under_pressure = False
-        self._arrivals = count(1) if arrivals is None else arrivals
         self._waiting: deque[Sequence] = deque()
         # In order of last service, least recently served first; dicts keep insertion order.
         self._live: dict[Sequence, None] = {}
         self._in_flight: set[Sequence] = set()
         self._changed = asyncio.Event()
-
-    @property
-    def queue_limit(self) -> int:
-        """Most sequences that may wait."""
-        return self._queue_limit
-
-    @property
-    def waiting(self) -> list[Sequence]:
-        """In the order in which they are to go live."""
-        return list(self._waiting)
 
     @property
     def live_count(self) -> int:
@@ -53,32 +40,30 @@ class SequencePool:
     def waiting_count(self) -> int:
         return len(self._waiting)
 
-    def submit(self, sequences: Collection[Sequence]) -> None:
-        """Add the sequences of one request, all or none; Overloaded when they would have to wait and cannot."""
-        free_count = max(0, self._live_limit - len(self._live) - len(self._waiting))
-        if len(self._waiting) + len(sequences) - free_count > self._queue_limit:
-            raise Overloaded(
-                f"{len(self._waiting)} of at most {self._queue_limit} sequences are waiting already; try again later"
-            )
-        for sequence in sequences:
-            sequence.arrival = next(self._arrivals)
-            sequence.submitted_s = self._clock()
-            self._waiting.append(sequence)
-        self._refill()
+    @property
+    def free_count(self) -> int:
+        """Places for which nobody waits here."""
+        return max(0, self._live_limit - len(self._live) - len(self._waiting))
 
     def adopt(self, sequences: Iterable[Sequence]) -> None:
-        """Take over sequences of another pool, in their order of arrival, however many wait already."""
+        """Take sequences in, in their order of arrival; those without a place wait for one here."""
         self._waiting = deque(sorted([*self._waiting, *sequences], key=lambda one: one.arrival))
         self._refill()
 
     def give_up(self) -> list[Sequence]:
-        """Take out all sequences, none of which is in a round now, and return them in their order of arrival."""
+        """Take out all sequences, none of which is in a round now."""
         assert not self._in_flight
-        given = sorted([*self._live, *self._waiting], key=lambda one: one.arrival)
+        given = [*self._live, *self._waiting]
         self._live.clear()
         self._waiting.clear()
         self._live_limit, self._under_pressure = self._capacity, False
         return given
+
+    def hand_over(self, sequence: Sequence) -> None:
+        """Let one go that is in no round, and not ended: it goes on elsewhere."""
+        del self._live[sequence]
+        self._refill()
+        self._tell_room()
 
     def window(self) -> list[Sequence]:
         """Live sequences that are in no round now, least recently served first."""
@@ -135,25 +120,34 @@ class SequencePool:
         return self.retire(group)
 
     def retire(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Drop the ended ones that are in no round; return those that had been live, for they may be cached."""
+        """Drop those of the sequences that are here, ended and in no round, and return them."""
         gone = {one for one in sequences if one.ended and one not in self._in_flight}
+        if not gone:
+            self._changed.set()
+            return []
         retired = [one for one in self._live if one in gone]
+        waited = [one for one in self._waiting if one in gone]
         for sequence in retired:
             del self._live[sequence]
         if retired:
             rise = 0 if self._under_pressure else len(retired)
             self._live_limit = min(self._capacity, self._live_limit + rise)
             self._under_pressure = False
-        if len(retired) < len(gone):
+        if waited:
             self._waiting = deque(one for one in self._waiting if one not in gone)
         self._refill()
-        return retired
+        self._tell_room()
+        return retired + waited
 
     def _refill(self) -> None:
         while self._waiting and len(self._live) < self._live_limit:
             sequence = self._waiting.popleft()
             now_s = self._clock()
-            sequence.queued_s = now_s - max(sequence.submitted_s, sequence.ready_since_s)
+            sequence.queued_s = now_s - max(sequence.request.submitted_s, sequence.ready_since_s)
             sequence.ready_since_s = now_s
             self._live[sequence] = None
         self._changed.set()
+
+    def _tell_room(self) -> None:
+        if self.free_count:
+            self._on_room()

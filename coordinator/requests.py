@@ -13,7 +13,7 @@ import grpc
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from coordinator.sequence import Sequence
+from coordinator.sequence import Request
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed
 from paceline.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
 from paceline.telemetry import active_span
@@ -65,8 +65,8 @@ class RequestRecord:
 
     def __init__(self, metrics: RequestMetrics, clock: Clock = time.perf_counter) -> None:
         self.request_id = secrets.token_hex(8)
-        self.sequences: list[Sequence] = []
-        """Those it has queued."""
+        self.queued: Request | None = None
+        """Once it is."""
         self._metrics = metrics
         self._clock = clock
         # Looked up now, for the request may end outside of its span.
@@ -78,10 +78,10 @@ class RequestRecord:
         self._finish_reasons: list[str] = []
         self._error: PacelineError | None = None
 
-    def queue(self, sequences: list[Sequence]) -> None:
-        """Its sequences are in the pool: from now on it can fail, but not be refused."""
-        self.sequences = sequences
-        self._metrics.prompt_tokens.inc(sequences[0].usage.prompt_count)
+    def queue(self, request: Request) -> None:
+        """It waits for a target or has one: from now on it can fail, but not be refused."""
+        self.queued = request
+        self._metrics.prompt_tokens.inc(request.prompt_count)
 
     def deliver(self, piece: OutputPiece) -> None:
         """A piece is about to be sent."""
@@ -105,7 +105,7 @@ class RequestRecord:
         """It ended, however that came: count it, and write its line."""
         duration_s = self._clock() - self._began_s
         self._metrics.ended.labels(code.name).inc()
-        if self._error and not self.sequences:
+        if self._error and not self.queued:
             self._metrics.rejected.labels(self._error.reason).inc()
         if code is grpc.StatusCode.OK:
             self._metrics.duration.observe(duration_s, self._exemplar)
@@ -115,7 +115,7 @@ class RequestRecord:
         self._write_line(code, duration_s, queued_s)
 
     def _write_line(self, code: grpc.StatusCode, duration_s: float, queued_s: float | None) -> None:
-        usages = [sequence.usage for sequence in self.sequences]
+        usages = [sequence.usage for sequence in self.queued.sequences] if self.queued else []
         write = log.warning if code in _OUR_FAULT else log.info
         write(
             "request ended",
@@ -146,9 +146,9 @@ class RequestRecord:
 
     def _queued_s(self, duration_s: float) -> float | None:
         """Time until the last of its sequences had its first round, or until the end where one had none."""
-        if not self.sequences:
+        if not self.queued:
             return None
-        waits_s = [one.until_first_round_s for one in self.sequences]
+        waits_s = [one.until_first_round_s for one in self.queued.sequences]
         return max(duration_s if wait_s is None else wait_s for wait_s in waits_s)
 
     def _time_to_first_token_s(self) -> float | None:

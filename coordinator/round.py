@@ -6,13 +6,12 @@ of the group's requests.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
-from coordinator.plausibility import check_verdicts
 from coordinator.sequence import Sequence
 from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerUnavailable, PrefixNotCached
 from paceline.types import (
@@ -86,6 +85,8 @@ class RoundReport:
     """No row brought a prompt, nor anything else that a service had lost or missed."""
     prompt_token_count: int = 0
     """Tokens that the target computed before it could decode."""
+    failed: Mapping[Sequence, PacelineError] = field(default_factory=dict)
+    """Sequences whose row failed for good, and why."""
 
     @property
     def drafted_count(self) -> int:
@@ -121,11 +122,10 @@ async def run_round(
 ) -> RoundReport:
     """Run one round, with at most so many drafts a row, and commit its tokens.
 
-    A row that cannot go on fails its own sequence only. `draft_worth_s` is what drafting may take before it costs more
-    than it saves.
+    A row that cannot go on is reported, and the others go on. `draft_worth_s` is what drafting may take before it costs
+    more than it saves.
 
-    Raises what the verify call raises, or PeerFailed when its answer cannot be true: then no sequence of the group has
-    changed.
+    Raises what the verify call raises: then no sequence of the group has changed.
     """
     started = clock()
     patience = Patience(time_left_s(group, started), draft_worth_s)
@@ -134,22 +134,33 @@ async def run_round(
     began = clock()
     verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)
-    check_verdicts(rows, verdicts, limits.vocabulary_size)
-    reports, shortage = _take(group, rows, verdicts)
+    reports, failed, shortage = _take(group, rows, verdicts)
     verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
     prompt_token_count = sum(map(_prompt_token_count, rows, verdicts.results))
     is_decoding = drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows)
-    took_s = clock() - started
     return RoundReport(
-        reports, took_s, drafts.time, verify, verified_count, drafts.error, shortage, is_decoding, prompt_token_count
+        reports,
+        clock() - started,
+        drafts.time,
+        verify,
+        verified_count,
+        drafts.error,
+        shortage,
+        is_decoding,
+        prompt_token_count,
+        failed,
     )
 
 
 def _take(
     group: Rows[Sequence], rows: Rows[VerifyRow], verdicts: Verdicts
-) -> tuple[list[RowReport], Overloaded | None]:
-    """Let each sequence have what came of its row; return what was committed, and why some found no room."""
+) -> tuple[list[RowReport], dict[Sequence, PacelineError], Overloaded | None]:
+    """Let each sequence have what came of its row.
+
+    Return what was committed, what failed, and why some found no room.
+    """
     reports: list[RowReport] = []
+    failed: dict[Sequence, PacelineError] = {}
     shortage: Overloaded | None = None
     for sequence, row, verdict in zip(group, rows, verdicts.results, strict=True):
         if isinstance(verdict, Verdict):
@@ -162,13 +173,13 @@ def _take(
         elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
             sequence.target_cached_length = 0  # the next round sends the whole sequence
         else:
-            sequence.fail(verdict)
-    return reports, shortage
+            failed[sequence] = verdict
+    return reports, failed, shortage
 
 
 def time_left_s(group: Rows[Sequence], now_s: float) -> float | None:
     """Time until the last of the group's deadlines, at least 0; None when a sequence has none."""
-    deadlines_s = [sequence.deadline_s for sequence in group if sequence.deadline_s is not None]
+    deadlines_s = [one.request.deadline_s for one in group if one.request.deadline_s is not None]
     return max(0.0, max(deadlines_s) - now_s) if len(deadlines_s) == len(group) else None
 
 

@@ -49,12 +49,12 @@ class RoundTracer:
 
         `waits_s` is how long each sequence waited to be grouped.
         """
-        members = [one for one in group if one.traced]
+        members = [one for one in group if one.request.traced]
         if not self._tracer or not members:
             yield _ignore
             return
-        traces = [one.traced for one in group if one.traced]
-        waited_s = [wait_s for one, wait_s in zip(group, waits_s, strict=True) if one.traced]
+        traces = [one.request.traced for one in group if one.request.traced]
+        waited_s = [wait_s for one, wait_s in zip(group, waits_s, strict=True) if one.request.traced]
         span = self._tracer.start_span(
             "round", Context(), links=[one.link for one in traces], attributes=_waits(members, waited_s)
         )

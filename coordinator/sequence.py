@@ -1,4 +1,4 @@
-"""One generation: its tokens, what each service holds of it, and the stream its client reads.
+"""A request, and its generations: the tokens of each, and what each service holds of them.
 
 The token list is the truth; the cached lengths are hints about the services' caches. Only the coordinator changes a
 sequence.
@@ -26,6 +26,35 @@ from paceline.types import (
 
 
 @dataclass(eq=False)
+class Request:
+    """What a client asked for, once: admitted, queued, placed, ended and freed as one."""
+
+    stream: Stream = field(default_factory=Stream)
+    seed: int = 0
+    """Given or drawn; each output has its own made from it."""
+    request_id: str = ""
+    """Its name in the log and for its client."""
+    sequences: "list[Sequence]" = field(default_factory=list)
+    """Its outputs that had not ended when it came."""
+    deadline_s: float | None = None
+    """When it is to be answered at the latest, by the clock of rounds; None: whenever."""
+    traced: TracedRequest | None = None
+    """Where it is traced."""
+    arrival: int = 0
+    """Place in the order of submission."""
+    submitted_s: float = 0.0
+    """When it was queued, by the queue's clock."""
+
+    @property
+    def prompt_count(self) -> int:
+        return self.sequences[0].usage.prompt_count
+
+    @property
+    def unfinished(self) -> "list[Sequence]":
+        return [sequence for sequence in self.sequences if not sequence.ended]
+
+
+@dataclass(eq=False)
 class Sequence:
     sequence_id: str
     token_ids: list[int]
@@ -33,7 +62,7 @@ class Sequence:
     output: Output
     max_draft_count: int
     usage: Usage
-    stream: Stream
+    request: Request
     completion_index: int = 0
     rule: ChoiceRule = GREEDY
     seed: int = 0
@@ -42,31 +71,30 @@ class Sequence:
     """Leading committed tokens that the draft service holds, as far as is known."""
     target_cached_length: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
-    arrival: int = 0
-    """Place in the order of submission."""
-    submitted_s: float = 0.0
-    """When it was queued, by the pool's clock."""
     ready_since_s: float = 0.0
     """When it last became live or came back from a round: since then it waits to be grouped."""
     queued_s: float = 0.0
     """How long it was queued between then, or its last round, and becoming live; 0 after a round."""
-    traced: TracedRequest | None = None
-    """Where its request is traced."""
-    deadline_s: float | None = None
-    """When its request is to be answered at the latest, by the clock of rounds; None: whenever."""
     runs_alone: bool = False
     """It was in a group that failed for a reason unknown: the next round shows whether it was the cause."""
     loss_count: int = 0
     """Targets that were lost while they verified it, since it last came through a round."""
+    failed_at: set[str] = field(default_factory=set)
+    """Addresses of targets that failed or were lost with it since its last round: it goes to others first."""
     first_grouped_s: float | None = None
     """When its first round took it."""
     ended: bool = False
     """Finished, failed or abandoned: no more rounds."""
 
     @property
+    def arrival(self) -> tuple[int, int]:
+        """Place in the order of submission."""
+        return self.request.arrival, self.completion_index
+
+    @property
     def until_first_round_s(self) -> float | None:
         """How long it waited, from its submission, for its first round; None before that."""
-        return None if self.first_grouped_s is None else self.first_grouped_s - self.submitted_s
+        return None if self.first_grouped_s is None else self.first_grouped_s - self.request.submitted_s
 
     def propose_row(self, draft_count: int) -> ProposeRow:
         """Ask for drafts after all committed tokens, relying on what the draft service still holds."""
@@ -129,12 +157,12 @@ class Sequence:
         if self.output.finish_reason:
             self.ended = True
             finish = GenerationFinish(self.output.finish_reason, self.usage, self.seed)
-        self.stream.put(OutputPiece(tuple(tokens), finish, self.completion_index))
+        self.request.stream.put(OutputPiece(tuple(tokens), finish, self.completion_index))
 
     def fail(self, error: PacelineError) -> None:
         """End the sequence; its client gets `error`."""
         self.ended = True
-        self.stream.put(error)
+        self.request.stream.put(error)
 
 
 def _one_more(counts: tuple[int, ...], place_count: int) -> tuple[int, ...]:

@@ -50,8 +50,9 @@ class GenerationServicer(GenerationServiceServicer):
         record, timeout_s = RequestRecord(self._metrics), context.time_remaining()
 
         def end(_: object) -> None:
-            self._dispatcher.abandon(record.sequences)
-            end_request(record.sequences)
+            if record.queued:
+                self._dispatcher.abandon(record.queued)
+                end_request(record.queued)
             record.end(ended_code(context, timeout_s))
 
         # Called however the call ends: answered, cancelled, timed out or cut off.
@@ -59,17 +60,16 @@ class GenerationServicer(GenerationServiceServicer):
         try:
             asked = request_from_pb(request)
             # In a thread: a prompt may be long, and nobody else is to wait for its tokens.
-            sequences = await asyncio.to_thread(self._admission.admit, asked)
-            begin_request(asked, sequences, self._served.target.model_id)
+            admitted = await asyncio.to_thread(self._admission.admit, asked)
+            admitted.request_id = record.request_id
+            begin_request(asked, admitted, self._served.target.model_id)
             if timeout_s is not None:
-                for sequence in sequences:
-                    sequence.deadline_s = time.perf_counter() + timeout_s
-            self._dispatcher.submit(sequences)
-            record.queue(sequences)
-            stream, prompt_count = sequences[0].stream, sequences[0].usage.prompt_count
+                admitted.deadline_s = time.perf_counter() + timeout_s
+            self._dispatcher.submit(admitted)
+            record.queue(admitted)
             # Before any token: whoever loses the stream later on can continue it from here.
-            yield accepted_to_pb(GenerationAccepted(record.request_id, stream.seed, prompt_count))
-            async for piece in stream.pieces():
+            yield accepted_to_pb(GenerationAccepted(record.request_id, admitted.seed, admitted.prompt_count))
+            async for piece in admitted.stream.pieces():
                 record.deliver(piece)
                 yield piece_to_pb(piece)
         except Exception as error:

@@ -1,6 +1,6 @@
 """The coordinator's life: find the models, serve, drain. Everything is put together here."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -13,8 +13,9 @@ from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
 from coordinator.discovery import HostPort, parse_addresses
-from coordinator.dispatcher import Dispatcher, MakeScheduler, RemoteTarget
+from coordinator.dispatcher import Dispatcher, MakeServing
 from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.guarded_target import GuardedTarget, UsualTime
 from coordinator.limits import RequestLimits
 from coordinator.metrics import RoundMetrics
 from coordinator.policies import make_policy
@@ -23,6 +24,7 @@ from coordinator.replica import Replica
 from coordinator.replicas import Replicas
 from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.requests import RequestMetrics
+from coordinator.residency import Residency
 from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Scheduler
@@ -30,6 +32,7 @@ from coordinator.security import clients_options, models_security
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Fit, Served, wait_for_target
 from coordinator.statistics import Statistics
+from coordinator.target import Serving, TargetRemote
 from paceline.instruments import Instruments, instruments
 from paceline.rpc import RunningServer, open_channel, running_server, termination
 from paceline.security.channels import ChannelSecurity
@@ -58,9 +61,13 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
     async with background() as tasks:
         drafter, statistics = ReplicatedDrafter(), Statistics()
         ahead = AheadDrafter(drafter, watched.tracer)
-        make_scheduler = _scheduler_maker(settings, ahead, statistics, watched)
+        residency = Residency(ahead)
         dispatcher = Dispatcher(
-            make_scheduler, tasks, queue_limit=settings.queue_limit, target_wait_s=settings.target_wait_s
+            _serving_maker(settings, ahead, residency, statistics, watched),
+            residency,
+            tasks,
+            queue_limit=settings.queue_limit,
+            target_wait_s=settings.target_wait_s,
         )
         try:
             served = await _find_models(settings, security, drafter, dispatcher, tasks, watched)
@@ -88,7 +95,8 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
                 options=options,
                 tracer=watched.tracer,
             ) as server:
-                await server.set_serving(True)
+                await server.set_serving(dispatcher.is_serving)
+                tasks.start(dispatcher.tell_serving(server.set_serving))
                 yield server
         finally:
             await dispatcher.close()
@@ -146,30 +154,38 @@ async def _find_models(
     return Served(target.description, TextCodec(files) if files else None)
 
 
-def _scheduler_maker(
-    settings: CoordinatorSettings, drafter: AheadDrafter, statistics: Statistics, watched: Instruments
-) -> MakeScheduler:
+def _serving_maker(
+    settings: CoordinatorSettings,
+    drafter: AheadDrafter,
+    residency: Residency,
+    statistics: Statistics,
+    watched: Instruments,
+) -> MakeServing:
     """Return what makes the scheduler of a target; all of them count together."""
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
+    usual = UsualTime()
 
-    def make(target: Replica[RemoteTarget], arrivals: Iterator[int]) -> Scheduler:
-        assert target.description
-        return Scheduler(
-            SequencePool(_places(settings), settings.queue_limit, arrivals=arrivals),
+    def make(replica: Replica[TargetRemote], dispatcher: Dispatcher) -> Serving:
+        target = replica.description
+        assert target
+        guard = GuardedTarget(replica.remote, target.vocabulary_size, usual)
+        scheduler = Scheduler(
+            replica.address,
+            SequencePool(_places(settings), on_room=dispatcher.distribute),
             make_policy(settings.policy, settings.window),
             _draft_length(settings),
             drafter,
-            target.remote,
+            guard,
+            residency,
+            dispatcher,
             batch_size=settings.batch_size,
             lanes=settings.lane_count,
-            limits=RoundLimits(
-                vocabulary_size=target.description.vocabulary_size,
-                prefill_chunk_tokens=target.description.cache.prefill_chunk_tokens,
-            ),
+            limits=RoundLimits(target.vocabulary_size, target.cache.prefill_chunk_tokens),
             statistics=statistics,
             metrics=metrics,
             tracer=tracer,
         )
+        return Serving(guard, scheduler)
 
     return make
 

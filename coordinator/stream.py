@@ -8,9 +8,7 @@ from paceline.types import OutputPiece
 
 
 class Stream:
-    def __init__(self, output_count: int = 1, seed: int = 0) -> None:
-        self.seed = seed
-        """Of the request; each output has its own made from it."""
+    def __init__(self, output_count: int = 1) -> None:
         self._unfinished_count = output_count
         self._events: asyncio.Queue[OutputPiece | PacelineError] = asyncio.Queue()
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,25 +11,29 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
-from coordinator.ahead import AheadDrafter
+from coordinator.ahead import AheadDrafter, ReleasingDrafter
 from coordinator.background import background
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
 from coordinator.dispatcher import Dispatcher
 from coordinator.draft_length import AutoDraftLength, FixedDraftLength
+from coordinator.guarded_target import GuardedTarget, UsualTime
 from coordinator.metrics import RoundMetrics
 from coordinator.policies import make_policy
 from coordinator.pool import SequencePool
 from coordinator.replica import Replica
 from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.requests import RequestMetrics
+from coordinator.residency import Residency
 from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
-from coordinator.scheduler import ReleasingDrafter, Scheduler
+from coordinator.scheduler import Others, Scheduler
+from coordinator.sequence import Request
 from coordinator.sequence import Sequence as Generation
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Served
 from coordinator.statistics import Statistics
+from coordinator.target import Serving
 from paceline.client import NO_RETRIES, Client
 from paceline.rpc import RunningServer, ServerOptions, running_server
 from paceline.types import GenerationRequest, ModelDescription, OutputPiece, TokenIds
@@ -39,28 +43,45 @@ from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier
 SERVED = Served(describe("target"), None)
 
 
-def make_scheduler(
+class NoOthers:
+    """There is no other target."""
+
+    def can_take(self, sequence: Generation) -> bool:
+        return False
+
+    def take(self, sequence: Generation) -> None:
+        raise AssertionError("nobody can take it")
+
+
+def make_serving(
     drafter: ReleasingDrafter,
     verifier: FakeVerifier,
     *,
+    address: str = "target:0",
     batch_size: int = 4,
     draft_count: int | None = 3,
-    queue_limit: int = 100,
     policy: str = "continuous",
     lanes: int = 1,
     metrics: RoundMetrics | None = None,
     statistics: Statistics | None = None,
-    arrivals: Iterator[int] | None = None,
+    residency: Residency | None = None,
+    others: Others | None = None,
+    on_room: Callable[[], None] = lambda: None,
+    usual: UsualTime | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Scheduler:
+) -> Serving:
     """Without a draft count it chooses its own."""
     chosen = make_policy(policy, window=10)
-    return Scheduler(
-        SequencePool(chosen.live_limit(batch_size, lanes), queue_limit, clock, arrivals),
+    guard = GuardedTarget(verifier, VOCABULARY_SIZE, usual, clock=clock)
+    scheduler = Scheduler(
+        address,
+        SequencePool(chosen.live_limit(batch_size, lanes), clock, on_room),
         chosen,
         AutoDraftLength(lanes) if draft_count is None else FixedDraftLength(draft_count),
         drafter,
-        verifier,
+        guard,
+        residency or Residency(drafter),
+        others or NoOthers(),
         batch_size=batch_size,
         lanes=lanes,
         limits=RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS),
@@ -69,14 +90,22 @@ def make_scheduler(
         tracer=RoundTracer(None, policy),
         clock=clock,
     )
+    return Serving(guard, scheduler)
+
+
+def submit(scheduler: Scheduler, request: Request) -> Request:
+    """Let a scheduler without a dispatcher have a request."""
+    scheduler.pool.adopt(request.unfinished)
+    return request
 
 
 @asynccontextmanager
 async def scheduling(
     drafter: FakeDrafter, verifier: FakeVerifier, **settings: Any
 ) -> AsyncIterator[tuple[Admission, Scheduler]]:
-    """Run the real loop of one target; settings are those of `make_scheduler`."""
-    scheduler = make_scheduler(drafter, verifier, **settings)
+    """Run the real loop of one target; settings are those of `make_serving`."""
+    residency = Residency(drafter)
+    scheduler = make_serving(drafter, verifier, residency=residency, **settings).scheduler
     task = asyncio.create_task(scheduler.run())
     try:
         yield Admission(SERVED, default_max_new_tokens=40), scheduler
@@ -84,7 +113,8 @@ async def scheduling(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        await scheduler.close()
+        residency.free(scheduler.give_up())
+        await residency.close()
 
 
 @dataclass(frozen=True)
@@ -95,6 +125,7 @@ class Dispatched:
     dispatcher: Dispatcher
     drafter: ReplicatedDrafter
     statistics: Statistics
+    residency: Residency
     targets: list[Replica[FakeVerifier]]
     drafts: list[Replica[FakeDrafter]]
 
@@ -110,25 +141,31 @@ async def dispatching(
     registry: CollectorRegistry | None = None,
     **settings: Any,
 ) -> AsyncIterator[Dispatched]:
-    """Run a dispatcher over replicas that were looked at once; settings are those of `make_scheduler`."""
+    """Run a dispatcher over replicas that were looked at once; settings are those of `make_serving`."""
     drafter, statistics = ReplicatedDrafter(), Statistics()
+    residency, usual = Residency(drafter), UsualTime()
     registry = registry or CollectorRegistry()
     metrics = RoundMetrics(registry)
 
-    def make(target: Replica[Any], arrivals: Iterator[int]) -> Scheduler:
-        return make_scheduler(
+    def make(target: Replica[Any], dispatcher: Dispatcher) -> Serving:
+        return make_serving(
             drafter,
             target.remote,
-            queue_limit=queue_limit,
+            address=target.address,
             metrics=metrics,
             statistics=statistics,
-            arrivals=arrivals,
+            residency=residency,
+            others=dispatcher,
+            on_room=dispatcher.distribute,
+            usual=usual,
             clock=clock,
             **settings,
         )
 
     async with background() as tasks:
-        dispatcher = Dispatcher(make, tasks, queue_limit=queue_limit, target_wait_s=target_wait_s, clock=clock)
+        dispatcher = Dispatcher(
+            make, residency, tasks, queue_limit=queue_limit, target_wait_s=target_wait_s, clock=clock
+        )
         targets = [Replica(f"target:{n}", one, fits, dispatcher.changed) for n, one in enumerate(verifiers)]
         drafts = [Replica(f"draft:{n}", one, fits, drafter.changed) for n, one in enumerate(drafters)]
         for target in targets:
@@ -139,7 +176,13 @@ async def dispatching(
             await replica.look()
         try:
             yield Dispatched(
-                Admission(SERVED, default_max_new_tokens=40), dispatcher, drafter, statistics, targets, drafts
+                Admission(SERVED, default_max_new_tokens=40),
+                dispatcher,
+                drafter,
+                statistics,
+                residency,
+                targets,
+                drafts,
             )
         finally:
             await dispatcher.close()
@@ -203,15 +246,15 @@ def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(4, VOCABULARY_SIZE) for _ in range(rng.choice([1, 2, 7, 60]))) for _ in range(count)]
 
 
-async def collect(sequences: list[Generation]) -> tuple[list[int], OutputPiece]:
-    pieces = [piece async for piece in sequences[0].stream.pieces()]
+async def collect(request: Request) -> tuple[list[int], OutputPiece]:
+    pieces = [piece async for piece in request.stream.pieces()]
     return [token.token_id for piece in pieces for token in piece.tokens], pieces[-1]
 
 
 async def generate_all(
     admission: Admission, scheduler: Scheduler, all_prompts: Sequence[tuple[int, ...]], max_new_tokens: int
 ) -> list[list[int]]:
-    sequences = [admission.admit(GenerationRequest(TokenIds(one), max_new_tokens)) for one in all_prompts]
-    for sequence in sequences:
-        scheduler.submit(sequence)
-    return [output for output, _ in await asyncio.gather(*map(collect, sequences))]
+    requests = [admission.admit(GenerationRequest(TokenIds(one), max_new_tokens)) for one in all_prompts]
+    for request in requests:
+        submit(scheduler, request)
+    return [output for output, _ in await asyncio.gather(*map(collect, requests))]

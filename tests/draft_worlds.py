@@ -14,8 +14,7 @@ from coordinator.acceptance import Acceptance
 from coordinator.draft_length import MAX_AUTO, AutoDraftLength, DraftLength, FixedDraftLength
 from coordinator.output import Output, StopRules
 from coordinator.round import RoundReport, RowReport
-from coordinator.sequence import Sequence
-from coordinator.stream import Stream
+from coordinator.sequence import Request, Sequence
 from paceline.types import HopTime, Usage
 
 ROUNDS = 400
@@ -130,7 +129,7 @@ def simulate(worlds: Rows[World], draft_length: DraftLength, seed: int) -> list[
 
 def group_of(count: int) -> list[Sequence]:
     output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
-    return [Sequence(str(number), [1], output, 64, Usage(1), Stream()) for number in range(count)]
+    return [Sequence(str(number), [1], output, 64, Usage(1), Request()) for number in range(count)]
 
 
 @dataclass

@@ -54,20 +54,20 @@ def resumed(*received: ReceivedOutput, seed: int | None = 1, completion_count: i
 def test_each_output_goes_on_after_what_was_received_of_it_and_those_that_ended_are_not_made() -> None:
     """Review C13: only a request for one output could be continued."""
     received = (ReceivedOutput(2, (7, 8)), ReceivedOutput(1, (), ended=True))
-    first, third = Admission(SERVED, default_max_new_tokens=40).admit(resumed(*received))
+    first, third = Admission(SERVED, default_max_new_tokens=40).admit(resumed(*received)).sequences
     assert (first.completion_index, first.token_ids) == (0, [5, 6])
     assert (third.completion_index, third.token_ids, third.output.remaining_count) == (2, [5, 6, 7, 8], 8)
-    whole = Admission(SERVED, default_max_new_tokens=40).admit(resumed())
+    whole = Admission(SERVED, default_max_new_tokens=40).admit(resumed()).sequences
     assert [one.seed for one in (first, third)] == [whole[0].seed, whole[2].seed]
 
 
 async def test_an_output_that_was_received_whole_but_for_its_finish_gets_that() -> None:
     """The other, which ended, has no part in when the stream ends."""
-    (sequence,) = Admission(SERVED, default_max_new_tokens=40).admit(
+    request = Admission(SERVED, default_max_new_tokens=40).admit(
         resumed(ReceivedOutput(0, (7, END_TOKEN_ID)), ReceivedOutput(1, ended=True), completion_count=2)
     )
-    (piece,) = [piece async for piece in sequence.stream.pieces()]
-    assert (piece.tokens, piece.finish is not None, sequence.ended) == ((), True, True)
+    (piece,) = [piece async for piece in request.stream.pieces()]
+    assert (piece.tokens, piece.finish is not None, request.unfinished) == ((), True, [])
 
 
 @pytest.mark.review

@@ -11,11 +11,13 @@ from opentelemetry import trace
 
 from coordinator.admission import Admission
 from coordinator.ahead import PROBE_EVERY, AheadDrafter
+from coordinator.residency import Residency
 from coordinator.round import Patience
+from coordinator.sequence import Sequence as Generation
 from paceline.checks import MAX_DRAFT_COUNT, MAX_PROPOSED_COUNT
 from paceline.errors import PacelineError, PeerUnavailable
 from paceline.types import GenerationRequest, Proposal, Proposals, ProposeRow, TokenIds, Verdicts, VerifyRow
-from tests.coordinators import SERVED, make_scheduler
+from tests.coordinators import SERVED, make_serving, submit
 from tests.fake_time import FakeTime
 from tests.fakes import FakeDrafter, FakeVerifier, continuation, next_token
 from tests.spans import Spans
@@ -62,26 +64,27 @@ async def outputs(
     time: FakeTime, drafter: TimedDrafter, counts: Sequence[int], *, lanes: int = 1, draft_count: int = 3
 ) -> list[list[int]]:
     """Serve prompts of their own with so many new tokens each, all at once."""
-    scheduler = make_scheduler(
-        AheadDrafter(drafter, clock=time.clock),
+    ahead = AheadDrafter(drafter, clock=time.clock)
+    residency = Residency(ahead)
+    scheduler = make_serving(
+        ahead,
         TimedVerifier(time),
         draft_count=draft_count,
         lanes=lanes,
+        residency=residency,
         clock=time.clock,
-    )
+    ).scheduler
     rounds = asyncio.create_task(scheduler.run())
     admission = Admission(SERVED, default_max_new_tokens=40)
-    found = []
+    found: list[Generation] = []
     for number, count in enumerate(counts):
-        (sequence,) = admission.admit(GenerationRequest(TokenIds((*PROMPT, number)), count))
-        scheduler.submit([sequence])
-        found.append(sequence)
+        found += submit(scheduler, admission.admit(GenerationRequest(TokenIds((*PROMPT, number)), count))).sequences
     for sequence in found:
         while not sequence.ended:
             await time.sleep(1.0)
     rounds.cancel()
     await asyncio.wait([rounds])
-    await scheduler.close()
+    await residency.close()
     assert drafter.token_ids == {}, "the draft holds what was freed"
     return [sequence.token_ids[len(PROMPT) + 1 :] for sequence in found]
 

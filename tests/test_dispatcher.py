@@ -1,38 +1,27 @@
 """Several targets over fakes: who serves what, what moves when one goes away, and what waits while there is none."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.scheduler import LOSSES_TO_FAIL
-from coordinator.sequence import Sequence as Generation
 from paceline.errors import CallTimedOut, Overloaded, PeerUnavailable
 from paceline.types import (
     CacheDescription,
-    GenerationRequest,
     ModelDescription,
     ReplicaState,
-    TokenIds,
     Verdicts,
     VerifyRow,
 )
-from tests.coordinators import Dispatched, dispatching
-from tests.fakes import Clock, FakeDrafter, FakeVerifier, continuation
+from tests.coordinators import dispatching
+from tests.dispatches import SteppedVerifier, output, submit, until, whole
+from tests.fakes import Clock, FakeDrafter, FakeVerifier
 
 KILLED = PeerUnavailable("killed")
-
-
-class SteppedVerifier(FakeVerifier):
-    """Lets others run before it answers, as a service does."""
-
-    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        await asyncio.sleep(0)
-        return await super().verify(rows, timeout_s)
 
 
 def dying(after: int) -> FakeVerifier:
@@ -46,30 +35,6 @@ def dying(after: int) -> FakeVerifier:
     return verifier
 
 
-def submit(running: Dispatched, prompt: tuple[int, ...], count: int = 30, **wishes: Any) -> list[Generation]:
-    request = GenerationRequest(TokenIds(prompt), count, ignore_end_tokens=True, **wishes)
-    sequences = running.admission.admit(request)
-    running.dispatcher.submit(sequences)
-    return sequences
-
-
-async def output(sequences: list[Generation]) -> list[int]:
-    return [token.token_id async for piece in sequences[0].stream.pieces() for token in piece.tokens]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
-
-
-def whole(prompt: tuple[int, ...], count: int = 30) -> list[int]:
-    """The target's own output, past its end tokens."""
-    token_ids = list(prompt)
-    while len(token_ids) < len(prompt) + count:
-        token_ids += continuation(token_ids, 1)
-    return token_ids[len(prompt) :]
-
-
 async def test_requests_go_to_the_target_with_the_fewest_sequences_and_then_the_emptier_cache() -> None:
     full, empty = SteppedVerifier(), SteppedVerifier()
     full.description = with_cache(full, used_bytes=50)
@@ -80,7 +45,7 @@ async def test_requests_go_to_the_target_with_the_fewest_sequences_and_then_the_
         together = submit(running, (9,), completion_count=4)
         assert [one.sequence_count for one in running.dispatcher.describe()] == [5, 2]
         assert [await output(one) for one in requests] == [whole((n,)) for n in range(5, 8)]
-        await output([together[0]])
+        assert len([piece async for piece in together.stream.pieces() if piece.finish]) == 4
     assert not full.token_ids
     assert not empty.token_ids
 
@@ -115,19 +80,28 @@ def test_outputs_are_the_targets_own_whichever_targets_die_while_one_lives(
     asyncio.run(run())
 
 
+async def test_a_full_queue_refuses_with_a_time_to_retry_and_loses_nothing_accepted() -> None:
+    async with dispatching([FakeDrafter(0.5)], [SteppedVerifier()], batch_size=1, queue_limit=1) as running:
+        accepted = [submit(running, (n,)) for n in (5, 6)]
+        with pytest.raises(Overloaded) as refusal:
+            submit(running, (7,))
+        assert refusal.value.retry_after_s > 0
+        assert [await output(one) for one in accepted] == [whole((n,)) for n in (5, 6)]
+
+
 async def test_sequences_of_a_dead_target_come_before_newer_ones() -> None:
     first, second = dying(after=2), SteppedVerifier()
-    async with dispatching([], [first, second], batch_size=1) as running:
+    async with dispatching([], [first, second], batch_size=2) as running:
         running.targets[1].lose(KILLED)
         old = [submit(running, (n,)) for n in (5, 6)]
-        await until(lambda: old[0][0].usage.round_count == 2)
+        await until(lambda: old[0].sequences[0].usage.round_count == 2)
         await running.targets[1].look()
         await until(lambda: running.dispatcher.describe()[0].state is ReplicaState.DOWN)
         new = submit(running, (7,))
         outputs = [await output(one) for one in (*old, new)]
     assert outputs == [whole((n,)) for n in (5, 6, 7)]
     served = [row.sequence_id for call in second.calls for row in call]
-    assert list(dict.fromkeys(served)) == [one[0].sequence_id for one in (*old, new)]
+    assert list(dict.fromkeys(served)) == [one.sequences[0].sequence_id for one in (*old, new)]
     assert running.dispatcher.moved_count == 2
 
 
@@ -159,7 +133,7 @@ async def test_what_waits_for_a_target_too_long_is_told_so_and_the_queue_stays_b
         running.dispatcher.expire()
         with pytest.raises(PeerUnavailable, match="no target service was there for 60 s"):
             await output(early)
-        assert not later[0].ended
+        assert not later.sequences[0].ended
         running.dispatcher.abandon(later)
         assert running.dispatcher.waiting_count == 1
 
@@ -183,10 +157,10 @@ async def test_a_draining_target_goes_on_with_what_it_has_while_there_is_no_othe
     late.away = KILLED
     async with dispatching([], [leaving, late]) as running:
         request = submit(running, (5,), 60)
-        await until(lambda: request[0].usage.round_count == 2)
+        await until(lambda: request.sequences[0].usage.round_count == 2)
         leaving.is_draining = True
         await running.targets[0].look()
-        await until(lambda: request[0].usage.round_count == 4)
+        await until(lambda: request.sequences[0].usage.round_count == 4)
         waiting = submit(running, (6,))
         assert [one.sequence_count for one in running.dispatcher.describe()] == [1, 0]
         late.away = None
@@ -224,7 +198,7 @@ async def test_a_sequence_that_kills_every_target_is_stopped_before_it_stops_the
     async with dispatching([], verifiers, batch_size=8) as running:
         poisoned, *others = [submit(running, prompt) for prompt in (poison, *((n, n) for n in range(4, 12)))]
         outputs = asyncio.gather(*map(output, others))
-        while not (outputs.done() and poisoned[0].ended):
+        while not (outputs.done() and poisoned.sequences[0].ended):
             await asyncio.sleep(0)
             for replica in running.targets:
                 if not replica.is_up:

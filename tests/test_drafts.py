@@ -246,7 +246,7 @@ async def generate(drafters: Sequence[FakeDrafter], change: Callable[[int], None
         for request in requests:
             running.dispatcher.submit(request)
         outputs = [
-            [token.token_id async for piece in one[0].stream.pieces() for token in piece.tokens] for one in requests
+            [token.token_id async for piece in one.stream.pieces() for token in piece.tokens] for one in requests
         ]
         assert outputs == [continuation(prompt, 30) for prompt in prompts]
         for drafter, replica in zip(drafters, running.drafts, strict=True):
@@ -280,7 +280,7 @@ async def test_a_draft_that_joins_late_is_taken_in() -> None:
             request = running.admission.admit(GenerationRequest(TokenIds((5, 5)), 10, ignore_end_tokens=True))
             running.dispatcher.submit(request)
             async with asyncio.timeout(60):
-                pieces = [piece async for piece in request[0].stream.pieces()]
+                pieces = [piece async for piece in request.stream.pieces()]
             assert pieces[-1].finish
             assert bool(pieces[-1].finish.usage.drafted_count) is joined
     assert not late.token_ids

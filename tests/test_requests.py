@@ -16,8 +16,7 @@ from structlog.testing import capture_logs
 
 from coordinator.output import Output, StopRules
 from coordinator.requests import RequestMetrics, RequestRecord
-from coordinator.sequence import Sequence
-from coordinator.stream import Stream
+from coordinator.sequence import Request, Sequence
 from paceline.client import Client
 from paceline.codec.generation import accepted_to_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed
@@ -200,8 +199,9 @@ def recorded(registry: CollectorRegistry) -> None:
     clock = Clock()
     record = RequestRecord(RequestMetrics(registry), clock)
     output = Output(StopRules(11, frozenset()), None)
-    sequence = Sequence("one", [1, 2, 3], output, 4, Usage(3), Stream(), submitted_s=100.0, first_grouped_s=100.5)
-    record.queue([sequence])
+    request = Request(submitted_s=100.0)
+    request.sequences = [Sequence("one", [1, 2, 3], output, 4, Usage(3), request, first_grouped_s=100.5)]
+    record.queue(request)
     clock.advance(2)
     record.deliver(piece(3))
     clock.advance(4)

@@ -4,9 +4,8 @@ import pytest
 
 from coordinator.output import Output, StopRules
 from coordinator.round import RoundLimits, RoundReport, run_round
-from coordinator.sequence import Sequence
+from coordinator.sequence import Request, Sequence
 from coordinator.statistics import Statistics
-from coordinator.stream import Stream
 from paceline.errors import PeerUnavailable
 from paceline.types import CallTiming, HopTime, Usage
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier
@@ -16,7 +15,7 @@ LIMITS = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK
 
 def sequence_of(max_new_tokens: int, prompt_count: int = 3) -> Sequence:
     output = Output(StopRules(max_new_tokens, end_token_ids=frozenset()), None)
-    return Sequence("one", [1, 2, 3] + [4] * (prompt_count - 3), output, 64, Usage(prompt_count), Stream())
+    return Sequence("one", [1, 2, 3] + [4] * (prompt_count - 3), output, 64, Usage(prompt_count), Request())
 
 
 async def timed_round(drafter: FakeDrafter, verifier: FakeVerifier, clock: Clock) -> RoundReport:

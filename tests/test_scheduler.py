@@ -3,20 +3,18 @@
 import asyncio
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.policies import POLICIES
 from coordinator.scheduler import Scheduler
-from paceline.errors import Overloaded
 from paceline.types import (
     FinishReason,
     GenerationRequest,
     TokenIds,
     Usage,
 )
-from tests.coordinators import collect, generate_all, prompts, scheduling
+from tests.coordinators import collect, generate_all, prompts, scheduling, submit
 from tests.fakes import CHUNK_TOKENS, FakeDrafter, FakeVerifier, continuation
 
 
@@ -82,8 +80,8 @@ async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
     prompt = (9, 9, 9)
     async with scheduling(drafter, verifier, draft_count=4) as (admission, scheduler):
         sequence = admission.admit(GenerationRequest(TokenIds(prompt), 10, ignore_end_tokens=True))
-        scheduler.submit(sequence)
-        pieces = [piece async for piece in sequence[0].stream.pieces()]
+        submit(scheduler, sequence)
+        pieces = [piece async for piece in sequence.stream.pieces()]
     assert [len(piece.tokens) for piece in pieces] == [5, 5]
     assert pieces[-1].finish is not None
     usage = replace(pieces[-1].finish.usage, queued_s=0.0)
@@ -156,28 +154,16 @@ async def test_an_abandoned_sequence_leaves_both_caches_and_its_place() -> None:
     async with scheduling(drafter, verifier, batch_size=1) as (admission, scheduler):
         gone = admission.admit(GenerationRequest(TokenIds((5, 6)), 900, ignore_end_tokens=True))
         waiting = admission.admit(GenerationRequest(TokenIds((8,)), 10))
-        scheduler.submit(gone)
-        scheduler.submit(waiting)
-        async for _ in gone[0].stream.pieces():
+        submit(scheduler, gone)
+        submit(scheduler, waiting)
+        async for _ in gone.stream.pieces():
             break
-        gone[0].ended = True
-        scheduler.retire(gone)
+        gone.sequences[0].ended = True
+        scheduler.retire(gone.sequences)
         assert (await collect(waiting))[0] == continuation((8,), 10)
     assert not drafter.token_ids
     assert not verifier.token_ids
     assert scheduler.pool.live_count == scheduler.pool.waiting_count == 0
-
-
-async def test_a_full_queue_refuses_with_a_time_to_retry_and_loses_nothing_accepted() -> None:
-    async with scheduling(FakeDrafter(0.5), FakeVerifier(), batch_size=1, queue_limit=1) as (admission, scheduler):
-        accepted = [admission.admit(GenerationRequest(TokenIds((n,)), 10)) for n in (5, 6)]
-        for sequence in accepted:
-            scheduler.submit(sequence)
-        with pytest.raises(Overloaded) as refusal:
-            scheduler.submit(admission.admit(GenerationRequest(TokenIds((7,)), 10)))
-        assert refusal.value.retry_after_s > 0
-        outputs = [(await collect(sequence))[0] for sequence in accepted]
-    assert outputs == [continuation((5,), 10), continuation((6,), 10)]
 
 
 async def test_a_request_may_cap_its_drafts_or_turn_them_off() -> None:
@@ -185,7 +171,7 @@ async def test_a_request_may_cap_its_drafts_or_turn_them_off() -> None:
     async with scheduling(drafter, verifier, draft_count=5) as (admission, scheduler):
         for cap in (0, 2):
             sequence = admission.admit(GenerationRequest(TokenIds((5, 5)), 12, max_draft_count=cap))
-            scheduler.submit(sequence)
+            submit(scheduler, sequence)
             assert (await collect(sequence))[0] == continuation((5, 5), 12)
     assert {row.draft_count for call in drafter.calls for row in call} <= {1, 2}
 
@@ -194,7 +180,7 @@ async def test_output_ends_with_the_end_token_and_says_so() -> None:
     prompt = next(p for p in prompts(50) if len(continuation(p, 100)) < 100)
     async with scheduling(FakeDrafter(1.0), FakeVerifier(), draft_count=7) as (admission, scheduler):
         sequence = admission.admit(GenerationRequest(TokenIds(prompt), 100))
-        scheduler.submit(sequence)
+        submit(scheduler, sequence)
         output, last = await collect(sequence)
     assert output == continuation(prompt, 100)
     assert last.finish is not None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.admission import Admission
+from coordinator.residency import Residency
 from coordinator.round import Patience
 from paceline.errors import CallTimedOut, PeerFailed, PeerUnavailable
 from paceline.types import (
@@ -18,7 +19,7 @@ from paceline.types import (
     VerifyOutcome,
     VerifyRow,
 )
-from tests.coordinators import SERVED, collect, generate_all, make_scheduler, prompts, scheduling
+from tests.coordinators import SERVED, collect, generate_all, make_serving, prompts, scheduling, submit
 from tests.fakes import VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier, continuation
 
 
@@ -51,7 +52,7 @@ async def test_a_row_that_breaks_its_group_fails_alone_and_the_others_go_on() ->
     verifier = FakeVerifier(break_on_poison)
     async with scheduling(FakeDrafter(0.5), verifier, batch_size=6) as (admission, scheduler):
         poisoned = admission.admit(GenerationRequest(TokenIds(poison), 20))
-        scheduler.submit(poisoned)
+        submit(scheduler, poisoned)
         outputs = await generate_all(admission, scheduler, clean, 20)
         with pytest.raises(PeerFailed, match="the model raised an error"):
             await collect(poisoned)
@@ -85,9 +86,9 @@ async def test_a_call_has_the_time_that_the_last_of_its_requests_has_left() -> N
     drafter = FakeDrafter(1.0, before=lambda _: clock.advance(2))
     async with scheduling(drafter, verifier, clock=clock) as (admission, scheduler):
         soon, late = (admission.admit(GenerationRequest(TokenIds((n,)), 8, ignore_end_tokens=True)) for n in (5, 6))
-        soon[0].deadline_s, late[0].deadline_s = clock() + 10, clock() + 30
-        for sequence in (soon, late):
-            scheduler.submit(sequence)
+        soon.deadline_s, late.deadline_s = clock() + 10, clock() + 30
+        for request in (soon, late):
+            submit(scheduler, request)
         await asyncio.gather(collect(soon), collect(late))
         assert [limit.timeout_s for limit in drafter.limits if isinstance(limit, Patience)] == [30, 27]
         assert verifier.timeouts_s == [28, 25]
@@ -98,17 +99,23 @@ async def test_a_call_has_the_time_that_the_last_of_its_requests_has_left() -> N
 async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_nothing_of_the_target() -> None:
     clock = Clock()
 
-    def time_out(number: int) -> None:
-        if number == 1:
-            clock.advance(10)
+    late: set[int] = set()
+
+    def take_time(number: int) -> None:
+        clock.advance(3)
+        if number in late:
+            clock.advance(7)
             raise CallTimedOut("deadline exceeded")
 
-    async with scheduling(FakeDrafter(1.0), FakeVerifier(time_out), clock=clock) as (admission, scheduler):
-        sequence = admission.admit(GenerationRequest(TokenIds((5,))))
-        sequence[0].deadline_s = clock() + 10
-        scheduler.submit(sequence)
+    verifier = FakeVerifier(take_time)
+    async with scheduling(FakeDrafter(1.0), verifier, clock=clock) as (admission, scheduler):
+        await generate_all(admission, scheduler, [(5,)], 10)
+        request = admission.admit(GenerationRequest(TokenIds((5,))))
+        request.deadline_s = clock() + 10
+        late.add(len(verifier.calls) + 1)
+        submit(scheduler, request)
         with pytest.raises(CallTimedOut, match="the request's deadline passed"):
-            await collect(sequence)
+            await collect(request)
         assert await generate_all(admission, scheduler, [(5,)], 10) == [continuation((5,), 10)]
 
 
@@ -118,14 +125,17 @@ async def test_a_target_that_is_away_ends_the_rounds_and_the_sequences_are_hande
             verifier.away = PeerUnavailable("killed")
 
     verifier = FakeVerifier(vanish)
-    scheduler = make_scheduler(FakeDrafter(0.5), verifier, batch_size=2, lanes=2)
+    drafter = FakeDrafter(0.5)
+    residency = Residency(drafter)
+    scheduler = make_serving(drafter, verifier, batch_size=2, lanes=2, residency=residency).scheduler
     admission = Admission(SERVED, default_max_new_tokens=40)
-    sequences = [admission.admit(GenerationRequest(TokenIds((n,)), 900, ignore_end_tokens=True))[0] for n in range(7)]
-    scheduler.submit(sequences)
+    request = admission.admit(GenerationRequest(TokenIds((5,)), 900, ignore_end_tokens=True, completion_count=7))
+    sequences = submit(scheduler, request).sequences
     assert await scheduler.run() is verifier.away
-    assert scheduler.give_up() == sequences
+    assert sorted(scheduler.give_up(), key=sequences.index) == sequences
     assert {one.target_cached_length for one in sequences} == {0}
     assert sum(one.usage.round_count for one in sequences) == 6 * 2
     assert scheduler.pool.live_count == scheduler.pool.waiting_count == 0
     verifier.away = None
-    await scheduler.close()
+    residency.free(sequences)
+    await residency.close()

@@ -17,8 +17,7 @@ from opentelemetry.util.types import AttributeValue
 from coordinator.output import Output, StopRules
 from coordinator.round import RoundReport
 from coordinator.round_tracer import RoundTracer
-from coordinator.sequence import Sequence
-from coordinator.stream import Stream
+from coordinator.sequence import Request, Sequence
 from coordinator.traced_request import TracedRequest
 from paceline.client import Client
 from paceline.codec.generation import request_to_pb
@@ -174,7 +173,7 @@ def member(baggage_items: dict[str, str], span_id: int) -> Sequence:
     context = set_span_in_context(trace.NonRecordingSpan(SpanContext(1, span_id, False, TraceFlags(1))))
     for name, value in baggage_items.items():
         context = baggage.set_baggage(name, value, context)
-    return Sequence(str(span_id), [1], output, 64, Usage(1), Stream(), traced=TracedRequest.of(context))
+    return Sequence(str(span_id), [1], output, 64, Usage(1), Request(traced=TracedRequest.of(context)))
 
 
 async def test_a_round_carries_the_baggage_that_its_members_share() -> None:
@@ -196,15 +195,15 @@ async def test_a_round_carries_the_baggage_that_its_members_share() -> None:
 
 async def test_a_request_links_a_round_once_however_many_of_its_outputs_it_served() -> None:
     one, other, stranger = member({}, 11), member({}, 11), member({}, 12)
-    other.traced = one.traced
+    other.request = one.request
     tracer = RoundTracer(Spans().tracer, "continuous")
     report = RoundReport([], 0.0, HopTime(), HopTime(), 0, None, None)
     for _ in range(2):
         with tracer.round([one, stranger, other], [0.0, 0.0, 0.0], [1, 1, 1], 0) as record:
             record(report)
-    assert one.traced and stranger.traced
-    assert len(one.traced.rounds) == 2
-    assert one.traced.rounds == stranger.traced.rounds
+    assert one.request.traced and stranger.request.traced
+    assert len(one.request.traced.rounds) == 2
+    assert one.request.traced.rounds == stranger.request.traced.rounds
 
 
 class DeadCollector(Receiver):

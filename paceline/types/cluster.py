@@ -56,7 +56,7 @@ class ReplicaDescription:
     sequence_count: int
     """Sequences of this coordinator that were placed on it."""
     circuit: CircuitState | None = None
-    """Of a draft; a target has none."""
+    """None: an older coordinator told of drafts' only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,11 @@ class _CircuitState:
 class _CircuitStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CircuitState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CIRCUIT_STATE_UNSPECIFIED: _CircuitState.ValueType  # 0
-    """Has no circuit."""
+    """Not a state."""
     CIRCUIT_STATE_CLOSED: _CircuitState.ValueType  # 1
     """Calls go through."""
     CIRCUIT_STATE_OPEN: _CircuitState.ValueType  # 2
-    """Failed or is slower than it helps: rounds go on without it."""
+    """Failed, or is a draft slower than it helps: rounds go on without it."""
     CIRCUIT_STATE_HALF_OPEN: _CircuitState.ValueType  # 3
     """One call is under way to see whether it works again."""
 
@@ -103,11 +103,11 @@ class CircuitState(_CircuitState, metaclass=_CircuitStateEnumTypeWrapper):
     """Names the states of a draft replica's circuit."""
 
 CIRCUIT_STATE_UNSPECIFIED: CircuitState.ValueType  # 0
-"""Has no circuit."""
+"""Not a state."""
 CIRCUIT_STATE_CLOSED: CircuitState.ValueType  # 1
 """Calls go through."""
 CIRCUIT_STATE_OPEN: CircuitState.ValueType  # 2
-"""Failed or is slower than it helps: rounds go on without it."""
+"""Failed, or is a draft slower than it helps: rounds go on without it."""
 CIRCUIT_STATE_HALF_OPEN: CircuitState.ValueType  # 3
 """One call is under way to see whether it works again."""
 Global___CircuitState: _TypeAlias = CircuitState  # noqa: Y015
@@ -557,7 +557,7 @@ class ReplicaDescription(_message.Message):
     sequence_count: _builtins.int
     """Sequences of this coordinator that were placed on it."""
     circuit: Global___CircuitState.ValueType
-    """Whether calls go through, for a draft; a target has no circuit."""
+    """Whether calls go through."""
     def __init__(
         self,
         *,

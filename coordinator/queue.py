@@ -1,0 +1,53 @@
+"""What waits for a target: one queue for all of them, in order of arrival.
+
+Owns the order and the limit. Who takes what is for the dispatcher to say; knows nothing of targets.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, groupby
+
+from coordinator.sequence import Request, Sequence
+from paceline.errors import Overloaded
+
+
+class WaitingQueue:
+    def __init__(self, limit: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`limit` sequences wait at most. What comes back from a target is taken whatever the limit."""
+        self.limit = limit
+        self._clock = clock
+        self._arrivals = count(1)
+        # A dict for its order: the oldest first.
+        self._waiting: dict[Sequence, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._waiting)
+
+    def check_room(self, sequence_count: int, free_count: int) -> None:
+        """Raise Overloaded where so many sequences would have to wait and cannot; `free_count` places are free."""
+        if len(self) + sequence_count - free_count > self.limit:
+            raise Overloaded(f"{len(self)} of at most {self.limit} sequences are waiting already; try again later")
+
+    def add(self, request: Request) -> None:
+        """Take in a new request."""
+        request.arrival, request.submitted_s = next(self._arrivals), self._clock()
+        self._waiting.update(dict.fromkeys(request.unfinished))
+
+    def put_back(self, sequences: Iterable[Sequence]) -> None:
+        """Take sequences whose target is gone, ahead of all that came later."""
+        self._waiting = dict.fromkeys(sorted([*self._waiting, *sequences], key=lambda one: one.arrival))
+
+    def parcels(self) -> Iterator[list[Sequence]]:
+        """Yield what waits, the sequences of a request together, the oldest first. Nothing may change meanwhile."""
+        for _, together in groupby(self._waiting, key=lambda one: one.request):
+            yield list(together)
+
+    def remove(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Take out those of the sequences that wait, and return them."""
+        found = [one for one in sequences if one in self._waiting]
+        for one in found:
+            del self._waiting[one]
+        return found

@@ -1,0 +1,131 @@
+"""One target of the dispatcher's: its replica, its circuit and its rounds, and what it may be given.
+
+Knows nothing of the other targets, nor of the queue.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.background import Background
+from coordinator.guarded_target import GuardedTarget, RemoteTarget
+from coordinator.replica import Remote, Replica
+from coordinator.scheduler import Scheduler
+from coordinator.sequence import Sequence
+from paceline.errors import PacelineError
+from paceline.types import CircuitState, ReplicaDescription
+
+
+class TargetRemote(Remote, RemoteTarget, Protocol): ...
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What serves with a replica that was up once."""
+
+    guard: GuardedTarget
+    scheduler: Scheduler
+
+
+class Target:
+    def __init__(self, replica: Replica[TargetRemote], make: Callable[[], Serving], tasks: Background) -> None:
+        """`make` is called when it is up for the first time."""
+        self.replica = replica
+        self._make = make
+        self._tasks = tasks
+        self._serving: Serving | None = None
+        self._rounds: asyncio.Task[PacelineError] | None = None
+        self._is_stopping = False
+        """Its rounds were cancelled, and its sequences are about to move."""
+
+    @property
+    def is_running(self) -> bool:
+        return self._rounds is not None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it serves, or would be given something to see whether it does."""
+        return self._takes_sequences and self._circuit_state is not CircuitState.OPEN or self._may_be_tried
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._takes_sequences and self._circuit_state is CircuitState.CLOSED
+
+    @property
+    def room(self) -> int:
+        """How many sequences it can be given now. One whose circuit was open gets one, to see."""
+        if self._serving is None or not self._takes_sequences:
+            return 0
+        if self._circuit_state is CircuitState.CLOSED:
+            return self._serving.scheduler.pool.free_count
+        return int(self._may_be_tried)
+
+    @property
+    def live_count(self) -> int:
+        return self._serving.scheduler.pool.live_count if self._serving else 0
+
+    @property
+    def waiting_count(self) -> int:
+        return self._serving.scheduler.pool.waiting_count if self._serving else 0
+
+    @property
+    def load(self) -> tuple[int, float]:
+        """Sequences it is to serve, then how full its cache is."""
+        return self.live_count + self.waiting_count, self.replica.kv_use
+
+    def describe(self) -> ReplicaDescription:
+        return ReplicaDescription(
+            self.replica.address, self.replica.state, self.live_count + self.waiting_count, self._circuit_state
+        )
+
+    def start(self, on_end: "Callable[[Target, asyncio.Task[PacelineError]], None]") -> None:
+        """Run rounds, until it is stopped or given up."""
+        self._serving = self._serving or self._make()
+        self._rounds = self._tasks.start(self._serving.scheduler.run())
+        self._rounds.add_done_callback(lambda rounds: on_end(self, rounds))
+
+    def give(self, sequences: list[Sequence]) -> None:
+        assert self._serving
+        if self._circuit_state is not CircuitState.CLOSED:
+            self._serving.guard.circuit.allows()
+        self._serving.scheduler.pool.adopt(sequences)
+
+    def retire(self, sequences: list[Sequence]) -> None:
+        """Drop those of the sequences that are here and ended."""
+        if self._serving:
+            self._serving.scheduler.retire(sequences)
+            if self._circuit_state is CircuitState.HALF_OPEN and not self.live_count:
+                self._serving.guard.circuit.gave_up()  # what was to show whether it works is gone
+
+    def ended(self) -> list[Sequence]:
+        """Its rounds are over: hand over its sequences."""
+        assert self._serving
+        self._rounds, self._is_stopping = None, False
+        return self._serving.scheduler.give_up()
+
+    def stop(self) -> None:
+        if self._rounds and not self._is_stopping:
+            self._is_stopping = True
+            self._rounds.cancel()
+
+    async def stopped(self) -> None:
+        if self._rounds:
+            await asyncio.gather(self._rounds, return_exceptions=True)
+
+    @property
+    def _takes_sequences(self) -> bool:
+        return self.replica.is_up and self._rounds is not None and not self._is_stopping
+
+    @property
+    def _circuit_state(self) -> CircuitState:
+        return self._serving.guard.circuit.state if self._serving else CircuitState.CLOSED
+
+    @property
+    def _may_be_tried(self) -> bool:
+        return (
+            self._takes_sequences
+            and self._serving is not None
+            and self._circuit_state is CircuitState.OPEN
+            and self._serving.guard.circuit.would_allow
+        )
