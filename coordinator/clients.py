@@ -9,11 +9,27 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.codec.models import model_from_pb, tokenizer_from_pb
-from paceline.codec.rounds import proposals_from_pb, propose_rows_to_pb, verdicts_from_pb, verify_rows_to_pb
-from paceline.errors import IncompatiblePair, PeerFailed, TokenizerNotFound
+from paceline.codec.rounds import (
+    lengths_to_pb,
+    proposals_from_pb,
+    propose_rows_to_pb,
+    rollbacks_from_pb,
+    verdicts_from_pb,
+    verify_rows_to_pb,
+)
+from paceline.errors import IncompatiblePair, PacelineError, PeerFailed, TokenizerNotFound
 from paceline.rpc import Exchange, translated_errors
 from paceline.rpc.peers import DRAFT, TARGET, service_at
-from paceline.types import ModelDescription, Proposals, ProposeRow, TokenizerFiles, Verdicts, VerifyRow
+from paceline.types import (
+    ModelDescription,
+    Proposals,
+    ProposeRow,
+    RolledBack,
+    SequenceLength,
+    TokenizerFiles,
+    Verdicts,
+    VerifyRow,
+)
 from paceline.v1 import draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
@@ -123,6 +139,13 @@ class RemoteVerifier(_RemoteModel):
     async def _release(self, sequence_ids: list[str]) -> None:
         request = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=sequence_ids)
         await self._stub.ReleaseTargetSequences(request, timeout=RELEASE_TIMEOUT_S)
+
+    async def rollback(self, lengths: Rows[SequenceLength]) -> list[RolledBack | PacelineError]:
+        """Cut sequences to lengths; tell what each freed."""
+        request = target_service_pb2.RollbackTargetSequencesRequest(sequences=lengths_to_pb(lengths))
+        with translated_errors():
+            response = await self._stub.RollbackTargetSequences(request, timeout=RELEASE_TIMEOUT_S)
+        return rollbacks_from_pb(response.results)
 
     async def describe(self, timeout_s: float) -> ModelDescription:
         request = target_service_pb2.DescribeTargetModelRequest()

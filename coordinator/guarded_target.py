@@ -14,7 +14,7 @@ from typing import Protocol
 from coordinator.circuit import Circuit
 from coordinator.plausibility import check_verdicts
 from paceline.errors import CallTimedOut, PacelineError
-from paceline.types import CircuitState, Verdicts, VerifyRow
+from paceline.types import CircuitState, RolledBack, SequenceLength, Verdicts, VerifyRow
 
 FAILURES_TO_OPEN = 3
 LONG_CALLS = 4
@@ -47,6 +47,7 @@ class UsualTime:
 class RemoteTarget(Protocol):
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts: ...
     async def release(self, sequence_ids: list[str]) -> None: ...
+    async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]: ...
 
 
 class GuardedTarget:
@@ -95,3 +96,6 @@ class GuardedTarget:
 
     async def release(self, sequence_ids: list[str]) -> None:
         await self._remote.release(sequence_ids)
+
+    async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
+        return await self._remote.rollback(lengths)

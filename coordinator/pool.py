@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
+from coordinator.cache_room import CacheRoom
 from coordinator.sequence import Sequence
 
 
@@ -23,9 +24,7 @@ class SequencePool:
         self._clock = clock
         self._capacity = capacity
         self._on_room = on_room
-        self._live_limit = capacity
-        # Set by a preemption, cleared when a sequence ends: the limit rises only after an ending without one.
-        self._under_pressure = False
+        self._room = CacheRoom()
         self._waiting: deque[Sequence] = deque()
         # In order of last service, least recently served first; dicts keep insertion order.
         self._live: dict[Sequence, None] = {}
@@ -42,8 +41,9 @@ class SequencePool:
 
     @property
     def free_count(self) -> int:
-        """Places for which nobody waits here."""
-        return max(0, self._live_limit - len(self._live) - len(self._waiting))
+        """How many more may be taken in: none while some wait here, and one by one where the cache is full."""
+        free = 0 if self._waiting else self._capacity - len(self._live)
+        return min(free, 1) if self._room.is_scarce else free
 
     def adopt(self, sequences: Iterable[Sequence]) -> None:
         """Take sequences in, in their order of arrival; those without a place wait for one here."""
@@ -56,7 +56,7 @@ class SequencePool:
         given = [*self._live, *self._waiting]
         self._live.clear()
         self._waiting.clear()
-        self._live_limit, self._under_pressure = self._capacity, False
+        self._room = CacheRoom()
         return given
 
     def hand_over(self, sequence: Sequence) -> None:
@@ -85,6 +85,10 @@ class SequencePool:
         self._changed.clear()
         await self._changed.wait()
 
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        self._changed.set()
+
     def claim(self, group: Collection[Sequence]) -> list[float]:
         """Take sequences out of the window for a round; return how long each had waited for one, in seconds."""
         now = self._clock()
@@ -96,20 +100,32 @@ class SequencePool:
             self._in_flight.add(sequence)
         return [now - sequence.ready_since_s for sequence in group]
 
-    def preempt(self) -> Sequence | None:
-        """Send the youngest live sequence that is in no round back to the head of the queue, and return it.
+    def victim(self) -> Sequence | None:
+        """The youngest sequence that can give something up, be it in a round, or waiting with what it still has.
 
-        None when nothing would be gained: no other sequence is live. Fewer are live from then on, until one ends.
+        None when nothing would be gained: no other sequence is live.
         """
-        window = self.window()
-        if len(self._live) < 2 or not window:
-            return None
-        youngest = max(window, key=lambda sequence: sequence.arrival)
-        del self._live[youngest]
-        self._waiting.appendleft(youngest)
-        self._live_limit = len(self._live)
-        self._under_pressure = True
-        return youngest
+        paused = [one for one in self._waiting if one.target_cached_length]
+        live = list(self._live) if len(self._live) > 1 else []
+        return max([*paused, *live], key=lambda sequence: sequence.arrival, default=None)
+
+    def is_in_flight(self, sequence: Sequence) -> bool:
+        return sequence in self._in_flight
+
+    def pause(self, sequence: Sequence) -> bool:
+        """Send a live sequence that is in no round back to the head of the line; return False for one that waits.
+
+        It is live again when there seems to be room for all that it will want.
+        """
+        if sequence not in self._live:
+            return False
+        del self._live[sequence]
+        self._waiting.appendleft(sequence)
+        return True
+
+    def ran_short(self, free_count: int) -> None:
+        """The target has no room for more than what it caches now, and so many tokens beside."""
+        self._room.ran_short([*self._live, *self._waiting], free_count)
 
     def settle(self, group: Iterable[Sequence]) -> list[Sequence]:
         """Put a round's sequences back; return those that ended and so left the pool."""
@@ -129,10 +145,7 @@ class SequencePool:
         waited = [one for one in self._waiting if one in gone]
         for sequence in retired:
             del self._live[sequence]
-        if retired:
-            rise = 0 if self._under_pressure else len(retired)
-            self._live_limit = min(self._capacity, self._live_limit + rise)
-            self._under_pressure = False
+            self._room.ended(sequence)
         if waited:
             self._waiting = deque(one for one in self._waiting if one not in gone)
         self._refill()
@@ -140,13 +153,18 @@ class SequencePool:
         return retired + waited
 
     def _refill(self) -> None:
-        while self._waiting and len(self._live) < self._live_limit:
+        while self._waiting and self._may_go_live(self._waiting[0]):
             sequence = self._waiting.popleft()
             now_s = self._clock()
             sequence.queued_s = now_s - max(sequence.request.submitted_s, sequence.ready_since_s)
             sequence.ready_since_s = now_s
             self._live[sequence] = None
         self._changed.set()
+
+    def _may_go_live(self, sequence: Sequence) -> bool:
+        if len(self._live) >= self._capacity:
+            return False
+        return not self._live or self._room.fits(sequence, self._live, self._waiting)
 
     def _tell_room(self) -> None:
         if self.free_count:

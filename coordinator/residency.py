@@ -7,12 +7,14 @@ and here alone services are told, each once. What a service could not be told it
 import asyncio
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable
+from collections.abc import Sequence as Sequences
 from typing import Protocol
 
 import structlog
 
 from coordinator.sequence import Sequence
 from paceline.errors import PacelineError
+from paceline.types import RolledBack, SequenceLength
 
 log = structlog.get_logger()
 
@@ -21,15 +23,21 @@ class Releases(Protocol):
     async def release(self, sequence_ids: list[str]) -> None: ...
 
 
+class Holder(Releases, Protocol):
+    """A target."""
+
+    async def rollback(self, lengths: Sequences[SequenceLength]) -> list[RolledBack | PacelineError]: ...
+
+
 class Residency:
     def __init__(self, drafter: Releases) -> None:
         self._drafter = drafter
-        self._targets: dict[Sequence, Releases] = {}
+        self._targets: dict[Sequence, Holder] = {}
         """Who may hold something of a sequence. One that is here may be cached by the drafts too."""
         self._drafted: set[Sequence] = set()
         self._telling: dict[asyncio.Task[None], Releases] = {}
 
-    def hold(self, sequences: Iterable[Sequence], target: Releases) -> None:
+    def hold(self, sequences: Iterable[Sequence], target: Holder) -> None:
         """A round with that target begins for them."""
         for sequence in sequences:
             self._targets[sequence] = target
@@ -46,6 +54,25 @@ class Residency:
         if drafted := [one.sequence_id for one in ended if one in self._drafted]:
             self._drafted.difference_update(ended)
             self._tell(self._drafter, drafted)
+
+    async def take_back(self, sequence: Sequence, length: int) -> int:
+        """Let its target keep so many tokens of a sequence that is in no round; return the bytes that this freed.
+
+        What drafts hold of it stays: it goes on from there. One that cannot be cut is freed.
+        """
+        target = self._targets.get(sequence)
+        if target is None or length >= sequence.target_cached_length:
+            return 0
+        sequence.target_cached_length = length
+        try:
+            (result,) = await target.rollback([SequenceLength(sequence.sequence_id, length)])
+        except PacelineError as error:
+            result = error
+        if isinstance(result, RolledBack):
+            return result.freed_bytes
+        log.warning("a sequence could not be rolled back; it is freed", error=str(result))
+        self.leave_target([sequence])
+        return 0
 
     @property
     def held_count(self) -> int:
@@ -64,7 +91,7 @@ class Residency:
         await asyncio.gather(*self._telling)
 
     def _tell_targets(self, sequences: Iterable[Sequence]) -> None:
-        by_target: defaultdict[Releases, list[str]] = defaultdict(list)
+        by_target: defaultdict[Holder, list[str]] = defaultdict(list)
         for sequence in sequences:
             sequence.target_cached_length = 0
             if target := self._targets.pop(sequence, None):

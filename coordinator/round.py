@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Protocol
 
 from coordinator.sequence import Sequence
-from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerUnavailable, PrefixNotCached
+from paceline.errors import CacheFull, CallTimedOut, Overloaded, PacelineError, PeerUnavailable, PrefixNotCached
 from paceline.types import (
     CallTiming,
     HopTime,
@@ -59,6 +59,10 @@ class RoundLimits:
     """The target's; a draft with a padded vocabulary may propose ids beyond it."""
     prefill_chunk_tokens: int
     """The target's; a sequence of which more is missing there has a prefill round or two before it, without drafts."""
+    token_bytes: int = 0
+    """Of its cache; 0 where it did not say."""
+    page_tokens: int = 0
+    """Of its cache; a part of a page is not freed."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,15 @@ class RowReport:
     drafted_count: int
     accepted_count: int
     committed_count: int
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Rows found no room in the target's cache."""
+
+    missing_bytes: Mapping[Sequence, int]
+    """What each of them lacks; 0 where the target did not say."""
+    retry_after_s: float
 
 
 @dataclass(frozen=True)
@@ -79,8 +92,8 @@ class RoundReport:
     """Tokens the verify call ran, committed and drafted."""
     draft_error: PacelineError | None
     """Why the whole group went without drafts."""
-    shortage: Overloaded | None
-    """Why some rows found no room in the target's cache; their sequences are as they were."""
+    shortage: Shortage | None
+    """That some rows found no room in the target's cache; their sequences are as they were."""
     is_decoding: bool = True
     """No row brought a prompt, nor anything else that a service had lost or missed."""
     prompt_token_count: int = 0
@@ -154,14 +167,14 @@ async def run_round(
 
 def _take(
     group: Rows[Sequence], rows: Rows[VerifyRow], verdicts: Verdicts
-) -> tuple[list[RowReport], dict[Sequence, PacelineError], Overloaded | None]:
+) -> tuple[list[RowReport], dict[Sequence, PacelineError], Shortage | None]:
     """Let each sequence have what came of its row.
 
     Return what was committed, what failed, and why some found no room.
     """
     reports: list[RowReport] = []
     failed: dict[Sequence, PacelineError] = {}
-    shortage: Overloaded | None = None
+    refusals: dict[Sequence, Overloaded] = {}
     for sequence, row, verdict in zip(group, rows, verdicts.results, strict=True):
         if isinstance(verdict, Verdict):
             reports.append(_commit(sequence, row, verdict))
@@ -169,12 +182,21 @@ def _take(
             sequence.target_cached_length = verdict.cached_length
         elif isinstance(verdict, Overloaded):
             sequence.target_cached_length = row.base_length
-            shortage = verdict
+            refusals[sequence] = verdict
         elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
             sequence.target_cached_length = 0  # the next round sends the whole sequence
         else:
             failed[sequence] = verdict
-    return reports, failed, shortage
+    return reports, failed, _shortage(refusals)
+
+
+def _shortage(refusals: Mapping[Sequence, Overloaded]) -> Shortage | None:
+    if not refusals:
+        return None
+    missing_bytes = {
+        sequence: one.missing_bytes if isinstance(one, CacheFull) else 0 for sequence, one in refusals.items()
+    }
+    return Shortage(missing_bytes, max(one.retry_after_s for one in refusals.values()))
 
 
 def time_left_s(group: Rows[Sequence], now_s: float) -> float | None:

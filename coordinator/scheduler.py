@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -18,11 +19,11 @@ from coordinator.metrics import RoundMetrics
 from coordinator.policies import Policy, Selection
 from coordinator.pool import SequencePool
 from coordinator.residency import Residency
-from coordinator.round import Drafter, RoundLimits, RoundReport, run_round, time_left_s
+from coordinator.round import Drafter, RoundLimits, RoundReport, Shortage, run_round, time_left_s
 from coordinator.round_tracer import RoundTracer
 from coordinator.sequence import Sequence
 from coordinator.statistics import Statistics
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerFailed, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
 log = structlog.get_logger()
 
@@ -79,6 +80,7 @@ class Scheduler:
         self._target = target
         self._residency = residency
         self._others = others
+        self._is_relieving = False
         self._lost: PacelineError | None = None
         """What a lane gave the target up with: the others begin no round, which would count that again."""
 
@@ -119,7 +121,9 @@ class Scheduler:
 
     def _select(self, window: list[Sequence]) -> Selection:
         suspects = [sequence for sequence in window if sequence.runs_alone]
-        return Selection(suspects[:1]) if suspects else self._policy.select(window, self._batch_size)
+        selection = Selection(suspects[:1]) if suspects else self._policy.select(window, self._batch_size)
+        # The oldest come first where room in a cache or a chunk of prompts is scarce, so that they always get on.
+        return replace(selection, sequences=sorted(selection.sequences, key=lambda one: one.arrival))
 
     async def _serve(self, selection: Selection, lane: int, others_wait: bool) -> PacelineError | None:
         """Run a round for the group. Return why the target is given up, where it is."""
@@ -224,21 +228,56 @@ class Scheduler:
         if report.draft_error is None:
             self._draft_length.observe(draft_counts, report, waited_s + report.duration_s)
 
-    async def _relieve(self, shortage: Overloaded) -> None:
-        """Make room in the caches: the youngest sequence gives up its own and is sent whole later on.
+    async def _relieve(self, shortage: Shortage) -> None:
+        """Make room in the target's cache: the youngest sequences give up as much of theirs as is wanted.
 
         One that is alone waits instead: what fills the cache belongs to others.
         """
-        if await self._residency.told(self._target, shortage.retry_after_s):
+        if self._is_relieving:
+            await self.pool.changed()  # the other lane is at it
+            return
+        self._is_relieving = True
+        try:
             # Sequences that ended a moment ago may be what still fills the cache.
-            return
-        youngest = self.pool.preempt()
-        if youngest is None:
-            log.info("waiting for room in the target's cache", retry_after_s=shortage.retry_after_s)
-            await asyncio.sleep(shortage.retry_after_s)
-            return
-        self.statistics.count_preemption()
-        log.info("preempted the youngest sequence", sequence_id=youngest.sequence_id, live=self.pool.live_count)
-        self._residency.leave_target([youngest])
-        # Waited for: until the room is there, the next round would only find the same shortage.
-        await self._residency.told(self._target, shortage.retry_after_s)
+            if await self._residency.told(self._target, shortage.retry_after_s):
+                return
+            self.pool.ran_short(self._free_token_count(shortage))
+            if not await self._take_back(dict(shortage.missing_bytes)):
+                log.info("waiting for room in the target's cache", retry_after_s=shortage.retry_after_s)
+                await asyncio.sleep(shortage.retry_after_s)
+        finally:
+            self._is_relieving = False
+            self.pool.wake()
+
+    async def _take_back(self, missing_bytes: dict[Sequence, int]) -> bool:
+        """Pause the youngest, and cut them until the others have what they lack. Return whether that came to anything.
+
+        What the youngest lacked itself it lacks no more, and it keeps what nobody wants.
+        """
+        freed_bytes, is_changed = 0, False
+        while missing_bytes and freed_bytes < max(1, sum(missing_bytes.values())) and (victim := self.pool.victim()):
+            if self.pool.is_in_flight(victim):
+                await self.pool.changed()  # it is cut when its round settles
+                continue
+            is_changed = True
+            self.statistics.count_preemption(self.pool.pause(victim))
+            if victim in missing_bytes:
+                del missing_bytes[victim]
+                continue
+            length = self._length_to_keep(victim, sum(missing_bytes.values()) - freed_bytes)
+            freed_bytes += await self._residency.take_back(victim, length)
+        return is_changed
+
+    def _free_token_count(self, shortage: Shortage) -> int:
+        """Tokens for which the cache had room still, where the target tells what rows lacked."""
+        token_bytes = self._limits.token_bytes
+        lacks = [(one.uncached_count, missing) for one, missing in shortage.missing_bytes.items() if missing]
+        return max((lack - missing // token_bytes for lack, missing in lacks), default=0) if token_bytes else 0
+
+    def _length_to_keep(self, victim: Sequence, missing_bytes: int) -> int:
+        """Tokens that a sequence may keep when it gives up so many bytes, in whole pages; 0 where sizes are unknown."""
+        token_bytes, page_tokens = self._limits.token_bytes, self._limits.page_tokens
+        if missing_bytes <= 0 or not (token_bytes and page_tokens):
+            return 0
+        kept = victim.target_cached_length - -(-missing_bytes // token_bytes)
+        return max(0, kept // page_tokens * page_tokens)

@@ -96,6 +96,11 @@ class Sequence:
         """How long it waited, from its submission, for its first round; None before that."""
         return None if self.first_grouped_s is None else self.first_grouped_s - self.request.submitted_s
 
+    @property
+    def uncached_count(self) -> int:
+        """Committed tokens that the target does not hold, as far as is known."""
+        return len(self.token_ids) - self.target_cached_length
+
     def propose_row(self, draft_count: int) -> ProposeRow:
         """Ask for drafts after all committed tokens, relying on what the draft service still holds."""
         base_length = min(self.draft_cached_length, len(self.token_ids) - 1)

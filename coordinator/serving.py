@@ -180,7 +180,12 @@ def _serving_maker(
             dispatcher,
             batch_size=settings.batch_size,
             lanes=settings.lane_count,
-            limits=RoundLimits(target.vocabulary_size, target.cache.prefill_chunk_tokens),
+            limits=RoundLimits(
+                target.vocabulary_size,
+                target.cache.prefill_chunk_tokens,
+                target.cache.token_bytes,
+                target.cache.page_tokens,
+            ),
             statistics=statistics,
             metrics=metrics,
             tracer=tracer,

@@ -40,8 +40,8 @@ class Statistics:
             self._waited_slot_count += batch_size
             self._waited_filled_count += group_size
 
-    def count_preemption(self) -> None:
-        self._preemption_count += 1
+    def count_preemption(self, count: int = 1) -> None:
+        self._preemption_count += count
 
     def snapshot(self) -> ClusterStatistics:
         positions = max(self._accepted_by_position, default=-1) + 1

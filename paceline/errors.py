@@ -10,6 +10,7 @@
       PrefixNotCached          FAILED_PRECONDITION   fewer tokens are cached than a row relies on: send them all
       MessageTooLarge          RESOURCE_EXHAUSTED    a message is beyond a limit; repeating the call is no use
       Overloaded               RESOURCE_EXHAUSTED    no room now; try again after `retry_after_s`
+        CacheFull                                    a row's tokens find no room beside what others hold
       PeerUnavailable          UNAVAILABLE           a service cannot be reached
       CallTimedOut             DEADLINE_EXCEEDED     a call did not end in time
       NoChoice                 INTERNAL              a model's logits leave no token to choose: its row fails alone
@@ -94,6 +95,15 @@ class Overloaded(PacelineError):
     def __init__(self, message: str, metadata: Metadata | None = None, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message, metadata)
         self.retry_after_s = retry_after_s
+
+
+class CacheFull(Overloaded):
+    reason = "CACHE_FULL"
+
+    @property
+    def missing_bytes(self) -> int:
+        """What others would have to give up for the row."""
+        return int(self.metadata.get("missing_bytes", 0))
 
 
 class PeerUnavailable(PacelineError):

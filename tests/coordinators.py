@@ -84,7 +84,7 @@ def make_serving(
         others or NoOthers(),
         batch_size=batch_size,
         lanes=lanes,
-        limits=RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS),
+        limits=RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS, token_bytes=1, page_tokens=1),
         statistics=statistics or Statistics(),
         metrics=metrics or RoundMetrics(CollectorRegistry()),
         tracer=RoundTracer(None, policy),
@@ -94,7 +94,8 @@ def make_serving(
 
 
 def submit(scheduler: Scheduler, request: Request) -> Request:
-    """Let a scheduler without a dispatcher have a request."""
+    """Let a scheduler without a dispatcher have a request, after those it has."""
+    request.arrival = scheduler.pool.live_count + scheduler.pool.waiting_count
     scheduler.pool.adopt(request.unfinished)
     return request
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from coordinator.round import Patience
-from paceline.errors import Overloaded, PacelineError, PrefixNotCached
+from paceline.errors import CacheFull, PacelineError, PrefixNotCached
 from paceline.types import (
     CacheDescription,
     CallTiming,
@@ -14,6 +14,8 @@ from paceline.types import (
     Proposal,
     Proposals,
     ProposeRow,
+    RolledBack,
+    SequenceLength,
     Verdict,
     Verdicts,
     VerifyOutcome,
@@ -97,10 +99,20 @@ class FakeModel:
         if base_length > len(cached):
             raise PrefixNotCached(f"{base_length} > {len(cached)}")
         others = sum(len(held) for name, held in self.token_ids.items() if name != sequence_id)
-        if others + base_length + len(token_ids) > self._capacity_tokens:
-            raise Overloaded("no room", retry_after_s=0.001)
+        if (missing := others + base_length + len(token_ids) - self._capacity_tokens) > 0:
+            raise CacheFull("no room", {"missing_bytes": str(missing)}, retry_after_s=0.001)
         self.token_ids[sequence_id] = [*cached[:base_length], *token_ids]
         return self.token_ids[sequence_id]
+
+    async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
+        """A token is a byte and a page."""
+        self.answer()
+        results: list[RolledBack | PacelineError] = []
+        for one in lengths:
+            held = self.token_ids[one.sequence_id]
+            results.append(RolledBack(one.length, len(held) - one.length))
+            del held[one.length :]
+        return results
 
     async def release(self, sequence_ids: Sequence[str]) -> None:
         self.owe(sequence_ids)

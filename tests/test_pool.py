@@ -52,7 +52,8 @@ def test_time_in_the_queue_is_told_until_the_next_round_is_over() -> None:
     pool.settle([third])
     assert third.queued_s == 0
 
-    assert pool.preempt() is third
+    assert pool.victim() is third
+    assert pool.pause(third)
     now_s[0] = 20.0
     second.ended = True
     pool.retire([second])

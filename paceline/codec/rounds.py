@@ -149,12 +149,25 @@ def lengths_from_pb(lengths: Iterable[common_pb2.SequenceLength]) -> list[types.
     return [types.SequenceLength(one.sequence_id, one.length) for one in lengths]
 
 
+def lengths_to_pb(lengths: Iterable[types.SequenceLength]) -> list[common_pb2.SequenceLength]:
+    return [common_pb2.SequenceLength(sequence_id=one.sequence_id, length=one.length) for one in lengths]
+
+
 def rollbacks_to_pb(
-    lengths: Iterable[types.SequenceLength], results: Iterable[int | PacelineError]
+    lengths: Iterable[types.SequenceLength], results: Iterable[types.RolledBack | PacelineError]
 ) -> list[common_pb2.RollbackResult]:
     return [
         common_pb2.RollbackResult(sequence_id=one.sequence_id, status=error_to_pb(result))
         if isinstance(result, PacelineError)
-        else common_pb2.RollbackResult(sequence_id=one.sequence_id, cached_length=result)
+        else common_pb2.RollbackResult(
+            sequence_id=one.sequence_id, cached_length=result.cached_length, freed_bytes=result.freed_bytes
+        )
         for one, result in zip(lengths, results, strict=True)
+    ]
+
+
+def rollbacks_from_pb(results: Iterable[common_pb2.RollbackResult]) -> list[types.RolledBack | PacelineError]:
+    return [
+        error_from_pb(one.status) if one.HasField("status") else types.RolledBack(one.cached_length, one.freed_bytes)
+        for one in results
     ]

@@ -16,7 +16,7 @@ import torch
 
 from paceline.engine.dense_attention import DenseAttention, Rectangle
 from paceline.engine.kv_cache import KvShape, Span, check_base, check_length
-from paceline.errors import Overloaded
+from paceline.errors import CacheFull
 from paceline.types import CacheDescription
 
 SLACK = 64
@@ -81,9 +81,10 @@ class DenseCache:
         if needed_bytes > self.capacity_bytes:
             if not row.length:
                 self.release(sequence_id)
-            raise Overloaded(
+            raise CacheFull(
                 f"the dense cache has no room: {len(self._rows)} sequences padded to {widest} tokens need "
-                f"{needed_bytes} of {self.capacity_bytes} bytes; release sequences or raise --kv-memory"
+                f"{needed_bytes} of {self.capacity_bytes} bytes; release sequences or raise --kv-memory",
+                {"missing_bytes": str(needed_bytes - self.capacity_bytes)},
             )
         row.token_ids += token_ids
 

@@ -104,7 +104,7 @@ class KvCache(Protocol):
     def append(self, sequence_id: str, token_ids: Sequence[int]) -> None:
         """Make room for tokens after the kept ones, to be filled by a pass.
 
-        Raises Overloaded when the budget is spent; the kept tokens stay, and a sequence without any is forgotten.
+        Raises CacheFull when the budget is spent; the kept tokens stay, and a sequence without any is forgotten.
         """
         ...
 

@@ -18,7 +18,7 @@ from paceline.engine.paged_attention import PagedAttention, Segment
 from paceline.engine.pages import PageAllocator
 from paceline.engine.prefix_index import PrefixIndex, page_key, root_key
 from paceline.engine.strict_attention import StrictAttention
-from paceline.errors import Overloaded
+from paceline.errors import CacheFull
 from paceline.scope import scope_of
 from paceline.types import CacheDescription
 
@@ -133,7 +133,7 @@ class KvPool:
         try:
             self._own_last_page(sequence)
             self._grow(sequence, -(-length // self.page_tokens))
-        except Overloaded:
+        except CacheFull:
             if not sequence.length:
                 self.release(sequence_id)
             raise
@@ -244,13 +244,15 @@ class KvPool:
         return page
 
     def _evict(self, missing: int) -> None:
-        """Free resting pages until `missing` are free, and some more; Overloaded, and none freed, when too few rest."""
+        """Free resting pages until `missing` are free, and some more; CacheFull, and none freed, when too few rest."""
         if missing > self._pages.free_count + self._index.idle_count:
             used = self._pages.page_count - self._pages.free_count - self._index.idle_count
-            raise Overloaded(
+            short = missing - self._pages.free_count - self._index.idle_count
+            raise CacheFull(
                 f"the cache has no room: {missing * self._page_bytes} more bytes are needed, "
                 f"{used * self._page_bytes} of {self.capacity_bytes} are in use; "
                 "release sequences or raise --kv-memory",
+                {"missing_bytes": str(short * self._page_bytes)},
             )
         wanted = max(missing, self._pages.page_count // EVICTED_SHARE)
         while self._pages.free_count < wanted and (page := self._index.evict()) is not None:

@@ -25,7 +25,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
 from paceline.engine.placing import DECODED_TOKENS, PackedRow, Placing
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
-from paceline.types import ModelDescription, Prefilled, ProposeRow, SequenceLength
+from paceline.types import ModelDescription, Prefilled, ProposeRow, RolledBack, SequenceLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +165,21 @@ class Runner:
         for piece in pieces:
             self.cache.truncate(piece.sequence_id, piece.base_length)
 
-    def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[int | PacelineError]:
-        """Truncate each named sequence of the caller's scope; return its cached length, or why it was left alone."""
+    def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[RolledBack | PacelineError]:
+        """Truncate each named sequence of the caller's scope; tell what that freed, or why it was left alone."""
         return [self._rollback_one(one, scope) for one in lengths]
 
-    def _rollback_one(self, one: SequenceLength, scope: str) -> int | PacelineError:
+    def _rollback_one(self, one: SequenceLength, scope: str) -> RolledBack | PacelineError:
         if one.length < 0:
             return InvalidRequest(f"length is {one.length}; it cannot be negative", field="length")
+        used_bytes = self.cache.describe().used_bytes
         try:
             check_sequence_id(one.sequence_id)
             self.cache.truncate(scope + one.sequence_id, one.length)
         except PacelineError as error:
             return error
         self._last_named[scope + one.sequence_id] = self._clock()
-        return one.length
+        return RolledBack(one.length, used_bytes - self.cache.describe().used_bytes)
 
     def release(self, sequence_ids: Iterable[str], scope: str = "") -> int:
         """Free the named sequences of the caller's scope; return how many were held."""

@@ -99,3 +99,12 @@ class Verdicts:
 class SequenceLength:
     sequence_id: str
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """A sequence was cut to a length."""
+
+    cached_length: int
+    freed_bytes: int
+    """What others can have now. Pages that other sequences share are not freed."""

@@ -373,10 +373,13 @@ class RollbackResult(_message.Message):
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     CACHED_LENGTH_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence this answers for; same order as the request."""
     cached_length: _builtins.int
     """Tokens the service holds after the rollback; 0 when `status` is an error."""
+    freed_bytes: _builtins.int
+    """Bytes that other sequences can have now; pages that several share are not freed."""
     @_builtins.property
     def status(self) -> _status_pb2.Status:
         """Unset on success. NOT_FOUND: the service does not know the sequence. FAILED_PRECONDITION with reason
@@ -389,10 +392,11 @@ class RollbackResult(_message.Message):
         sequence_id: _builtins.str = ...,
         cached_length: _builtins.int = ...,
         status: _status_pb2.Status | None = ...,
+        freed_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_length", b"cached_length", "sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_length", b"cached_length", "freed_bytes", b"freed_bytes", "sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
