@@ -5,8 +5,12 @@ from collections.abc import Iterable, Sequence
 from paceline import types
 from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, rule_from_pb, rule_to_pb
 from paceline.codec.status import error_from_pb, error_to_pb
+from paceline.codec.versions import VERSION
 from paceline.errors import PacelineError
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
+
+_CONTEXT = common_pb2.RequestContext(wire_version=VERSION)
+"""What is said of every request; the rest is for who carries it."""
 
 
 def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.ProposeTokensRequest:
@@ -20,7 +24,8 @@ def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.Pr
                 rule=rule_to_pb(row.rule),
             )
             for row in rows
-        ]
+        ],
+        context=_CONTEXT,
     )
 
 
@@ -54,7 +59,7 @@ def proposals_to_pb(
         )
 
     return draft_service_pb2.ProposeTokensResponse(
-        results=map(one, rows, proposals.results), timing=_timing_to_pb(proposals.timing)
+        results=map(one, rows, proposals.results), timing=_timing_to_pb(proposals.timing), wire_version=VERSION
     )
 
 
@@ -88,7 +93,8 @@ def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.Ver
                 top_logprob_count=row.top_logprob_count,
             )
             for row in rows
-        ]
+        ],
+        context=_CONTEXT,
     )
 
 
@@ -125,7 +131,7 @@ def verdicts_to_pb(
         )
 
     return target_service_pb2.VerifyTokensResponse(
-        results=map(one, rows, verdicts.results), timing=_timing_to_pb(verdicts.timing)
+        results=map(one, rows, verdicts.results), timing=_timing_to_pb(verdicts.timing), wire_version=VERSION
     )
 
 

@@ -100,6 +100,11 @@ class ProposeTokensResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    WIRE_VERSION_FIELD_NUMBER: _builtins.int
+    wire_version: _builtins.int
+    """Version of the wire that the service speaks: another process may answer than the one that was described. Unset: a
+    service of before there were versions.
+    """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposeTokensResult]:
         """One result a row."""
@@ -113,10 +118,11 @@ class ProposeTokensResponse(_message.Message):
         *,
         results: _abc.Iterable[Global___ProposeTokensResult] | None = ...,
         timing: _common_pb2.CallTiming | None = ...,
+        wire_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "timing", b"timing", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -283,18 +289,24 @@ class DescribeDraftModelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> _common_pb2.ModelDescription:
         """Loaded model and its cache."""
+
+    @_builtins.property
+    def wire(self) -> _common_pb2.WireVersions:
+        """Versions of the wire that the service speaks."""
 
     def __init__(
         self,
         *,
         model: _common_pb2.ModelDescription | None = ...,
+        wire: _common_pb2.WireVersions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
