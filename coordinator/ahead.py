@@ -150,7 +150,9 @@ class _Ahead:
 def _row_ahead(row: ProposeRow, proposal: Proposal) -> ProposeRow:
     """After all drafts, the last of which is not cached: a guess, and as many drafts again."""
     drafts = proposal.draft_token_ids
-    return replace(row, base_length=proposal.cached_length, token_ids=drafts[-1:], draft_count=len(drafts) + 1)
+    return replace(
+        row, base_length=proposal.cached_length, token_ids=drafts[-1:], draft_count=len(drafts) + 1, rule=None
+    )
 
 
 class _RoundTimes:

@@ -71,7 +71,8 @@ class Sequence:
     def propose_row(self, draft_count: int) -> ProposeRow:
         """Ask for drafts after all committed tokens, relying on what the draft service still holds."""
         base_length = min(self.draft_cached_length, len(self.token_ids) - 1)
-        return ProposeRow(self.sequence_id, base_length, tuple(self.token_ids[base_length:]), draft_count, self.rule)
+        token_ids = tuple(self.token_ids[base_length:])
+        return ProposeRow(self.sequence_id, base_length, token_ids, draft_count, self._rule_at(base_length))
 
     def verify_row(self, draft_token_ids: tuple[int, ...]) -> VerifyRow:
         base_length = min(self.target_cached_length, len(self.token_ids) - 1)
@@ -80,9 +81,13 @@ class Sequence:
             base_length,
             tuple(self.token_ids[base_length:]),
             draft_token_ids,
-            self.rule,
+            self._rule_at(base_length),
             self.top_logprob_count,
         )
+
+    def _rule_at(self, base_length: int) -> ChoiceRule | None:
+        """The rule, for a service that may not know it: where any of its cache is left, so is what it was told."""
+        return None if base_length else self.rule
 
     def forget_caches(self) -> None:
         """The services were told to free it: the next round sends it whole."""

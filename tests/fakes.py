@@ -9,6 +9,7 @@ from paceline.errors import Overloaded, PacelineError, PrefixNotCached
 from paceline.types import (
     CacheDescription,
     CallTiming,
+    ChoiceRule,
     ModelDescription,
     Prefilled,
     Proposal,
@@ -62,6 +63,7 @@ class FakeModel:
 
     def __init__(self, role: str, capacity_tokens: int = 10**6) -> None:
         self.token_ids: dict[str, list[int]] = {}
+        self.rules: dict[str, ChoiceRule] = {}
         self.description = describe(role)
         self.is_draining = False
         self.away: PacelineError | None = None
@@ -92,10 +94,15 @@ class FakeModel:
     def owed_count(self) -> int:
         return len(self._owed)
 
-    def append(self, sequence_id: str, base_length: int, token_ids: Sequence[int]) -> list[int]:
+    def append(self, row: ProposeRow | VerifyRow, token_ids: Sequence[int]) -> list[int]:
+        """Keep what the row relies on, and so many of its tokens. A rule that was never told fails the test."""
+        sequence_id, base_length = row.sequence_id, row.base_length
         cached = self.token_ids.get(sequence_id, [])
         if base_length > len(cached):
             raise PrefixNotCached(f"{base_length} > {len(cached)}")
+        if row.rule is not None:
+            self.rules[sequence_id] = row.rule
+        assert sequence_id in self.rules, f"nobody told how tokens of {sequence_id} are chosen"
         others = sum(len(held) for name, held in self.token_ids.items() if name != sequence_id)
         if others + base_length + len(token_ids) > self._capacity_tokens:
             raise Overloaded("no room", retry_after_s=0.001)
@@ -106,10 +113,13 @@ class FakeModel:
         self.owe(sequence_ids)
         self.answer()
         while self._owed:
-            self.token_ids.pop(self._owed.pop(), None)
+            sequence_id = self._owed.pop()
+            self.token_ids.pop(sequence_id, None)
+            self.rules.pop(sequence_id, None)
 
     def evict(self) -> None:
         self.token_ids.clear()
+        self.rules.clear()
 
 
 class FakeVerifier(FakeModel):
@@ -142,7 +152,7 @@ class FakeVerifier(FakeModel):
         taken = row.token_ids[:CHUNK_TOKENS]
         whole = len(taken) == len(row.token_ids)
         try:
-            prefix = self.append(row.sequence_id, row.base_length, taken + (row.draft_token_ids if whole else ()))
+            prefix = self.append(row, taken + (row.draft_token_ids if whole else ()))
         except PacelineError as error:
             return error
         if not whole:
@@ -191,7 +201,7 @@ class FakeDrafter(FakeModel):
 
     def _propose(self, row: ProposeRow) -> Proposal | PacelineError:
         try:
-            prefix = self.append(row.sequence_id, row.base_length, row.token_ids)
+            prefix = self.append(row, row.token_ids)
         except PacelineError as error:
             return error
         drafts: list[int] = []

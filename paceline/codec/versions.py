@@ -13,6 +13,8 @@ from paceline.errors import IncompatiblePair, InvalidRequest, PeerUnavailable
 from paceline.v1 import common_pb2
 
 VERSION = 1
+RULES_TOLD_ONCE = 1
+"""Since this version a row without a rule relies on one told before; in older ones it decodes greedily."""
 EARLIEST_REQUEST = 0
 """Model services read requests of coordinators as old as this."""
 EARLIEST_SERVICE = 1

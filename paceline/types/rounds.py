@@ -14,7 +14,8 @@ class ProposeRow:
     base_length: int
     token_ids: tuple[int, ...]
     draft_count: int
-    rule: ChoiceRule = GREEDY
+    rule: ChoiceRule | None = GREEDY
+    """None: the one that was told for the sequence before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class VerifyRow:
     base_length: int
     token_ids: tuple[int, ...]
     draft_token_ids: tuple[int, ...]
-    rule: ChoiceRule = GREEDY
+    rule: ChoiceRule | None = GREEDY
+    """None: the one that was told for the sequence before."""
     top_logprob_count: int | None = None
     """Log-probabilities wanted: of the chosen tokens and of so many others; None: of none."""
 

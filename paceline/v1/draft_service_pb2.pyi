@@ -61,6 +61,7 @@ class ProposeTokensRow(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAFT_COUNT_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_RULE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
@@ -73,7 +74,13 @@ class ProposeTokensRow(_message.Message):
 
     @_builtins.property
     def rule(self) -> _common_pb2.ChoiceRule:
-        """How tokens are chosen; unset: greedily."""
+        """How tokens are chosen, in requests of wire version 0, where it comes with every row; unset there: greedily."""
+
+    @_builtins.property
+    def sequence_rule(self) -> _common_pb2.ChoiceRule:
+        """How the sequence's tokens are chosen, from this row on until it is released: sent with `base_length` 0, and to be left
+        out after that. An empty message: greedily. Rows of a sequence for which none was told fail with RULE_UNKNOWN.
+        """
 
     def __init__(
         self,
@@ -83,10 +90,11 @@ class ProposeTokensRow(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         draft_count: _builtins.int = ...,
         rule: _common_pb2.ChoiceRule | None = ...,
+        sequence_rule: _common_pb2.ChoiceRule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule", "sequence_rule", b"sequence_rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_count", b"draft_count", "rule", b"rule", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_count", b"draft_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,7 +160,8 @@ class ProposeTokensResult(_message.Message):
     def status(self) -> _status_pb2.Status:
         """Unset on success. FAILED_PRECONDITION with reason PREFIX_NOT_CACHED: send the whole sequence. INVALID_ARGUMENT:
         the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now; `base_length` tokens stay cached.
-        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token.
+        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token. FAILED_PRECONDITION with
+        reason RULE_UNKNOWN: no rule was told for the sequence, or it was lost; send the whole sequence with its rule.
         """
 
     def __init__(

@@ -91,6 +91,7 @@ class VerifyTokensRow(_message.Message):
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     TOP_LOGPROB_COUNT_FIELD_NUMBER: _builtins.int
+    SEQUENCE_RULE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
@@ -107,7 +108,13 @@ class VerifyTokensRow(_message.Message):
 
     @_builtins.property
     def rule(self) -> _common_pb2.ChoiceRule:
-        """How tokens are chosen; unset: greedily."""
+        """How tokens are chosen, in requests of wire version 0, where it comes with every row; unset there: greedily."""
+
+    @_builtins.property
+    def sequence_rule(self) -> _common_pb2.ChoiceRule:
+        """How the sequence's tokens are chosen, from this row on until it is released: sent with `base_length` 0, and to be left
+        out after that. An empty message: greedily. Rows of a sequence for which none was told fail with RULE_UNKNOWN.
+        """
 
     def __init__(
         self,
@@ -118,10 +125,11 @@ class VerifyTokensRow(_message.Message):
         draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         rule: _common_pb2.ChoiceRule | None = ...,
         top_logprob_count: _builtins.int | None = ...,
+        sequence_rule: _common_pb2.ChoiceRule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "rule", b"rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "rule", b"rule", "sequence_rule", b"sequence_rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "rule", b"rule", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top_logprob_count: _TypeAlias = _typing.Literal["top_logprob_count"]  # noqa: Y015
     _WhichOneofArgType__top_logprob_count: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count"]  # noqa: Y015
@@ -196,7 +204,8 @@ class VerifyTokensResult(_message.Message):
     def status(self) -> _status_pb2.Status:
         """Unset on success. FAILED_PRECONDITION with reason PREFIX_NOT_CACHED: send the whole sequence. INVALID_ARGUMENT:
         the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now; `base_length` tokens stay cached.
-        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token.
+        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token. FAILED_PRECONDITION with
+        reason RULE_UNKNOWN: no rule was told for the sequence, or it was lost; send the whole sequence with its rule.
         """
 
     def __init__(
