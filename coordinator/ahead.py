@@ -58,6 +58,10 @@ class AheadDrafter:
     def max_length(self) -> int:
         return self._drafter.max_length
 
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        return self._drafter.prefill_chunk_tokens
+
     async def propose(self, rows: Sequence[ProposeRow], patience: Patience) -> Proposals:
         self._live.update(row.sequence_id for row in rows)
         began_s = self._clock()

@@ -92,7 +92,7 @@ class Scheduler:
         if held := [one.sequence_id for one in sequences if one.first_grouped_s is not None]:
             self._start(self._release(self._verifier, held))
         for sequence in sequences:
-            sequence.target_cached_length = 0
+            sequence.forget_target()
         return sequences
 
     async def run(self) -> PacelineError:

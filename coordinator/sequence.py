@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.acceptance import Acceptance
 from coordinator.output import Output
+from coordinator.prompt_shares import Lack
 from coordinator.stream import Stream
 from coordinator.traced_request import TracedRequest
 from paceline.errors import PacelineError
@@ -41,6 +42,9 @@ class Sequence:
     draft_cached_length: int = 0
     """Leading committed tokens that the draft service holds, as far as is known."""
     target_cached_length: int = 0
+    draft_taken_count: int | None = None
+    """Tokens that the draft service took of the sequence's last row; None: nothing is known of what it has."""
+    target_taken_count: int | None = None
     acceptance: Acceptance = field(default_factory=Acceptance)
     arrival: int = 0
     """Place in the order of submission."""
@@ -68,21 +72,48 @@ class Sequence:
         """How long it waited, from its submission, for its first round; None before that."""
         return None if self.first_grouped_s is None else self.first_grouped_s - self.submitted_s
 
-    def propose_row(self, draft_count: int) -> ProposeRow:
-        """Ask for drafts after all committed tokens, relying on what the draft service still holds."""
-        base_length = min(self.draft_cached_length, len(self.token_ids) - 1)
-        token_ids = tuple(self.token_ids[base_length:])
-        return ProposeRow(self.sequence_id, base_length, token_ids, draft_count, self._rule_at(base_length))
+    @property
+    def draft_lack(self) -> Lack:
+        return Lack(len(self.token_ids) - self._draft_base, self.draft_taken_count)
 
-    def verify_row(self, draft_token_ids: tuple[int, ...]) -> VerifyRow:
-        base_length = min(self.target_cached_length, len(self.token_ids) - 1)
+    @property
+    def target_lack(self) -> Lack:
+        return Lack(len(self.token_ids) - self._target_base, self.target_taken_count)
+
+    @property
+    def _draft_base(self) -> int:
+        return min(self.draft_cached_length, len(self.token_ids) - 1)
+
+    @property
+    def _target_base(self) -> int:
+        return min(self.target_cached_length, len(self.token_ids) - 1)
+
+    def propose_row(self, draft_count: int, token_count: int) -> ProposeRow:
+        """Ask for drafts after all committed tokens, relying on what the draft service still holds.
+
+        The row brings the next `token_count` of what that lacks; others follow later.
+        """
+        base_length, stop = self._draft_base, self._draft_base + token_count
+        return ProposeRow(
+            self.sequence_id,
+            base_length,
+            tuple(self.token_ids[base_length:stop]),
+            draft_count,
+            self._rule_at(base_length),
+            len(self.token_ids) - stop,
+        )
+
+    def verify_row(self, draft_token_ids: tuple[int, ...], token_count: int) -> VerifyRow:
+        """Ask the target for its choices, as `propose_row` does for drafts."""
+        base_length, stop = self._target_base, self._target_base + token_count
         return VerifyRow(
             self.sequence_id,
             base_length,
-            tuple(self.token_ids[base_length:]),
+            tuple(self.token_ids[base_length:stop]),
             draft_token_ids,
             self._rule_at(base_length),
             self.top_logprob_count,
+            len(self.token_ids) - stop,
         )
 
     def _rule_at(self, base_length: int) -> ChoiceRule | None:
@@ -91,7 +122,16 @@ class Sequence:
 
     def forget_caches(self) -> None:
         """The services were told to free it: the next round sends it whole."""
-        self.draft_cached_length = self.target_cached_length = 0
+        self.forget_draft()
+        self.forget_target()
+
+    def forget_draft(self) -> None:
+        """The draft service holds nothing of it, or it goes to another."""
+        self.draft_cached_length, self.draft_taken_count = 0, None
+
+    def forget_target(self) -> None:
+        """The target holds nothing of it, or it goes to another."""
+        self.target_cached_length, self.target_taken_count = 0, None
 
     def commit(
         self,

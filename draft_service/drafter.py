@@ -76,7 +76,7 @@ class Drafter:
             [
                 PackedRow(row.sequence_id, _cached_length(row, drafts), tuple(drafts[-1:]))
                 if drafts
-                else PackedRow(row.sequence_id, row.base_length, row.token_ids)
+                else PackedRow(row.sequence_id, row.base_length, row.token_ids, following_count=row.following_count)
                 for row, drafts in rows
             ]
         )
@@ -93,7 +93,7 @@ class Drafter:
             raise InvalidRequest(
                 f"draft_count is {row.draft_count}; ask for 1 to {MAX_PROPOSED_COUNT}", field="draft_count"
             )
-        check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + row.draft_count - 1)
+        check_row(row, self.runner.limits, row.draft_count - 1)
 
 
 def _token(choice: Choice) -> int | None:

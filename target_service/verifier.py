@@ -15,7 +15,7 @@ from paceline.engine.rules import rule_of
 from paceline.engine.runner import Outcome, Runner
 from paceline.engine.sampling import Choice, Choosing, choose, token_logprobs
 from paceline.engine.threads import at_most
-from paceline.errors import PacelineError
+from paceline.errors import InvalidRequest, PacelineError
 from paceline.sampling_checks import check_top_logprob_count
 from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
@@ -59,7 +59,11 @@ class Verifier:
 
     def _packed(self, row: VerifyRow) -> PackedRow:
         return PackedRow(
-            row.sequence_id, row.base_length, row.token_ids + row.draft_token_ids, len(row.draft_token_ids)
+            row.sequence_id,
+            row.base_length,
+            row.token_ids + row.draft_token_ids,
+            len(row.draft_token_ids),
+            row.following_count,
         )
 
     def _settle(self, row: VerifyRow, outcome: Outcome, choices: Sequence[Choice]) -> VerifyOutcome | PacelineError:
@@ -85,7 +89,13 @@ class Verifier:
     def _check(self, row: VerifyRow) -> None:
         check_top_logprob_count(row.top_logprob_count)
         check_token_ids(row.draft_token_ids, self.runner.limits.vocabulary_size, "draft_token_ids")
-        check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + len(row.draft_token_ids))
+        check_row(row, self.runner.limits, len(row.draft_token_ids))
+        if row.following_count and row.draft_token_ids:
+            raise InvalidRequest(
+                f"draft_token_ids has {len(row.draft_token_ids)} entries, but {row.following_count} committed tokens "
+                "are yet to come before them; send drafts with the last part",
+                field="draft_token_ids",
+            )
 
 
 def accepted_count(draft_token_ids: Sequence[int], choices: Sequence[Choice]) -> int:

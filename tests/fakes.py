@@ -150,7 +150,8 @@ class FakeVerifier(FakeModel):
 
     def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
         taken = row.token_ids[:CHUNK_TOKENS]
-        whole = len(taken) == len(row.token_ids)
+        assert not (row.following_count and row.draft_token_ids)
+        whole = len(taken) == len(row.token_ids) and not row.following_count
         try:
             prefix = self.append(row, taken + (row.draft_token_ids if whole else ()))
         except PacelineError as error:
@@ -185,6 +186,7 @@ class FakeDrafter(FakeModel):
     def __init__(self, skill: float, seed: int = 0, before: Callable[[int], None] = lambda number: None) -> None:
         super().__init__("draft")
         self.max_length = 1000
+        self.prefill_chunk_tokens = CHUNK_TOKENS
         self.calls: list[list[ProposeRow]] = []
         self.limits: list[Patience | float | None] = []
         self._skill = skill
@@ -205,7 +207,7 @@ class FakeDrafter(FakeModel):
         except PacelineError as error:
             return error
         drafts: list[int] = []
-        for _ in range(row.draft_count):
+        for _ in range(0 if row.following_count else row.draft_count):
             right = self._random.random() < self._skill
             drafts.append(next_token([*prefix, *drafts]) if right else self._random.randrange(VOCABULARY_SIZE))
         prefix += drafts[:-1]

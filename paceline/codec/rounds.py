@@ -22,6 +22,7 @@ def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.Pr
                 token_ids=row.token_ids,
                 draft_count=row.draft_count,
                 sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
+                following_count=row.following_count,
             )
             for row in rows
         ],
@@ -37,6 +38,7 @@ def propose_rows_from_pb(request: draft_service_pb2.ProposeTokensRequest) -> lis
             tuple(row.token_ids),
             row.draft_count,
             _rule(row, request.context),
+            row.following_count,
         )
         for row in request.rows
     ]
@@ -96,6 +98,7 @@ def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.Ver
                 token_ids=row.token_ids,
                 draft_token_ids=row.draft_token_ids,
                 sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
+                following_count=row.following_count,
                 top_logprob_count=row.top_logprob_count,
             )
             for row in rows
@@ -113,6 +116,7 @@ def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list
             tuple(row.draft_token_ids),
             _rule(row, request.context),
             row.top_logprob_count if row.HasField("top_logprob_count") else None,
+            row.following_count,
         )
         for row in request.rows
     ]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from paceline.checks import RowLimits, check_sequence_id
+from paceline.checks import DECODED_TOKENS, RowLimits, check_sequence_id
 from paceline.engine.blocks import BlockPasses
 from paceline.engine.blocks.choice import is_plain
 from paceline.engine.blocks.passes import MAX_NEW_TOKENS
@@ -23,7 +23,7 @@ from paceline.engine.model import LoadedModel
 from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
-from paceline.engine.placing import DECODED_TOKENS, PackedRow, Placing
+from paceline.engine.placing import PackedRow, Placing
 from paceline.engine.rules import SequenceRules, rule_of
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
 from paceline.types import ModelDescription, Prefilled, ProposeRow, SequenceLength
@@ -128,7 +128,7 @@ class Runner:
 
     def drafts_at_once(self, row: ProposeRow) -> bool:
         """Whether all drafts of the row, which has its rule, can be had by one call of `draft`."""
-        is_short = len(row.token_ids) <= MAX_NEW_TOKENS
+        is_short = len(row.token_ids) <= MAX_NEW_TOKENS and not row.following_count
         return isinstance(self._passes, BlockPasses) and is_short and is_plain(rule_of(row).sampling)
 
     def draft(self, rows: Sequence[ProposeRow]) -> list[list[int] | PacelineError]:

@@ -62,12 +62,17 @@ class ProposeTokensRow(_message.Message):
     DRAFT_COUNT_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     SEQUENCE_RULE_FIELD_NUMBER: _builtins.int
+    FOLLOWING_COUNT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
     """Cached tokens to keep, from the start; the rest is dropped. In [0, cached length]."""
     draft_count: _builtins.int
     """Tokens to propose; 1 to 65. Rows of a group may ask for different counts."""
+    following_count: _builtins.int
+    """Committed tokens that follow these and come with later rows: no row need bring all of a long prompt. Over 0: the row is a
+    part, of which no token is chosen; the answer says how much was taken. Not negative.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens to append after the kept ones; at least 1."""
@@ -91,10 +96,11 @@ class ProposeTokensRow(_message.Message):
         draft_count: _builtins.int = ...,
         rule: _common_pb2.ChoiceRule | None = ...,
         sequence_rule: _common_pb2.ChoiceRule | None = ...,
+        following_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule", "sequence_rule", b"sequence_rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_count", b"draft_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_count", b"draft_count", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,8 +158,8 @@ class ProposeTokensResult(_message.Message):
     """Tokens the service holds after answering: the row's and all draft tokens but the last."""
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Proposed tokens: `draft_count` of them, or none when the row was taken in part, for others should not wait for a
-        long prompt; the rest from `cached_length` on is to be sent next.
+        """Proposed tokens: `draft_count` of them, or none when the row is a part or was taken in part, for others should not
+        wait for a long prompt; the rest from `cached_length` on is to be sent next.
         """
 
     @_builtins.property

@@ -92,19 +92,24 @@ class VerifyTokensRow(_message.Message):
     RULE_FIELD_NUMBER: _builtins.int
     TOP_LOGPROB_COUNT_FIELD_NUMBER: _builtins.int
     SEQUENCE_RULE_FIELD_NUMBER: _builtins.int
+    FOLLOWING_COUNT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
     """Cached tokens to keep, from the start; the rest is dropped. In [0, cached length]."""
     top_logprob_count: _builtins.int
     """Asks for log-probabilities: of the chosen tokens and of so many others, in [0, 20]. Unset: none."""
+    following_count: _builtins.int
+    """Committed tokens that follow these and come with later rows: no row need bring all of a long prompt. Over 0: the row is a
+    part, of which no token is chosen; the answer says how much was taken. Not negative.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens to append after the kept ones; at least 1."""
 
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Draft tokens to verify after the committed ones; may be empty."""
+        """Draft tokens to verify after the committed ones; may be empty, and is where committed tokens follow."""
 
     @_builtins.property
     def rule(self) -> _common_pb2.ChoiceRule:
@@ -126,10 +131,11 @@ class VerifyTokensRow(_message.Message):
         rule: _common_pb2.ChoiceRule | None = ...,
         top_logprob_count: _builtins.int | None = ...,
         sequence_rule: _common_pb2.ChoiceRule | None = ...,
+        following_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "rule", b"rule", "sequence_rule", b"sequence_rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top_logprob_count: _TypeAlias = _typing.Literal["top_logprob_count"]  # noqa: Y015
     _WhichOneofArgType__top_logprob_count: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count"]  # noqa: Y015
@@ -190,9 +196,9 @@ class VerifyTokensResult(_message.Message):
     accepted_count: _builtins.int
     """Leading draft tokens that equal the target's choices; in [0, draft tokens]."""
     next_token_id: _builtins.int
-    """Target's own choice after the accepted tokens; after full acceptance, the bonus token. Unset when the row was taken
-    in part, for others should not wait for a long prompt: nothing is verified, and the rest from `cached_length` on
-    is to be sent next.
+    """Target's own choice after the accepted tokens; after full acceptance, the bonus token. Unset when the row is a
+    part or was taken in part, for others should not wait for a long prompt: nothing is verified, and the rest from
+    `cached_length` on is to be sent next.
     """
     cached_length: _builtins.int
     """Tokens the service holds after answering: kept, appended and accepted ones; the next token is not among them."""
