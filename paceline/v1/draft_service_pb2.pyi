@@ -70,8 +70,8 @@ class ProposeTokensRow(_message.Message):
     draft_count: _builtins.int
     """Tokens to propose; 1 to 65. Rows of a group may ask for different counts."""
     following_count: _builtins.int
-    """Committed tokens that follow these and come with later rows: no row need bring all of a long prompt. Over 0: the row is a
-    part, of which no token is chosen; the answer says how much was taken. Not negative.
+    """Committed tokens that follow these and come with later rows: no row need bring all of a long prompt. Over 0: the row
+    is a part, of which no token is chosen; the answer says how much was taken. Not negative.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -83,8 +83,8 @@ class ProposeTokensRow(_message.Message):
 
     @_builtins.property
     def sequence_rule(self) -> _common_pb2.ChoiceRule:
-        """How the sequence's tokens are chosen, from this row on until it is released: sent with `base_length` 0, and to be left
-        out after that. An empty message: greedily. Rows of a sequence for which none was told fail with RULE_UNKNOWN.
+        """How the sequence's tokens are chosen, from this row on until it is released: sent with `base_length` 0, and to be
+        left out after that. An empty message: greedily. Rows of a sequence for which none was told fail with RULE_UNKNOWN.
         """
 
     def __init__(
@@ -166,8 +166,8 @@ class ProposeTokensResult(_message.Message):
     def status(self) -> _status_pb2.Status:
         """Unset on success. FAILED_PRECONDITION with reason PREFIX_NOT_CACHED: send the whole sequence. INVALID_ARGUMENT:
         the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now; `base_length` tokens stay cached.
-        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token. FAILED_PRECONDITION with
-        reason RULE_UNKNOWN: no rule was told for the sequence, or it was lost; send the whole sequence with its rule.
+        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token. FAILED_PRECONDITION
+        with reason RULE_UNKNOWN: no rule was told for the sequence, or it was lost; send the whole sequence with its rule.
         """
 
     def __init__(
