@@ -31,11 +31,13 @@ from paceline.types import (
     CacheDescription,
     GenerationRequest,
     ModelDescription,
+    Prefilled,
     Proposal,
     ProposeRow,
     Text,
     TokenizerFiles,
     Verdict,
+    VerifyOutcome,
     VerifyRow,
 )
 from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
@@ -82,7 +84,9 @@ class InstantDrafter:
 
     def propose(self, rows: Sequence[ProposeRow], scope: str) -> list[Proposal]:
         return [
-            Proposal(DRAFTED[: row.draft_count], row.base_length + len(row.token_ids) + row.draft_count - 1)
+            Proposal((), row.base_length + len(row.token_ids))
+            if row.following_count
+            else Proposal(DRAFTED[: row.draft_count], row.base_length + len(row.token_ids) + row.draft_count - 1)
             for row in rows
         ]
 
@@ -91,11 +95,14 @@ class InstantVerifier:
     def __init__(self, runner: NoModel) -> None:
         self.runner = runner
 
-    def verify(self, rows: Sequence[VerifyRow], scope: str) -> list[Verdict]:
+    def verify(self, rows: Sequence[VerifyRow], scope: str) -> list[VerifyOutcome]:
         """Accept a share of the drafts that changes from round to round, about two thirds."""
-        verdicts = []
+        verdicts: list[VerifyOutcome] = []
         for row in rows:
             length = row.base_length + len(row.token_ids)
+            if row.following_count:
+                verdicts.append(Prefilled(length))
+                continue
             accepted = min(len(row.draft_token_ids), 2 + length % 4)
             verdicts.append(Verdict(accepted, 1100, length + accepted))
         return verdicts

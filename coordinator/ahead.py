@@ -62,6 +62,10 @@ class AheadDrafter:
     def max_length(self) -> int:
         return self._drafter.max_length
 
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        return self._drafter.prefill_chunk_tokens
+
     async def propose(self, rows: Sequence[ProposeRow], patience: Patience) -> Proposals:
         self._live.update(row.sequence_id for row in rows)
         began_s = self._clock()
@@ -154,7 +158,9 @@ class _Ahead:
 def _row_ahead(row: ProposeRow, proposal: Proposal) -> ProposeRow:
     """After all drafts, the last of which is not cached: a guess, and as many drafts again."""
     drafts = proposal.draft_token_ids
-    return replace(row, base_length=proposal.cached_length, token_ids=drafts[-1:], draft_count=len(drafts) + 1)
+    return replace(
+        row, base_length=proposal.cached_length, token_ids=drafts[-1:], draft_count=len(drafts) + 1, rule=None
+    )
 
 
 class _RoundTimes:

@@ -17,6 +17,7 @@ from paceline.codec.rounds import (
     verdicts_from_pb,
     verify_rows_to_pb,
 )
+from paceline.codec.versions import check_answer_version, check_service_versions
 from paceline.errors import IncompatiblePair, PacelineError, PeerFailed, TokenizerNotFound
 from paceline.rpc import Exchange, translated_errors
 from paceline.rpc.peers import DRAFT, TARGET, service_at
@@ -109,6 +110,7 @@ class RemoteDrafter(_RemoteModel):
     async def propose(self, rows: Rows[ProposeRow], timeout_s: float | None = None) -> Proposals:
         with translated_errors():
             response = await self._work.ask(propose_rows_to_pb(rows), self._limited(timeout_s))
+        check_answer_version(response.wire_version, self._kind)
         _check_answers(rows, response.results)
         return proposals_from_pb(response)
 
@@ -117,9 +119,11 @@ class RemoteDrafter(_RemoteModel):
         await self._stub.ReleaseDraftSequences(request, timeout=RELEASE_TIMEOUT_S)
 
     async def describe(self, timeout_s: float) -> ModelDescription:
+        """Raises IncompatiblePair when this coordinator cannot work with the service, whatever its model."""
         request = draft_service_pb2.DescribeDraftModelRequest()
         with translated_errors():
             response = await self._stub.DescribeDraftModel(request, timeout=timeout_s)
+        check_service_versions(response.wire, self._kind)
         return model_from_pb(response.model)
 
 
@@ -133,6 +137,7 @@ class RemoteVerifier(_RemoteModel):
     async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         with translated_errors():
             response = await self._work.ask(verify_rows_to_pb(rows), self._limited(timeout_s))
+        check_answer_version(response.wire_version, self._kind)
         _check_answers(rows, response.results)
         return verdicts_from_pb(response)
 
@@ -148,9 +153,11 @@ class RemoteVerifier(_RemoteModel):
         return rollbacks_from_pb(response.results)
 
     async def describe(self, timeout_s: float) -> ModelDescription:
+        """Raises IncompatiblePair when this coordinator cannot work with the service, whatever its model."""
         request = target_service_pb2.DescribeTargetModelRequest()
         with translated_errors():
             response = await self._stub.DescribeTargetModel(request, timeout=timeout_s)
+        check_service_versions(response.wire, self._kind)
         return model_from_pb(response.model)
 
     async def download_tokenizer(self) -> TokenizerFiles | None:

@@ -61,6 +61,12 @@ class GuardedDraft:
         description = self.replica.description
         return description.longest_sequence if description else 0
 
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        """Prompt tokens that it computes in one call."""
+        description = self.replica.description
+        return description.cache.prefill_chunk_tokens if description else 0
+
     def describe(self) -> ReplicaDescription:
         return ReplicaDescription(self.replica.address, self.replica.state, len(self.sequence_ids), self._circuit.state)
 

@@ -16,7 +16,8 @@ def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:
         if isinstance(result, Proposal):
             length, count = row.base_length + len(row.token_ids), len(result.draft_token_ids)
             cached = range(length + count - 1, length + count) if count else range(row.base_length, length + 1)
-            if count > row.draft_count or result.cached_length not in cached:
+            allowed_count = 0 if row.following_count else row.draft_count
+            if count > allowed_count or result.cached_length not in cached:
                 raise _lie(row.sequence_id, f"{count} drafts and {result.cached_length} cached tokens")
 
 
@@ -28,7 +29,8 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
         if isinstance(result, Prefilled) and not row.base_length <= result.cached_length <= length:
             raise _lie(row.sequence_id, f"{result.cached_length} cached tokens")
         if isinstance(result, Verdict) and not (
-            0 <= result.accepted_count <= len(row.draft_token_ids)
+            not row.following_count
+            and 0 <= result.accepted_count <= len(row.draft_token_ids)
             and result.cached_length == length + result.accepted_count
             and 0 <= result.next_token_id < vocabulary_size
         ):

@@ -39,6 +39,11 @@ class ReplicatedDrafter:
         return min((draft.max_length for draft in self._drafts.values() if draft.is_usable), default=0)
 
     @property
+    def prefill_chunk_tokens(self) -> int:
+        """Prompt tokens that every replica that is to be asked computes in one call; 0 when none is."""
+        return min((draft.prefill_chunk_tokens for draft in self._drafts.values() if draft.is_usable), default=0)
+
+    @property
     def description(self) -> ModelDescription | None:
         """Of a replica; of one that is up if there is one."""
         replicas = [draft.replica for draft in self._drafts.values()]

@@ -93,7 +93,7 @@ class Residency:
     def _tell_targets(self, sequences: Iterable[Sequence]) -> None:
         by_target: defaultdict[Holder, list[str]] = defaultdict(list)
         for sequence in sequences:
-            sequence.target_cached_length = 0
+            sequence.forget_target()
             if target := self._targets.pop(sequence, None):
                 by_target[target].append(sequence.sequence_id)
         for target, sequence_ids in by_target.items():

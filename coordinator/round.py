@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
+from coordinator.prompt_shares import prompt_shares
 from coordinator.sequence import Sequence
 from paceline.errors import CacheFull, CallTimedOut, Overloaded, PacelineError, PeerUnavailable, PrefixNotCached
 from paceline.types import (
@@ -44,6 +45,11 @@ class Drafter(Protocol):
     @property
     def max_length(self) -> int:
         """Tokens a sequence may have to get drafts; 0 while there are none to be had."""
+        ...
+
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        """Prompt tokens that are computed in one call."""
         ...
 
     async def propose(self, rows: Rows[ProposeRow], patience: Patience) -> Proposals: ...
@@ -135,15 +141,19 @@ async def run_round(
 ) -> RoundReport:
     """Run one round, with at most so many drafts a row, and commit its tokens.
 
-    A row that cannot go on is reported, and the others go on. `draft_worth_s` is what drafting may take before it costs
-    more than it saves.
+    A row that cannot go on is reported, and the others go on; a prompt that others leave no room for waits
+    (`prompt_shares`). `draft_worth_s` is what drafting may take before it costs more than it saves.
 
     Raises what the verify call raises: then no sequence of the group has changed.
     """
     started = clock()
+    shares = prompt_shares([sequence.target_lack for sequence in group], limits.prefill_chunk_tokens)
+    taking_part = [one for one in zip(group, draft_counts, shares, strict=True) if one[2]]
+    group = [sequence for sequence, _, _ in taking_part]
     patience = Patience(time_left_s(group, started), draft_worth_s)
-    drafts = await _propose(group, drafter, limits, draft_counts, patience, clock)
-    rows = [sequence.verify_row(drafts.by_sequence.get(sequence, ())) for sequence in group]
+    wishes = [(sequence, count) for sequence, count, _ in taking_part]
+    drafts = await _propose(wishes, drafter, limits, patience, clock)
+    rows = [sequence.verify_row(drafts.by_sequence.get(sequence, ()), share) for sequence, _, share in taking_part]
     began = clock()
     verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)
@@ -180,11 +190,12 @@ def _take(
             reports.append(_commit(sequence, row, verdict))
         elif isinstance(verdict, Prefilled):
             sequence.target_cached_length = verdict.cached_length
+            sequence.target_taken_count = verdict.cached_length - row.base_length
         elif isinstance(verdict, Overloaded):
             sequence.target_cached_length = row.base_length
             refusals[sequence] = verdict
         elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
-            sequence.target_cached_length = 0  # the next round sends the whole sequence
+            sequence.forget_target()  # the next round sends the whole sequence
         else:
             failed[sequence] = verdict
     return reports, failed, _shortage(refusals)
@@ -206,24 +217,30 @@ def time_left_s(group: Rows[Sequence], now_s: float) -> float | None:
 
 
 async def _propose(
-    group: Rows[Sequence],
+    wishes: Rows[tuple[Sequence, int]],
     drafter: Drafter,
     limits: RoundLimits,
-    draft_counts: Rows[int],
     patience: Patience,
     clock: Clock,
 ) -> _Drafts:
-    """Ask for the draft tokens of the sequences that can use any."""
+    """Ask for draft tokens, at most so many for a sequence, where they can be of use."""
     draft_max_length = drafter.max_length
     wanted = [
         (sequence, count)
-        for sequence, draft_count in zip(group, draft_counts, strict=True)
+        for sequence, draft_count in wishes
         if (count := min(_draft_count(sequence, limits, draft_count), draft_max_length + 1 - len(sequence.token_ids)))
         > 0
     ]
     if not wanted:
         return _Drafts({})
-    rows = [sequence.propose_row(count) for sequence, count in wanted]
+    lacks = [sequence.draft_lack for sequence, _ in wanted]
+    shares = prompt_shares(lacks, drafter.prefill_chunk_tokens)
+    asked = [
+        (sequence, sequence.propose_row(count, share))
+        for (sequence, count), share in zip(wanted, shares, strict=True)
+        if share
+    ]
+    rows = [row for _, row in asked]
     began = clock()
     try:
         proposals = await drafter.propose(rows, patience)
@@ -231,13 +248,14 @@ async def _propose(
         return _Drafts({}, HopTime(wire_s=clock() - began), error)
     time_spent = _hop_time(clock() - began, proposals.timing)
     drafts: dict[Sequence, tuple[int, ...]] = {}
-    for (sequence, _), proposal in zip(wanted, proposals.results, strict=True):
+    for (sequence, row), proposal in zip(asked, proposals.results, strict=True):
         if isinstance(proposal, Proposal):
             drafts[sequence] = tuple(takewhile(lambda one: 0 <= one < limits.vocabulary_size, proposal.draft_token_ids))
             sequence.draft_cached_length = proposal.cached_length
+            sequence.draft_taken_count = proposal.cached_length - row.base_length
         elif not isinstance(proposal, _KEEPS_CACHE):
-            sequence.draft_cached_length = 0
-    return _Drafts(drafts, time_spent, was_up_to_date=all(len(row.token_ids) <= NEW_TO_DRAFT for row in rows))
+            sequence.forget_draft()
+    return _Drafts(drafts, time_spent, was_up_to_date=all(lack.count <= NEW_TO_DRAFT for lack in lacks))
 
 
 def _prompt_token_count(row: VerifyRow, result: VerifyOutcome | PacelineError) -> int:

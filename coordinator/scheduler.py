@@ -270,9 +270,11 @@ class Scheduler:
 
     def _free_token_count(self, shortage: Shortage) -> int:
         """Tokens for which the cache had room still, where the target tells what rows lacked."""
-        token_bytes = self._limits.token_bytes
-        lacks = [(one.uncached_count, missing) for one, missing in shortage.missing_bytes.items() if missing]
-        return max((lack - missing // token_bytes for lack, missing in lacks), default=0) if token_bytes else 0
+        token_bytes, most = self._limits.token_bytes, self._limits.prefill_chunk_tokens
+        if not token_bytes:
+            return 0
+        lacks = [(one.target_lack.count, missing) for one, missing in shortage.missing_bytes.items() if missing]
+        return max((min(lack, most) - missing // token_bytes for lack, missing in lacks), default=0)
 
     def _length_to_keep(self, victim: Sequence, missing_bytes: int) -> int:
         """Tokens that a sequence may keep when it gives up so many bytes, in whole pages; 0 where sizes are unknown."""

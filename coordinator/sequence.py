@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.acceptance import Acceptance
 from coordinator.output import Output
+from coordinator.prompt_shares import Lack
 from coordinator.stream import Stream
 from coordinator.traced_request import TracedRequest
 from paceline.errors import PacelineError
@@ -70,6 +71,9 @@ class Sequence:
     draft_cached_length: int = 0
     """Leading committed tokens that the draft service holds, as far as is known."""
     target_cached_length: int = 0
+    draft_taken_count: int | None = None
+    """Tokens that the draft service took of the sequence's last row; None: nothing is known of what it has."""
+    target_taken_count: int | None = None
     acceptance: Acceptance = field(default_factory=Acceptance)
     ready_since_s: float = 0.0
     """When it last became live or came back from a round: since then it waits to be grouped."""
@@ -97,29 +101,60 @@ class Sequence:
         return None if self.first_grouped_s is None else self.first_grouped_s - self.request.submitted_s
 
     @property
-    def uncached_count(self) -> int:
-        """Committed tokens that the target does not hold, as far as is known."""
-        return len(self.token_ids) - self.target_cached_length
+    def draft_lack(self) -> Lack:
+        return Lack(len(self.token_ids) - self._draft_base, self.draft_taken_count)
 
-    def propose_row(self, draft_count: int) -> ProposeRow:
-        """Ask for drafts after all committed tokens, relying on what the draft service still holds."""
-        base_length = min(self.draft_cached_length, len(self.token_ids) - 1)
-        return ProposeRow(self.sequence_id, base_length, tuple(self.token_ids[base_length:]), draft_count, self.rule)
+    @property
+    def target_lack(self) -> Lack:
+        return Lack(len(self.token_ids) - self._target_base, self.target_taken_count)
 
-    def verify_row(self, draft_token_ids: tuple[int, ...]) -> VerifyRow:
-        base_length = min(self.target_cached_length, len(self.token_ids) - 1)
+    @property
+    def _draft_base(self) -> int:
+        return min(self.draft_cached_length, len(self.token_ids) - 1)
+
+    @property
+    def _target_base(self) -> int:
+        return min(self.target_cached_length, len(self.token_ids) - 1)
+
+    def propose_row(self, draft_count: int, token_count: int) -> ProposeRow:
+        """Ask for drafts after all committed tokens, relying on what the draft service still holds.
+
+        The row brings the next `token_count` of what that lacks; others follow later.
+        """
+        base_length, stop = self._draft_base, self._draft_base + token_count
+        return ProposeRow(
+            self.sequence_id,
+            base_length,
+            tuple(self.token_ids[base_length:stop]),
+            draft_count,
+            self._rule_at(base_length),
+            len(self.token_ids) - stop,
+        )
+
+    def verify_row(self, draft_token_ids: tuple[int, ...], token_count: int) -> VerifyRow:
+        """Ask the target for its choices, as `propose_row` does for drafts."""
+        base_length, stop = self._target_base, self._target_base + token_count
         return VerifyRow(
             self.sequence_id,
             base_length,
-            tuple(self.token_ids[base_length:]),
+            tuple(self.token_ids[base_length:stop]),
             draft_token_ids,
-            self.rule,
+            self._rule_at(base_length),
             self.top_logprob_count,
+            len(self.token_ids) - stop,
         )
 
-    def forget_caches(self) -> None:
-        """The services were told to free it: the next round sends it whole."""
-        self.draft_cached_length = self.target_cached_length = 0
+    def _rule_at(self, base_length: int) -> ChoiceRule | None:
+        """The rule, for a service that may not know it: where any of its cache is left, so is what it was told."""
+        return None if base_length else self.rule
+
+    def forget_draft(self) -> None:
+        """The draft service holds nothing of it, or it goes to another."""
+        self.draft_cached_length, self.draft_taken_count = 0, None
+
+    def forget_target(self) -> None:
+        """The target holds nothing of it, or it goes to another."""
+        self.target_cached_length, self.target_taken_count = 0, None
 
     def commit(
         self,

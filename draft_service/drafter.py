@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from paceline.checks import MAX_PROPOSED_COUNT, check_row, row_errors
+from paceline.checks import MAX_PROPOSED_COUNT, check_row
 from paceline.engine.blocks.passes import MAX_ROWS
 from paceline.engine.placing import PackedRow
+from paceline.engine.rules import rule_of
 from paceline.engine.runner import Runner
 from paceline.engine.sampling import Choice, Choosing, choose
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.sampling_checks import check_rule
-from paceline.scope import scoped
 from paceline.types import Prefilled, Proposal, ProposeRow
 
 
@@ -31,8 +30,8 @@ class Drafter:
         part has no drafts yet; a row that comes to where no token can be chosen has those before. `scope` sets the
         caller's sequences apart from those of others.
         """
-        results: dict[int, Proposal | PacelineError] = dict(row_errors(rows, self._check))
-        rows = scoped(rows, scope)
+        rows, errors = self.runner.rules.ruled(rows, scope, self._check)
+        results: dict[int, Proposal | PacelineError] = dict(errors)
         results |= self._propose_at_once({i: row for i, row in enumerate(rows) if i not in results})
         drafts: dict[int, list[int]] = {index: [] for index in range(len(rows)) if index not in results}
         ended: set[int] = set()
@@ -77,12 +76,12 @@ class Drafter:
             [
                 PackedRow(row.sequence_id, _cached_length(row, drafts), tuple(drafts[-1:]))
                 if drafts
-                else PackedRow(row.sequence_id, row.base_length, row.token_ids)
+                else PackedRow(row.sequence_id, row.base_length, row.token_ids, following_count=row.following_count)
                 for row, drafts in rows
             ]
         )
         choosing = [
-            Choosing(outcome, row.rule, self.runner.cache.token_ids(row.sequence_id))
+            Choosing(outcome, rule_of(row), self.runner.cache.token_ids(row.sequence_id))
             for (row, _), outcome in zip(rows, outcomes, strict=True)
             if isinstance(outcome, Tensor)
         ]
@@ -94,8 +93,7 @@ class Drafter:
             raise InvalidRequest(
                 f"draft_count is {row.draft_count}; ask for 1 to {MAX_PROPOSED_COUNT}", field="draft_count"
             )
-        check_rule(row.rule, self.runner.limits.vocabulary_size)
-        check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + row.draft_count - 1)
+        check_row(row, self.runner.limits, row.draft_count - 1)
 
 
 def _token(choice: Choice) -> int | None:

@@ -10,6 +10,7 @@ from draft_service.drafter import Drafter
 from paceline.checks import MAX_ROWS, check_row_count
 from paceline.codec.models import model_to_pb
 from paceline.codec.rounds import lengths_from_pb, proposals_to_pb, propose_rows_from_pb, rollbacks_to_pb
+from paceline.codec.versions import check_request_version, versions_to_pb
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.rpc import Exchanges
@@ -38,6 +39,7 @@ class DraftServicer(DraftServiceServicer):
             yield response
 
     async def _propose(self, scope: str, request: pb.ProposeTokensRequest) -> pb.ProposeTokensResponse:
+        check_request_version(request.context)
         check_row_count(len(request.rows), self._max_rows)
         rows = propose_rows_from_pb(request)
         results, timing = await self._worker.run_timed(self._drafter.propose, rows, scope)
@@ -59,7 +61,7 @@ class DraftServicer(DraftServiceServicer):
     async def DescribeDraftModel(
         self, request: pb.DescribeDraftModelRequest, context: Context
     ) -> pb.DescribeDraftModelResponse:
-        return pb.DescribeDraftModelResponse(model=model_to_pb(self._drafter.runner.describe()))
+        return pb.DescribeDraftModelResponse(model=model_to_pb(self._drafter.runner.describe()), wire=versions_to_pb())
 
 
 def add_draft_service(

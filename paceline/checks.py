@@ -9,6 +9,8 @@ from paceline.errors import DuplicateSequence, InvalidRequest, PacelineError
 MAX_SEQUENCE_ID_LENGTH = 128
 MAX_ROWS = 256
 """Of a call, unless a service is told otherwise."""
+DECODED_TOKENS = 16
+"""Rows that lack no more committed tokens than this run whole: they are decoding, or nearly."""
 MAX_DRAFT_COUNT = 64
 """Draft tokens of a sequence in a round."""
 MAX_PROPOSED_COUNT = MAX_DRAFT_COUNT + 1
@@ -22,6 +24,8 @@ class Row(Protocol):
     def base_length(self) -> int: ...
     @property
     def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def following_count(self) -> int: ...
 
 
 RowT = TypeVar("RowT", bound=Row)
@@ -63,8 +67,8 @@ def check_row_count(row_count: int, max_rows: int) -> None:
         )
 
 
-def check_row(row: Row, limits: RowLimits, final_length: int) -> None:
-    """Raise InvalidRequest unless the row could ever be taken; it would grow to `final_length` cached tokens."""
+def check_row(row: Row, limits: RowLimits, draft_count: int) -> None:
+    """Raise InvalidRequest unless the row could ever be taken, with so many drafts in the cache."""
     check_sequence_id(row.sequence_id)
     if row.base_length < 0:
         raise InvalidRequest(f"base_length is {row.base_length}; it cannot be negative", field="base_length")
@@ -73,7 +77,12 @@ def check_row(row: Row, limits: RowLimits, final_length: int) -> None:
             "token_ids is empty; send at least the last committed token, with base_length before it",
             field="token_ids",
         )
+    if row.following_count < 0:
+        raise InvalidRequest(
+            f"following_count is {row.following_count}; it cannot be negative", field="following_count"
+        )
     check_token_ids(row.token_ids, limits.vocabulary_size, "token_ids")
+    final_length = row.base_length + len(row.token_ids) + row.following_count + draft_count
     for limit, what in ((limits.model_max_length, "model takes"), (limits.cache_max_length, "whole cache holds")):
         if final_length > limit:
             raise InvalidRequest(

@@ -8,6 +8,7 @@
       Unauthenticated          UNAUTHENTICATED       the caller showed no token, or a wrong one
       PermissionDenied         PERMISSION_DENIED     the caller is known and may not do this
       PrefixNotCached          FAILED_PRECONDITION   fewer tokens are cached than a row relies on: send them all
+        RuleUnknown                                  nobody told how the sequence's tokens are chosen: send all with it
       MessageTooLarge          RESOURCE_EXHAUSTED    a message is beyond a limit; repeating the call is no use
       Overloaded               RESOURCE_EXHAUSTED    no room now; try again after `retry_after_s`
         CacheFull                                    a row's tokens find no room beside what others hold
@@ -71,6 +72,10 @@ class TokenizerNotFound(PacelineError):
 class PrefixNotCached(PacelineError):
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "PREFIX_NOT_CACHED"
+
+
+class RuleUnknown(PrefixNotCached):
+    reason = "RULE_UNKNOWN"
 
 
 class Unauthenticated(PacelineError):

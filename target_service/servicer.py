@@ -10,6 +10,7 @@ import structlog
 from paceline.checks import MAX_ROWS, check_row_count
 from paceline.codec.models import model_to_pb, tokenizer_to_pb
 from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb, verdicts_to_pb, verify_rows_from_pb
+from paceline.codec.versions import check_request_version, versions_to_pb
 from paceline.engine.runner import Runner
 from paceline.engine.worker import ModelWorker
 from paceline.errors import TokenizerNotFound
@@ -42,6 +43,7 @@ class TargetServicer(TargetServiceServicer):
             yield response
 
     async def _verify(self, scope: str, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:
+        check_request_version(request.context)
         check_row_count(len(request.rows), self._max_rows)
         rows = verify_rows_from_pb(request)
         results, timing = await self._worker.run_timed(self._verifier.verify, rows, scope)
@@ -63,7 +65,9 @@ class TargetServicer(TargetServiceServicer):
     async def DescribeTargetModel(
         self, request: pb.DescribeTargetModelRequest, context: Context
     ) -> pb.DescribeTargetModelResponse:
-        return pb.DescribeTargetModelResponse(model=model_to_pb(self._verifier.runner.describe()))
+        return pb.DescribeTargetModelResponse(
+            model=model_to_pb(self._verifier.runner.describe()), wire=versions_to_pb()
+        )
 
     async def DownloadTokenizer(
         self, request: pb.DownloadTokenizerRequest, context: Context

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.checks import check_row, check_token_ids, row_errors
+from paceline.checks import check_row, check_token_ids
 from paceline.engine.placing import PackedRow
+from paceline.engine.rules import rule_of
 from paceline.engine.runner import Outcome, Runner
 from paceline.engine.sampling import Choice, Choosing, choose, token_logprobs
 from paceline.engine.threads import at_most
-from paceline.errors import PacelineError
-from paceline.sampling_checks import check_rule, check_top_logprob_count
-from paceline.scope import scoped
+from paceline.errors import InvalidRequest, PacelineError
+from paceline.sampling_checks import check_top_logprob_count
 from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 
@@ -42,8 +42,7 @@ class Verifier:
             return self._verify(rows, scope)
 
     def _verify(self, rows: Sequence[VerifyRow], scope: str) -> list[VerifyOutcome | PacelineError]:
-        failed = row_errors(rows, self._check)
-        rows = scoped(rows, scope)
+        rows, failed = self.runner.rules.ruled(rows, scope, self._check)
         live = [index for index in range(len(rows)) if index not in failed]
         outcomes = dict(zip(live, self.runner.forward([self._packed(rows[i]) for i in live]), strict=True))
         chosen = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, Tensor)}
@@ -56,11 +55,15 @@ class Verifier:
 
     def _choosing(self, row: VerifyRow, logits: Tensor) -> Choosing:
         prefix = self.runner.cache.token_ids(row.sequence_id)[: row.base_length + len(row.token_ids)]
-        return Choosing(logits, row.rule, prefix, row.draft_token_ids)
+        return Choosing(logits, rule_of(row), prefix, row.draft_token_ids)
 
     def _packed(self, row: VerifyRow) -> PackedRow:
         return PackedRow(
-            row.sequence_id, row.base_length, row.token_ids + row.draft_token_ids, len(row.draft_token_ids)
+            row.sequence_id,
+            row.base_length,
+            row.token_ids + row.draft_token_ids,
+            len(row.draft_token_ids),
+            row.following_count,
         )
 
     def _settle(self, row: VerifyRow, outcome: Outcome, choices: Sequence[Choice]) -> VerifyOutcome | PacelineError:
@@ -84,10 +87,15 @@ class Verifier:
         return Verdict(accepted, next_token, cached_length, tuple(logprobs))
 
     def _check(self, row: VerifyRow) -> None:
-        check_rule(row.rule, self.runner.limits.vocabulary_size)
         check_top_logprob_count(row.top_logprob_count)
         check_token_ids(row.draft_token_ids, self.runner.limits.vocabulary_size, "draft_token_ids")
-        check_row(row, self.runner.limits, row.base_length + len(row.token_ids) + len(row.draft_token_ids))
+        check_row(row, self.runner.limits, len(row.draft_token_ids))
+        if row.following_count and row.draft_token_ids:
+            raise InvalidRequest(
+                f"draft_token_ids has {len(row.draft_token_ids)} entries, but {row.following_count} committed tokens "
+                "are yet to come before them; send drafts with the last part",
+                field="draft_token_ids",
+            )
 
 
 def accepted_count(draft_token_ids: Sequence[int], choices: Sequence[Choice]) -> int:

@@ -9,6 +9,7 @@ from paceline.errors import CacheFull, PacelineError, PrefixNotCached
 from paceline.types import (
     CacheDescription,
     CallTiming,
+    ChoiceRule,
     ModelDescription,
     Prefilled,
     Proposal,
@@ -64,6 +65,7 @@ class FakeModel:
 
     def __init__(self, role: str, capacity_tokens: int = 10**6) -> None:
         self.token_ids: dict[str, list[int]] = {}
+        self.rules: dict[str, ChoiceRule] = {}
         self.description = describe(role)
         self.is_draining = False
         self.away: PacelineError | None = None
@@ -94,10 +96,15 @@ class FakeModel:
     def owed_count(self) -> int:
         return len(self._owed)
 
-    def append(self, sequence_id: str, base_length: int, token_ids: Sequence[int]) -> list[int]:
+    def append(self, row: ProposeRow | VerifyRow, token_ids: Sequence[int]) -> list[int]:
+        """Keep what the row relies on, and so many of its tokens. A rule that was never told fails the test."""
+        sequence_id, base_length = row.sequence_id, row.base_length
         cached = self.token_ids.get(sequence_id, [])
         if base_length > len(cached):
             raise PrefixNotCached(f"{base_length} > {len(cached)}")
+        if row.rule is not None:
+            self.rules[sequence_id] = row.rule
+        assert sequence_id in self.rules, f"nobody told how tokens of {sequence_id} are chosen"
         others = sum(len(held) for name, held in self.token_ids.items() if name != sequence_id)
         if (missing := others + base_length + len(token_ids) - self._capacity_tokens) > 0:
             raise CacheFull("no room", {"missing_bytes": str(missing)}, retry_after_s=0.001)
@@ -118,10 +125,13 @@ class FakeModel:
         self.owe(sequence_ids)
         self.answer()
         while self._owed:
-            self.token_ids.pop(self._owed.pop(), None)
+            sequence_id = self._owed.pop()
+            self.token_ids.pop(sequence_id, None)
+            self.rules.pop(sequence_id, None)
 
     def evict(self) -> None:
         self.token_ids.clear()
+        self.rules.clear()
 
 
 class FakeVerifier(FakeModel):
@@ -152,9 +162,10 @@ class FakeVerifier(FakeModel):
 
     def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
         taken = row.token_ids[:CHUNK_TOKENS]
-        whole = len(taken) == len(row.token_ids)
+        assert not (row.following_count and row.draft_token_ids)
+        whole = len(taken) == len(row.token_ids) and not row.following_count
         try:
-            prefix = self.append(row.sequence_id, row.base_length, taken + (row.draft_token_ids if whole else ()))
+            prefix = self.append(row, taken + (row.draft_token_ids if whole else ()))
         except PacelineError as error:
             return error
         if not whole:
@@ -187,6 +198,7 @@ class FakeDrafter(FakeModel):
     def __init__(self, skill: float, seed: int = 0, before: Callable[[int], None] = lambda number: None) -> None:
         super().__init__("draft")
         self.max_length = 1000
+        self.prefill_chunk_tokens = CHUNK_TOKENS
         self.calls: list[list[ProposeRow]] = []
         self.limits: list[Patience | float | None] = []
         self._skill = skill
@@ -203,11 +215,11 @@ class FakeDrafter(FakeModel):
 
     def _propose(self, row: ProposeRow) -> Proposal | PacelineError:
         try:
-            prefix = self.append(row.sequence_id, row.base_length, row.token_ids)
+            prefix = self.append(row, row.token_ids)
         except PacelineError as error:
             return error
         drafts: list[int] = []
-        for _ in range(row.draft_count):
+        for _ in range(0 if row.following_count else row.draft_count):
             right = self._random.random() < self._skill
             drafts.append(next_token([*prefix, *drafts]) if right else self._random.randrange(VOCABULARY_SIZE))
         prefix += drafts[:-1]

@@ -16,7 +16,7 @@ from coordinator.round import Patience
 from coordinator.sequence import Sequence as Generation
 from paceline.checks import MAX_DRAFT_COUNT, MAX_PROPOSED_COUNT
 from paceline.errors import PacelineError, PeerUnavailable
-from paceline.types import GenerationRequest, Proposal, Proposals, ProposeRow, TokenIds, Verdicts, VerifyRow
+from paceline.types import GREEDY, GenerationRequest, Proposal, Proposals, ProposeRow, TokenIds, Verdicts, VerifyRow
 from tests.coordinators import SERVED, make_serving, submit
 from tests.fake_time import FakeTime
 from tests.fakes import FakeDrafter, FakeVerifier, continuation, next_token
@@ -111,7 +111,8 @@ def whole_row(sequence_id: str, output_count: int, cached_length: int = 0, draft
     """What a round asks after so many of the target's own tokens."""
     token_ids = [*PROMPT, *continuation(PROMPT, output_count)]
     assert len(token_ids) == len(PROMPT) + output_count
-    return ProposeRow(sequence_id, cached_length, tuple(token_ids[cached_length:]), draft_count)
+    rule = None if cached_length else GREEDY
+    return ProposeRow(sequence_id, cached_length, tuple(token_ids[cached_length:]), draft_count, rule)
 
 
 async def drafts_of(drafter: AheadDrafter, row: ProposeRow) -> tuple[int, ...]:
@@ -131,7 +132,7 @@ async def test_a_round_whose_drafts_were_all_accepted_has_the_next_ones_at_once(
     proposals = await drafter.propose([whole_row("a", 4, cached_length=5)], PATIENCE)
     assert proposals.results == [Proposal(tuple(truth[4:7]), cached_length=len(PROMPT) + 4 + 2)]
     assert proposals.timing.executed_s == 0
-    assert inner.calls[1] == [ProposeRow("a", 5, (truth[2],), 4)]
+    assert inner.calls[1] == [ProposeRow("a", 5, (truth[2],), 4, rule=None)]
     await asyncio.sleep(0)
     assert [call[0].base_length for call in inner.calls] == [0, 5, 9], "it goes on from there, and asks nothing twice"
 

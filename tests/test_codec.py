@@ -173,16 +173,17 @@ SAMPLING = types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.
 @pytest.mark.parametrize(
     "rule",
     [
+        None,
         types.GREEDY,
         types.ChoiceRule(
             types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4), 2**64 - 1, 5, (6, 7)
         ),
     ],
 )
-def test_choice_rules_survive_the_wire(rule: types.ChoiceRule) -> None:
-    row = types.VerifyRow("a", 0, (1,), (), rule, top_logprob_count=0)
+def test_choice_rules_survive_the_wire(rule: types.ChoiceRule | None) -> None:
+    row = types.VerifyRow("a", 0, (1,), (), rule, top_logprob_count=0, following_count=7)
     assert rounds.verify_rows_from_pb(rounds.verify_rows_to_pb([row])) == [row]
-    asked = types.ProposeRow("a", 0, (1,), 2, rule)
+    asked = types.ProposeRow("a", 0, (1,), 2, rule, following_count=7)
     assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb([asked])) == [asked]
 
 

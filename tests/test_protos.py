@@ -1,5 +1,8 @@
 """The wire's definitions as others use them."""
 
+import shutil
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,3 +27,29 @@ def test_the_protos_need_nothing_beside_themselves_and_what_every_compiler_bring
     assert {one.name: (one.number, one.type) for one in copied.field} == {
         one.name: (one.number, one.type) for one in status_pb2.Status.DESCRIPTOR.fields
     }
+
+
+def breaks(protos: Path) -> str:
+    """What of the released wire is broken, in words."""
+    command = [
+        str(Path(sys.executable).with_name("buf")),
+        "breaking",
+        str(protos.parent),
+        "--against",
+        str(PROTOS / "released.txtpb"),
+    ]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
+
+
+@pytest.mark.review
+def test_the_wire_keeps_what_was_released(tmp_path: Path) -> None:
+    """review D10"""
+    shutil.copytree(PROTOS, tmp_path / "protos")
+    shutil.copy(PROTOS.parent / "buf.yaml", tmp_path)
+    assert breaks(tmp_path / "protos") == ""
+    target = tmp_path / "protos" / "paceline" / "v1" / "target_service.proto"
+    released = target.read_text()
+    target.write_text(released.replace("rpc VerifyTokens(stream", "rpc VerifyTokens("))
+    assert "changed from client streaming to client unary" in breaks(tmp_path / "protos")
+    target.write_text(released.replace("token_ids = 3", "token_ids = 30"))
+    assert 'field "3" with name "token_ids"' in breaks(tmp_path / "protos")

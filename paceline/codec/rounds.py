@@ -5,8 +5,12 @@ from collections.abc import Iterable, Sequence
 from paceline import types
 from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, rule_from_pb, rule_to_pb
 from paceline.codec.status import error_from_pb, error_to_pb
+from paceline.codec.versions import RULES_TOLD_ONCE, VERSION
 from paceline.errors import PacelineError
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
+
+_CONTEXT = common_pb2.RequestContext(wire_version=VERSION)
+"""What is said of every request; the rest is for who carries it."""
 
 
 def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.ProposeTokensRequest:
@@ -17,10 +21,12 @@ def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.Pr
                 base_length=row.base_length,
                 token_ids=row.token_ids,
                 draft_count=row.draft_count,
-                rule=rule_to_pb(row.rule),
+                sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
+                following_count=row.following_count,
             )
             for row in rows
-        ]
+        ],
+        context=_CONTEXT,
     )
 
 
@@ -31,14 +37,21 @@ def propose_rows_from_pb(request: draft_service_pb2.ProposeTokensRequest) -> lis
             row.base_length,
             tuple(row.token_ids),
             row.draft_count,
-            _rule(row),
+            _rule(row, request.context),
+            row.following_count,
         )
         for row in request.rows
     ]
 
 
-def _rule(row: draft_service_pb2.ProposeTokensRow | target_service_pb2.VerifyTokensRow) -> types.ChoiceRule:
-    return rule_from_pb(row.rule) if row.HasField("rule") else types.GREEDY
+def _rule(
+    row: draft_service_pb2.ProposeTokensRow | target_service_pb2.VerifyTokensRow, context: common_pb2.RequestContext
+) -> types.ChoiceRule | None:
+    if row.HasField("sequence_rule"):
+        return rule_from_pb(row.sequence_rule)
+    if row.HasField("rule"):
+        return rule_from_pb(row.rule)
+    return None if context.wire_version >= RULES_TOLD_ONCE else types.GREEDY
 
 
 def proposals_to_pb(
@@ -54,7 +67,7 @@ def proposals_to_pb(
         )
 
     return draft_service_pb2.ProposeTokensResponse(
-        results=map(one, rows, proposals.results), timing=_timing_to_pb(proposals.timing)
+        results=map(one, rows, proposals.results), timing=_timing_to_pb(proposals.timing), wire_version=VERSION
     )
 
 
@@ -84,11 +97,13 @@ def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.Ver
                 base_length=row.base_length,
                 token_ids=row.token_ids,
                 draft_token_ids=row.draft_token_ids,
-                rule=rule_to_pb(row.rule),
+                sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
+                following_count=row.following_count,
                 top_logprob_count=row.top_logprob_count,
             )
             for row in rows
-        ]
+        ],
+        context=_CONTEXT,
     )
 
 
@@ -99,8 +114,9 @@ def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list
             row.base_length,
             tuple(row.token_ids),
             tuple(row.draft_token_ids),
-            _rule(row),
+            _rule(row, request.context),
             row.top_logprob_count if row.HasField("top_logprob_count") else None,
+            row.following_count,
         )
         for row in request.rows
     ]
@@ -125,7 +141,7 @@ def verdicts_to_pb(
         )
 
     return target_service_pb2.VerifyTokensResponse(
-        results=map(one, rows, verdicts.results), timing=_timing_to_pb(verdicts.timing)
+        results=map(one, rows, verdicts.results), timing=_timing_to_pb(verdicts.timing), wire_version=VERSION
     )
 
 

@@ -35,10 +35,10 @@ def sampling_from_pb(message: common_pb2.SamplingParameters) -> types.SamplingPa
     )
 
 
-def rule_to_pb(rule: types.ChoiceRule) -> common_pb2.ChoiceRule | None:
-    """None for greedy decoding, which is what an unset field means."""
+def rule_to_pb(rule: types.ChoiceRule) -> common_pb2.ChoiceRule:
+    """An empty message for greedy decoding."""
     if rule == types.GREEDY:
-        return None
+        return common_pb2.ChoiceRule()
     return common_pb2.ChoiceRule(
         sampling=sampling_to_pb(rule.sampling),
         seed=rule.seed,

@@ -6,13 +6,12 @@ Owns how prompts share the chunk, and makes room for what runs. Knows nothing of
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.checks import DECODED_TOKENS
 from paceline.engine.kv_cache import KvCache
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import Piece
 from paceline.errors import PacelineError
 
-DECODED_TOKENS = 16
-"""Rows that bring no more committed tokens than this always run whole: they are decoding, or nearly."""
 CERTAIN_SHARE = 4
 """One part in so many of a call's prompt tokens is for the first prompt of the call, however long."""
 
@@ -26,10 +25,12 @@ class PackedRow:
     token_ids: tuple[int, ...]
     draft_count: int = 0
     """Trailing tokens that are drafts; logits are wanted for them and for the token before them."""
+    following_count: int = 0
+    """Committed tokens that come with later rows; over 0: no logits are wanted, and there are no drafts."""
 
     @property
     def logit_count(self) -> int:
-        return self.draft_count + 1
+        return 0 if self.following_count else self.draft_count + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,15 @@ class _Wish:
         """Committed tokens to run."""
         return len(self.token_ids) - self.row.draft_count
 
+    @property
+    def lacking_count(self) -> int:
+        """Committed tokens until the sequence can decode, those of later rows too."""
+        return self.new_count + self.row.following_count
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.lacking_count > DECODED_TOKENS
+
 
 class Placing:
     """Finds room in the cache for the rows of one call, and shares the chunk of prompt tokens among them."""
@@ -58,7 +68,7 @@ class Placing:
     def place(self, rows: Sequence[PackedRow]) -> list[Piece | PacelineError]:
         """Make room for what of each row goes into this pass, perhaps nothing; or tell why it cannot."""
         wishes = [self._keep(row) for row in rows]
-        shares = self._shares([one for one in wishes if isinstance(one, _Wish) and one.new_count > DECODED_TOKENS])
+        shares = self._shares([one for one in wishes if isinstance(one, _Wish) and one.is_prompt and one.new_count])
         return [self._append(one, shares) if isinstance(one, _Wish) else one for one in wishes]
 
     def _keep(self, row: PackedRow) -> _Wish | PacelineError:
@@ -79,7 +89,7 @@ class Placing:
         computing = self._different(prompts)
         certain = min(computing[0].new_count, max(1, self._chunk_tokens // CERTAIN_SHARE)) if computing else 0
         left, shares = self._chunk_tokens - certain, dict[str, int]()
-        for one in sorted(computing, key=lambda wish: wish.new_count):
+        for one in sorted(computing, key=lambda wish: wish.lacking_count):
             own = certain if one is computing[0] else 0
             count = min(one.new_count, left + own)
             left -= count - own
@@ -100,9 +110,10 @@ class Placing:
 
     def _append(self, wish: _Wish, shares: Mapping[str, int]) -> Piece | PacelineError:
         row, count = wish.row, len(wish.token_ids)
-        if wish.new_count > DECODED_TOKENS:
+        if wish.is_prompt:
             share = shares.get(row.sequence_id, 0)
-            count = count if share == wish.new_count else self._to_page(wish.base_length, share)
+            is_part = share < wish.new_count or row.following_count
+            count = self._to_page(wish, share) if is_part else count
         try:
             if count:
                 self._cache.append(row.sequence_id, wish.token_ids[:count])
@@ -111,7 +122,11 @@ class Placing:
         whole = count == len(wish.token_ids)
         return Piece(row.sequence_id, wish.base_length, wish.token_ids[:count], row.logit_count if whole else 0)
 
-    def _to_page(self, base_length: int, count: int) -> int:
-        """End with a page where that can be, for only then may the next page be found in the cache."""
-        beyond_page = (base_length + count) % self._page_tokens
-        return count - beyond_page if beyond_page < count else count
+    def _to_page(self, wish: _Wish, count: int) -> int:
+        """End with a page where that can be, for only then may the next page be found in the cache.
+
+        A row that took something over has come further even without any of its own.
+        """
+        beyond_page = (wish.base_length + count) % self._page_tokens
+        took_over = wish.base_length > wish.row.base_length
+        return count - beyond_page if beyond_page < count or took_over else count

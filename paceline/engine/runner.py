@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from paceline.checks import RowLimits, check_sequence_id
+from paceline.checks import DECODED_TOKENS, RowLimits, check_sequence_id
 from paceline.engine.blocks import BlockPasses
 from paceline.engine.blocks.choice import is_plain
 from paceline.engine.blocks.passes import MAX_NEW_TOKENS
@@ -23,7 +23,8 @@ from paceline.engine.model import LoadedModel
 from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
-from paceline.engine.placing import DECODED_TOKENS, PackedRow, Placing
+from paceline.engine.placing import PackedRow, Placing
+from paceline.engine.rules import SequenceRules, rule_of
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
 from paceline.types import ModelDescription, Prefilled, ProposeRow, RolledBack, SequenceLength
 
@@ -58,6 +59,8 @@ class Runner:
         options = replace(options, numerics=resolved_numerics(model, options))
         self.model = model
         self.cache = make_cache(model, options)
+        self.rules = SequenceRules(model.description.vocabulary_size, self.cache.length)
+        """Those of the sequences in the cache; freed with them."""
         self._options = options
         self._passes = make_passes(model, self.cache, options)
         self._clock = clock
@@ -124,9 +127,9 @@ class Runner:
             return [refusal] * len(pieces)
 
     def drafts_at_once(self, row: ProposeRow) -> bool:
-        """Whether all drafts of the row can be had by one call of `draft`."""
-        is_short = len(row.token_ids) <= MAX_NEW_TOKENS
-        return isinstance(self._passes, BlockPasses) and is_short and is_plain(row.rule.sampling)
+        """Whether all drafts of the row, which has its rule, can be had by one call of `draft`."""
+        is_short = len(row.token_ids) <= MAX_NEW_TOKENS and not row.following_count
+        return isinstance(self._passes, BlockPasses) and is_short and is_plain(rule_of(row).sampling)
 
     def draft(self, rows: Sequence[ProposeRow]) -> list[list[int] | PacelineError]:
         """Return the choices that follow each row, as many as it wants and can be made, or why it could not run.
@@ -147,7 +150,7 @@ class Runner:
                 pieces[index] = Piece(row.sequence_id, row.base_length, row.token_ids, 1)
             except PacelineError as error:
                 outcomes[index] = error
-        placed, rules = list(pieces.values()), [rows[index].rule for index in pieces]
+        placed, rules = list(pieces.values()), [rule_of(rows[index]) for index in pieces]
         counts = [rows[index].draft_count for index in pieces]
         drafts = self._guarded(placed, lambda: passes.draft(placed, rules, counts))
         for step in range(max(counts, default=0)):
@@ -186,6 +189,7 @@ class Runner:
         count = 0
         for sequence_id in sequence_ids:
             self._last_named.pop(scope + sequence_id, None)
+            self.rules.forget(scope + sequence_id)
             count += self.cache.release(scope + sequence_id)
         return count
 

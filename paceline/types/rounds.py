@@ -14,7 +14,10 @@ class ProposeRow:
     base_length: int
     token_ids: tuple[int, ...]
     draft_count: int
-    rule: ChoiceRule = GREEDY
+    rule: ChoiceRule | None = GREEDY
+    """None: the one that was told for the sequence before."""
+    following_count: int = 0
+    """Committed tokens that come with later rows; over 0: this one is a part, and is answered without drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,12 @@ class VerifyRow:
     base_length: int
     token_ids: tuple[int, ...]
     draft_token_ids: tuple[int, ...]
-    rule: ChoiceRule = GREEDY
+    rule: ChoiceRule | None = GREEDY
+    """None: the one that was told for the sequence before."""
     top_logprob_count: int | None = None
     """Log-probabilities wanted: of the chosen tokens and of so many others; None: of none."""
+    following_count: int = 0
+    """Committed tokens that come with later rows; over 0: this one is a part, and is answered by `Prefilled`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A verify row that was taken in part, for others should not wait for a long prompt: send the rest next."""
+    """A verify row that is a part or was taken in part, for others should not wait for a long prompt: send the rest."""
 
     cached_length: int
 

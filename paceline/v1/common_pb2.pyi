@@ -234,8 +234,13 @@ class RequestContext(_message.Message):
 
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     SPAN_FIELD_NUMBER: _builtins.int
+    WIRE_VERSION_FIELD_NUMBER: _builtins.int
     timeout_s: _builtins.float
     """Seconds the caller waits for the answer; it gives the stream up after them. Unset: for as long as it takes."""
+    wire_version: _builtins.int
+    """Version of the wire that the request is written in. A service that does not read it refuses the request with
+    INVALID_ARGUMENT, for it would misread it. Unset: a request of before there were versions.
+    """
     @_builtins.property
     def span(self) -> Global___CallerSpan:
         """Span that the request is sent from; unset: it is not traced."""
@@ -245,16 +250,46 @@ class RequestContext(_message.Message):
         *,
         timeout_s: _builtins.float | None = ...,
         span: Global___CallerSpan | None = ...,
+        wire_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "span", b"span", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "span", b"span", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "span", b"span", "timeout_s", b"timeout_s", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
 
 Global___RequestContext: _TypeAlias = RequestContext  # noqa: Y015
+
+@_typing.final
+class WireVersions(_message.Message):
+    """Says which versions of the wire a model service speaks; unset in a description: a service of before there were any.
+
+    A version is what a row means: fields that change nothing for those who do not know them make no new one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LATEST_FIELD_NUMBER: _builtins.int
+    EARLIEST_FIELD_NUMBER: _builtins.int
+    latest: _builtins.int
+    """Version of its answers, and the latest of the requests that it reads."""
+    earliest: _builtins.int
+    """Earliest version of the requests that it reads."""
+    def __init__(
+        self,
+        *,
+        latest: _builtins.int = ...,
+        earliest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WireVersions: _TypeAlias = WireVersions  # noqa: Y015
 
 @_typing.final
 class CallerSpan(_message.Message):

@@ -61,19 +61,31 @@ class ProposeTokensRow(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAFT_COUNT_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_RULE_FIELD_NUMBER: _builtins.int
+    FOLLOWING_COUNT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
     """Cached tokens to keep, from the start; the rest is dropped. In [0, cached length]."""
     draft_count: _builtins.int
     """Tokens to propose; 1 to 65. Rows of a group may ask for different counts."""
+    following_count: _builtins.int
+    """Committed tokens that follow these and come with later rows: no row need bring all of a long prompt. Over 0: the row
+    is a part, of which no token is chosen; the answer says how much was taken. Not negative.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens to append after the kept ones; at least 1."""
 
     @_builtins.property
     def rule(self) -> _common_pb2.ChoiceRule:
-        """How tokens are chosen; unset: greedily."""
+        """How tokens are chosen, in requests of wire version 0, where it comes with every row; unset there: greedily."""
+
+    @_builtins.property
+    def sequence_rule(self) -> _common_pb2.ChoiceRule:
+        """How the sequence's tokens are chosen, from this row on until it is released: sent with `base_length` 0, and to be
+        left out after that. An empty message: greedily. Rows of a sequence for which none was told fail with RULE_UNKNOWN.
+        """
 
     def __init__(
         self,
@@ -83,10 +95,12 @@ class ProposeTokensRow(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         draft_count: _builtins.int = ...,
         rule: _common_pb2.ChoiceRule | None = ...,
+        sequence_rule: _common_pb2.ChoiceRule | None = ...,
+        following_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule", "sequence_rule", b"sequence_rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_count", b"draft_count", "rule", b"rule", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_count", b"draft_count", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -100,6 +114,11 @@ class ProposeTokensResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    WIRE_VERSION_FIELD_NUMBER: _builtins.int
+    wire_version: _builtins.int
+    """Version of the wire that the service speaks: another process may answer than the one that was described. Unset: a
+    service of before there were versions.
+    """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposeTokensResult]:
         """One result a row."""
@@ -113,10 +132,11 @@ class ProposeTokensResponse(_message.Message):
         *,
         results: _abc.Iterable[Global___ProposeTokensResult] | None = ...,
         timing: _common_pb2.CallTiming | None = ...,
+        wire_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "timing", b"timing", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,15 +158,16 @@ class ProposeTokensResult(_message.Message):
     """Tokens the service holds after answering: the row's and all draft tokens but the last."""
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Proposed tokens: `draft_count` of them, or none when the row was taken in part, for others should not wait for a
-        long prompt; the rest from `cached_length` on is to be sent next.
+        """Proposed tokens: `draft_count` of them, or none when the row is a part or was taken in part, for others should not
+        wait for a long prompt; the rest from `cached_length` on is to be sent next.
         """
 
     @_builtins.property
     def status(self) -> _status_pb2.Status:
         """Unset on success. FAILED_PRECONDITION with reason PREFIX_NOT_CACHED: send the whole sequence. INVALID_ARGUMENT:
         the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now; `base_length` tokens stay cached.
-        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token.
+        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token. FAILED_PRECONDITION
+        with reason RULE_UNKNOWN: no rule was told for the sequence, or it was lost; send the whole sequence with its rule.
         """
 
     def __init__(
@@ -283,18 +304,24 @@ class DescribeDraftModelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> _common_pb2.ModelDescription:
         """Loaded model and its cache."""
+
+    @_builtins.property
+    def wire(self) -> _common_pb2.WireVersions:
+        """Versions of the wire that the service speaks."""
 
     def __init__(
         self,
         *,
         model: _common_pb2.ModelDescription | None = ...,
+        wire: _common_pb2.WireVersions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,23 +91,35 @@ class VerifyTokensRow(_message.Message):
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     TOP_LOGPROB_COUNT_FIELD_NUMBER: _builtins.int
+    SEQUENCE_RULE_FIELD_NUMBER: _builtins.int
+    FOLLOWING_COUNT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
     """Cached tokens to keep, from the start; the rest is dropped. In [0, cached length]."""
     top_logprob_count: _builtins.int
     """Asks for log-probabilities: of the chosen tokens and of so many others, in [0, 20]. Unset: none."""
+    following_count: _builtins.int
+    """Committed tokens that follow these and come with later rows: no row need bring all of a long prompt. Over 0: the row
+    is a part, of which no token is chosen; the answer says how much was taken. Not negative.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens to append after the kept ones; at least 1."""
 
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Draft tokens to verify after the committed ones; may be empty."""
+        """Draft tokens to verify after the committed ones; may be empty, and is where committed tokens follow."""
 
     @_builtins.property
     def rule(self) -> _common_pb2.ChoiceRule:
-        """How tokens are chosen; unset: greedily."""
+        """How tokens are chosen, in requests of wire version 0, where it comes with every row; unset there: greedily."""
+
+    @_builtins.property
+    def sequence_rule(self) -> _common_pb2.ChoiceRule:
+        """How the sequence's tokens are chosen, from this row on until it is released: sent with `base_length` 0, and to be
+        left out after that. An empty message: greedily. Rows of a sequence for which none was told fail with RULE_UNKNOWN.
+        """
 
     def __init__(
         self,
@@ -118,10 +130,12 @@ class VerifyTokensRow(_message.Message):
         draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         rule: _common_pb2.ChoiceRule | None = ...,
         top_logprob_count: _builtins.int | None = ...,
+        sequence_rule: _common_pb2.ChoiceRule | None = ...,
+        following_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "rule", b"rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "rule", b"rule", "sequence_rule", b"sequence_rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "rule", b"rule", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top_logprob_count: _TypeAlias = _typing.Literal["top_logprob_count"]  # noqa: Y015
     _WhichOneofArgType__top_logprob_count: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count"]  # noqa: Y015
@@ -137,6 +151,11 @@ class VerifyTokensResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    WIRE_VERSION_FIELD_NUMBER: _builtins.int
+    wire_version: _builtins.int
+    """Version of the wire that the service speaks: another process may answer than the one that was described. Unset: a
+    service of before there were versions.
+    """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___VerifyTokensResult]:
         """One result a row."""
@@ -150,10 +169,11 @@ class VerifyTokensResponse(_message.Message):
         *,
         results: _abc.Iterable[Global___VerifyTokensResult] | None = ...,
         timing: _common_pb2.CallTiming | None = ...,
+        wire_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "timing", b"timing", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -176,9 +196,9 @@ class VerifyTokensResult(_message.Message):
     accepted_count: _builtins.int
     """Leading draft tokens that equal the target's choices; in [0, draft tokens]."""
     next_token_id: _builtins.int
-    """Target's own choice after the accepted tokens; after full acceptance, the bonus token. Unset when the row was taken
-    in part, for others should not wait for a long prompt: nothing is verified, and the rest from `cached_length` on
-    is to be sent next.
+    """Target's own choice after the accepted tokens; after full acceptance, the bonus token. Unset when the row is a
+    part or was taken in part, for others should not wait for a long prompt: nothing is verified, and the rest from
+    `cached_length` on is to be sent next.
     """
     cached_length: _builtins.int
     """Tokens the service holds after answering: kept, appended and accepted ones; the next token is not among them."""
@@ -190,7 +210,8 @@ class VerifyTokensResult(_message.Message):
     def status(self) -> _status_pb2.Status:
         """Unset on success. FAILED_PRECONDITION with reason PREFIX_NOT_CACHED: send the whole sequence. INVALID_ARGUMENT:
         the row can never succeed. RESOURCE_EXHAUSTED: no cache is left for it now; `base_length` tokens stay cached.
-        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token.
+        INTERNAL with reason NO_CHOICE: the model's logits for it are not finite, or leave no token. FAILED_PRECONDITION
+        with reason RULE_UNKNOWN: no rule was told for the sequence, or it was lost; send the whole sequence with its rule.
         """
 
     def __init__(
@@ -331,18 +352,24 @@ class DescribeTargetModelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> _common_pb2.ModelDescription:
         """Loaded model and its cache."""
+
+    @_builtins.property
+    def wire(self) -> _common_pb2.WireVersions:
+        """Versions of the wire that the service speaks."""
 
     def __init__(
         self,
         *,
         model: _common_pb2.ModelDescription | None = ...,
+        wire: _common_pb2.WireVersions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,62 @@
+"""The version of the wire between coordinators and model services: what is said of it, and who refuses whom.
+
+A version is what the rows of a request mean. A new one is made when a peer that does not know it would misread them,
+and only then: fields that may be passed over make none.
+
+| version | since it |
+|---|---|
+| 0 | nothing is said of versions; a rule comes with every row |
+| 1 | a rule is told once for a sequence; a row may bring a part of a prompt |
+"""
+
+from paceline.errors import IncompatiblePair, InvalidRequest, PeerUnavailable
+from paceline.v1 import common_pb2
+
+VERSION = 1
+RULES_TOLD_ONCE = 1
+"""Since this version a row without a rule relies on one told before; in older ones it decodes greedily."""
+EARLIEST_REQUEST = 0
+"""Model services read requests of coordinators as old as this."""
+EARLIEST_SERVICE = 1
+"""Coordinators ask no service older than this: it would decode greedily where it was told a rule, and half prompts."""
+
+
+def versions_to_pb() -> common_pb2.WireVersions:
+    """What a model service says of itself."""
+    return common_pb2.WireVersions(latest=VERSION, earliest=EARLIEST_REQUEST)
+
+
+def check_request_version(context: common_pb2.RequestContext) -> None:
+    """Raise InvalidRequest for a request that this model service would misread."""
+    if not EARLIEST_REQUEST <= context.wire_version <= VERSION:
+        raise InvalidRequest(
+            f"the request is written in version {context.wire_version} of the wire, and this service reads "
+            f"{EARLIEST_REQUEST} to {VERSION}; upgrade the model services before the coordinators",
+            field="context.wire_version",
+        )
+
+
+def check_service_versions(wire: common_pb2.WireVersions, kind: str) -> None:
+    """Raise IncompatiblePair for a service that this coordinator cannot work with; `kind` says what it is."""
+    if wire.latest < EARLIEST_SERVICE:
+        raise IncompatiblePair(
+            f"{kind} speaks version {wire.latest} of the wire, and this coordinator {VERSION}, which needs "
+            f"{EARLIEST_SERVICE} at least; upgrade the model services before the coordinators"
+        )
+    if wire.earliest > VERSION:
+        raise IncompatiblePair(
+            f"{kind} speaks versions {wire.earliest} to {wire.latest} of the wire, and this coordinator {VERSION}; "
+            "upgrade the coordinator"
+        )
+
+
+def check_answer_version(version: int, kind: str) -> None:
+    """Raise PeerUnavailable for an answer of a service that this coordinator cannot work with.
+
+    It has come up where another was, which was described, so it may have misread what it was asked.
+    """
+    if version < EARLIEST_SERVICE:
+        raise PeerUnavailable(
+            f"{kind} that speaks version {version} of the wire answers where another was, and this coordinator needs "
+            f"{EARLIEST_SERVICE} at least; upgrade it"
+        )

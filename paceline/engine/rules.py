@@ -1,0 +1,64 @@
+"""How the tokens of each sequence are chosen: told with its first row, kept until it is released, checked once.
+
+A sequence without a rule is not decoded at all: a guess would be output that nobody asked for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from paceline.checks import row_errors
+from paceline.engine.kv_cache import check_base
+from paceline.errors import PacelineError, RuleUnknown
+from paceline.sampling_checks import check_rule
+from paceline.scope import RowT, scoped
+from paceline.types import ChoiceRule, ProposeRow, VerifyRow
+
+
+class SequenceRules:
+    def __init__(self, vocabulary_size: int, cached_length: Callable[[str], int]) -> None:
+        """`cached_length` tells how many tokens of a sequence are cached."""
+        self._vocabulary_size = vocabulary_size
+        self._cached_length = cached_length
+        self._rules: dict[str, ChoiceRule] = {}
+
+    def ruled(
+        self, rows: Sequence[RowT], scope: str, check: Callable[[RowT], None]
+    ) -> tuple[list[RowT], dict[int, PacelineError]]:
+        """Return the rows as the cache names them, each with its rule, and the errors of those that have none.
+
+        Rows that `check` refuses, or that repeat a sequence, are among the latter and change nothing.
+        """
+        errors = row_errors(rows, check)
+        named = list(scoped(rows, scope))
+        for index, row in enumerate(named):
+            if index not in errors:
+                try:
+                    named[index] = replace(row, rule=self._rule(row))
+                except PacelineError as error:
+                    errors[index] = error
+        return named, errors
+
+    def forget(self, sequence_id: str) -> None:
+        self._rules.pop(sequence_id, None)
+
+    def _rule(self, row: RowT) -> ChoiceRule:
+        known = self._rules.get(row.sequence_id)
+        if row.rule is None:
+            if known is None:
+                # A sequence that is gone as a whole is the likelier reason, and tells more.
+                check_base(row.sequence_id, row.base_length, self._cached_length(row.sequence_id))
+                raise RuleUnknown(
+                    f"how tokens of sequence {row.sequence_id!r} are chosen was not told, or is lost; send it whole, "
+                    "with sequence_rule, which is empty for greedy decoding"
+                )
+            return known
+        if row.rule != known:
+            check_rule(row.rule, self._vocabulary_size)
+            self._rules[row.sequence_id] = row.rule
+        return row.rule
+
+
+def rule_of(row: ProposeRow | VerifyRow) -> ChoiceRule:
+    """The rule of a row that has its own."""
+    assert row.rule is not None
+    return row.rule
