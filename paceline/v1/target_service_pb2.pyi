@@ -137,6 +137,7 @@ class VerifyTokensResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___VerifyTokensResult]:
         """One result a row."""
@@ -145,15 +146,20 @@ class VerifyTokensResponse(_message.Message):
     def timing(self) -> _common_pb2.CallTiming:
         """What the call's time went into."""
 
+    @_builtins.property
+    def identity(self) -> _common_pb2.ModelIdentity:
+        """Model and process that answered. A caller that finds another than described itself takes nothing of the answer."""
+
     def __init__(
         self,
         *,
         results: _abc.Iterable[Global___VerifyTokensResult] | None = ...,
         timing: _common_pb2.CallTiming | None = ...,
+        identity: _common_pb2.ModelIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "results", b"results", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
