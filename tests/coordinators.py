@@ -99,6 +99,10 @@ class Dispatched:
     drafts: list[Replica[FakeDrafter]]
 
 
+def fits(model: ModelDescription) -> None:
+    """Every model does."""
+
+
 @asynccontextmanager
 async def dispatching(
     drafters: Sequence[FakeDrafter],
@@ -106,6 +110,7 @@ async def dispatching(
     *,
     queue_limit: int = 100,
     target_wait_s: float = 60,
+    check_fit: Callable[[ModelDescription], None] = fits,
     clock: Callable[[], float] = time.perf_counter,
     registry: CollectorRegistry | None = None,
     **settings: Any,
@@ -129,7 +134,7 @@ async def dispatching(
 
     async with background() as tasks:
         dispatcher = Dispatcher(make, tasks, queue_limit=queue_limit, target_wait_s=target_wait_s, clock=clock)
-        targets = [Replica(f"target:{n}", one, fits, dispatcher.changed) for n, one in enumerate(verifiers)]
+        targets = [Replica(f"target:{n}", one, check_fit, dispatcher.changed) for n, one in enumerate(verifiers)]
         drafts = [Replica(f"draft:{n}", one, fits, drafter.changed) for n, one in enumerate(drafters)]
         for target in targets:
             dispatcher.changed(target)
@@ -143,10 +148,6 @@ async def dispatching(
             )
         finally:
             await dispatcher.close()
-
-
-def fits(model: ModelDescription) -> None:
-    """Every model does."""
 
 
 @asynccontextmanager
