@@ -68,7 +68,8 @@ class GenerationServicer(GenerationServiceServicer):
             record.queue(sequences)
             stream, prompt_count = sequences[0].stream, sequences[0].usage.prompt_count
             # Before any token: whoever loses the stream later on can continue it from here.
-            yield accepted_to_pb(GenerationAccepted(record.request_id, stream.seed, prompt_count))
+            model_digest = self._served.target.identity.model_digest
+            yield accepted_to_pb(GenerationAccepted(record.request_id, stream.seed, prompt_count, model_digest))
             async for piece in stream.pieces():
                 record.deliver(piece)
                 yield piece_to_pb(piece)

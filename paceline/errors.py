@@ -8,6 +8,7 @@
       Unauthenticated          UNAUTHENTICATED       the caller showed no token, or a wrong one
       PermissionDenied         PERMISSION_DENIED     the caller is known and may not do this
       PrefixNotCached          FAILED_PRECONDITION   fewer tokens are cached than a row relies on: send them all
+      ModelChanged             FAILED_PRECONDITION   what was received is another model's than the one served now
       MessageTooLarge          RESOURCE_EXHAUSTED    a message is beyond a limit; repeating the call is no use
       Overloaded               RESOURCE_EXHAUSTED    no room now; try again after `retry_after_s`
       PeerUnavailable          UNAVAILABLE           a service cannot be reached
@@ -70,6 +71,11 @@ class TokenizerNotFound(PacelineError):
 class PrefixNotCached(PacelineError):
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "PREFIX_NOT_CACHED"
+
+
+class ModelChanged(PacelineError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "MODEL_CHANGED"
 
 
 class Unauthenticated(PacelineError):

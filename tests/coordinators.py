@@ -170,6 +170,7 @@ async def fake_server(
     *,
     queue_limit: int = 100,
     options: ServerOptions | None = None,
+    served: Served = SERVED,
 ) -> AsyncIterator[RunningServer]:
     """As `fake_cluster`, for clients of any kind."""
     async with dispatching(
@@ -181,8 +182,8 @@ async def fake_server(
         settings = CoordinatorSettings(draft="unused:1", target="unused:1")
         servicer = GenerationServicer(
             settings,
-            SERVED,
-            running.admission,
+            served,
+            Admission(served, default_max_new_tokens=40),
             running.dispatcher,
             running.drafter,
             running.statistics,

@@ -55,7 +55,7 @@ async def serve_model(
                 dtype=described.dtype,
                 device=described.device,
                 weights=described.weights_digest,
-                revision=described.revision,
+                revision=described.revision or None,
                 kernels=described.kernels,
             )
             async with running_server(
