@@ -16,6 +16,7 @@ from paceline.engine.identity import origin_of_files
 from paceline.engine.loader import as_loaded, load_model
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
+from paceline.errors import ModelNotUsable
 from paceline.types import ModelDescription
 from tests.conftest import PairOfCheckpoints
 
@@ -72,6 +73,21 @@ def test_the_same_weights_are_one_model_at_any_path_and_under_any_name(
     one, same = described(checkpoint), described(other)
     assert one.identity.model_digest == same.identity.model_digest != ""
     assert one.identity.incarnation != same.identity.incarnation
+
+
+@pytest.mark.parametrize("index", ["{half", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 5}}'])
+def test_an_index_that_names_no_files_is_refused_by_name(index: str, checkpoint: Path) -> None:
+    write_sharded(checkpoint)
+    (checkpoint / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelNotUsable, match=r"model\.safetensors\.index\.json does not name the files"):
+        load_model(str(checkpoint))
+
+
+def test_a_shard_that_is_not_there_is_said_to_be_missing(checkpoint: Path) -> None:
+    write_sharded(checkpoint)
+    (checkpoint / "model-00001-of-00001.safetensors").rename(checkpoint / "elsewhere.safetensors")
+    with pytest.raises(ModelNotUsable, match=r"cannot be read, perhaps half written: .*00001-of-00001"):
+        load_model(str(checkpoint))
 
 
 @pytest.mark.parametrize(

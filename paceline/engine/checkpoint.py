@@ -41,15 +41,20 @@ class Checkpoint:
 
     @property
     def weight_files(self) -> list[Path]:
-        """Those that transformers reads, which are not all there may be. Raises OSError or ValueError."""
+        """Those that transformers reads, which are not all there may be. Raises ModelNotUsable."""
         stated = getattr(self.config, "transformers_weights", None)
         first = self.folder / (stated or SAFE_WEIGHTS_NAME)
         if not stated and not first.is_file():
             first = self.folder / SAFE_WEIGHTS_INDEX_NAME
         if first.suffix != ".json":
             return [first]
-        places = json.loads(first.read_text(encoding="utf-8"))["weight_map"]
-        return [self.folder / name for name in sorted(set(places.values()))]
+        try:
+            places = json.loads(first.read_text(encoding="utf-8"))["weight_map"]
+            return [self.folder / name for name in sorted(set(places.values()))]
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise ModelNotUsable(
+                f"model {self.model!r}: {first.name} does not name the files of the weights; it may be half written"
+            ) from error
 
 
 def find_checkpoint(model: str) -> Checkpoint:

@@ -103,11 +103,11 @@ def _resolve_dtype(model: str, dtype: DtypeName, config: Any) -> torch.dtype | L
 
 
 def _read(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], device: str) -> tuple[PreTrainedModel, Origin]:
+    files = checkpoint.weight_files
     try:
-        files = checkpoint.weight_files
         module, digest = reading_with_digest(checkpoint.folder, files, lambda: _read_weights(checkpoint, dtype, device))
         return module, origin_of_files(checkpoint.folder, digest)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise _half_written(checkpoint, error) from error
 
 
