@@ -9,7 +9,7 @@ from coordinator.sequence import Request, Sequence
 from coordinator.startup import Served
 from coordinator.stream import Stream
 from paceline.checks import MAX_DRAFT_COUNT, check_token_ids
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, ModelChanged
 from paceline.sampling_checks import check_min_new_tokens, check_sampling, check_top_logprob_count
 from paceline.types import (
     GREEDY,
@@ -35,8 +35,9 @@ class Admission:
     def admit(self, request: GenerationRequest) -> Request:
         """Tokenize and check; return a request with a sequence for each output that has not ended.
 
-        InvalidRequest names the field that is wrong.
+        InvalidRequest names the field that is wrong; ModelChanged says that another model is served than asked for.
         """
+        self._check_model(request.model_digest)
         token_ids = self._encode(request)
         self._limits.check(request, len(token_ids))
         self._check_stop_token_ids(request.stop_token_ids)
@@ -79,6 +80,15 @@ class Admission:
         if received.token_ids:
             _resume(sequence, received)
         return sequence
+
+    def _check_model(self, wanted: str) -> None:
+        served = self._served.target
+        # A target that does not tell which model it is was known by its name to whoever began.
+        if wanted and (own := served.identity.model_digest) and wanted != own:
+            raise ModelChanged(
+                f"model_digest is {wanted[:12]!r}, which what was received is of, and {served.model_id} with digest "
+                f"{own[:12]!r} is served now; leave both out to begin anew, or ask where the other model is served"
+            )
 
     def _received(self, request: GenerationRequest) -> list[ReceivedOutput]:
         """Return what the client has of each output, by completion index."""

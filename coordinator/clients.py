@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.codec.models import model_from_pb, tokenizer_from_pb
+from coordinator.plausibility import check_identity
+from paceline.codec.models import identity_from_pb, model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import (
     lengths_to_pb,
     proposals_from_pb,
@@ -23,6 +24,7 @@ from paceline.rpc import Exchange, translated_errors
 from paceline.rpc.peers import DRAFT, TARGET, service_at
 from paceline.types import (
     ModelDescription,
+    ModelIdentity,
     Proposals,
     ProposeRow,
     RolledBack,
@@ -40,6 +42,11 @@ TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"]
 RELEASE_TIMEOUT_S = 5.0
 
 
+class _Named(Protocol):
+    @property
+    def sequence_id(self) -> str: ...
+
+
 class _RemoteModel:
     """What both services are asked alike. Closing it closes the channel."""
 
@@ -54,6 +61,8 @@ class _RemoteModel:
         self._timeout_s = timeout_s
         self._health: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
         self._owed: set[str] = set()
+        self._identity: ModelIdentity | None = None
+        """Of the process whose answers are taken; None: of any."""
 
     async def close(self) -> None:
         await self._work.close()
@@ -93,6 +102,18 @@ class _RemoteModel:
             await self._release(owed)
         self._owed.difference_update(owed)
 
+    def trust(self, identity: ModelIdentity) -> None:
+        self._identity = identity
+
+    async def _ask(self, rows: Rows[_Named], request: Any, timeout_s: float | None) -> Any:
+        """Return the response to the rows. Raises what it failed with; PeerUnavailable when another process answers."""
+        with translated_errors():
+            response = await self._work.ask(request, self._limited(timeout_s))
+        check_answer_version(response.wire_version, self._kind)
+        check_identity(self._identity, identity_from_pb(response.identity))
+        _check_answers(rows, response.results)
+        return response
+
     @abstractmethod
     async def _release(self, sequence_ids: list[str]) -> None: ...
 
@@ -108,11 +129,7 @@ class RemoteDrafter(_RemoteModel):
         super().__init__(channel, DRAFT_SERVICE, Exchange(self._stub.ProposeTokens), timeout_s)
 
     async def propose(self, rows: Rows[ProposeRow], timeout_s: float | None = None) -> Proposals:
-        with translated_errors():
-            response = await self._work.ask(propose_rows_to_pb(rows), self._limited(timeout_s))
-        check_answer_version(response.wire_version, self._kind)
-        _check_answers(rows, response.results)
-        return proposals_from_pb(response)
+        return proposals_from_pb(await self._ask(rows, propose_rows_to_pb(rows), timeout_s))
 
     async def _release(self, sequence_ids: list[str]) -> None:
         request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=sequence_ids)
@@ -135,11 +152,7 @@ class RemoteVerifier(_RemoteModel):
         super().__init__(channel, TARGET_SERVICE, Exchange(self._stub.VerifyTokens), timeout_s)
 
     async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        with translated_errors():
-            response = await self._work.ask(verify_rows_to_pb(rows), self._limited(timeout_s))
-        check_answer_version(response.wire_version, self._kind)
-        _check_answers(rows, response.results)
-        return verdicts_from_pb(response)
+        return verdicts_from_pb(await self._ask(rows, verify_rows_to_pb(rows), timeout_s))
 
     async def _release(self, sequence_ids: list[str]) -> None:
         request = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=sequence_ids)
@@ -170,11 +183,6 @@ class RemoteVerifier(_RemoteModel):
                 return tokenizer_from_pb([piece async for piece in call])
         except TokenizerNotFound:
             return None
-
-
-class _Named(Protocol):
-    @property
-    def sequence_id(self) -> str: ...
 
 
 def _check_answers(rows: Rows[_Named], results: Iterable[_Named]) -> None:

@@ -5,8 +5,18 @@ The state protocol makes every field of an answer follow from the row, up to a f
 
 from collections.abc import Sequence
 
-from paceline.errors import PeerFailed
-from paceline.types import Prefilled, Proposal, Proposals, ProposeRow, Verdict, Verdicts, VerifyRow
+from paceline.errors import PeerFailed, PeerUnavailable
+from paceline.types import ModelIdentity, Prefilled, Proposal, Proposals, ProposeRow, Verdict, Verdicts, VerifyRow
+
+
+def check_identity(trusted: ModelIdentity | None, answered: ModelIdentity) -> None:
+    """Raise PeerUnavailable unless the process answered that was seen to fit; None: any will do.
+
+    Another process of the same model is another too: it holds nothing of what was cached. Services that tell nothing
+    are alike.
+    """
+    if trusted and trusted != answered:
+        raise PeerUnavailable(f"what was called is gone ({trusted.words}), and another answers ({answered.words})")
 
 
 def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:

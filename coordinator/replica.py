@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from paceline.errors import IncompatiblePair, PacelineError
-from paceline.types import ModelDescription, ReplicaState
+from paceline.types import ModelDescription, ModelIdentity, ReplicaState
 
 log = structlog.get_logger()
 
@@ -29,6 +29,10 @@ class Remote(Protocol):
 
     async def is_serving(self, timeout_s: float) -> bool: ...
     async def describe(self, timeout_s: float) -> ModelDescription: ...
+    def trust(self, identity: ModelIdentity) -> None:
+        """Take answers of this process only: it was seen to fit."""
+        ...
+
     async def release(self, sequence_ids: list[str]) -> None: ...
     def owe(self, sequence_ids: list[str]) -> None:
         """Leave sequences to be freed by the next `release`."""
@@ -83,7 +87,8 @@ class Replica(Generic[RemoteT_co]):
         return cache.used_bytes / cache.capacity_bytes if cache and cache.capacity_bytes else 0.0
 
     def lose(self, error: PacelineError) -> None:
-        """A call found it gone: it is down until a look finds it well. The next look is now."""
+        """A call found it gone: it is down until a look finds it well. The next look is now, and asks what it is."""
+        self._checks = 0
         self._set(ReplicaState.DOWN, error)
         self._look_soon.set()
 
@@ -124,11 +129,12 @@ class Replica(Generic[RemoteT_co]):
 
     async def _describe(self) -> None:
         # One that was away may have come back as another.
-        if not self.is_up or self._checks % CHECKS_BETWEEN_DESCRIPTIONS == 0:
+        is_due, self._checks = self._checks % CHECKS_BETWEEN_DESCRIPTIONS == 0, self._checks + 1
+        if not self.is_up or is_due:
             description = await self._remote.describe(CHECK_TIMEOUT_S)
             self._check_fit(description)
+            self._remote.trust(description.identity)
             self.description = description
-        self._checks += 1
 
     async def _release_owed(self) -> None:
         if self._remote.owed_count:

@@ -68,7 +68,9 @@ class GenerationServicer(GenerationServiceServicer):
             self._dispatcher.submit(admitted)
             record.queue(admitted)
             # Before any token: whoever loses the stream later on can continue it from here.
-            yield accepted_to_pb(GenerationAccepted(record.request_id, admitted.seed, admitted.prompt_count))
+            model_digest = self._served.target.identity.model_digest
+            accepted = GenerationAccepted(record.request_id, admitted.seed, admitted.prompt_count, model_digest)
+            yield accepted_to_pb(accepted)
             async for piece in admitted.stream.pieces():
                 record.deliver(piece)
                 yield piece_to_pb(piece)

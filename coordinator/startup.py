@@ -1,6 +1,8 @@
 """What model services have to be for this coordinator, and the wait for the first of them."""
 
 import asyncio
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -13,6 +15,9 @@ from paceline.text import TextCodec, check_same_tokenizer
 from paceline.types import ModelDescription, ReplicaState
 
 log = structlog.get_logger()
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SAME = "start all with the same model and settings"
 
 
 @dataclass(frozen=True)
@@ -30,21 +35,25 @@ class Fit:
 
     def __init__(self) -> None:
         self._target: ModelDescription | None = None
+        self._other_kernels: set[str] = set()
 
     def check_target(self, model: ModelDescription) -> None:
         """Raise IncompatiblePair unless the model gives the same output as the first target."""
         first = self._target = self._target or model
-        for field in ("model_id", "tokenizer_fingerprint", "vocabulary_size", "dtype", "numerics"):
-            own, wanted = getattr(model, field), getattr(first, field)
-            if own != wanted:
-                raise IncompatiblePair(
-                    f"a target replica has {field} {own!r}, and the first one {wanted!r}: outputs would depend on "
-                    "which one serves a request; start all with the same model and settings"
-                )
+        check_same_model(model, first)
         if model.longest_sequence < first.longest_sequence:
             raise IncompatiblePair(
                 f"a target replica takes sequences of {model.longest_sequence} tokens, and the first one "
                 f"{first.longest_sequence}: what was accepted could not go on there; give it as much --kv-memory"
+            )
+
+        if model.kernels != first.kernels and model.kernels not in self._other_kernels:
+            self._other_kernels.add(model.kernels)
+            log.warning(
+                "a target replica computes with other kernels than the first: an output that goes on there may be "
+                "rounded otherwise, which decides between close logits; strict numerics refuse that",
+                kernels=model.kernels,
+                first=first.kernels,
             )
 
     def check_draft(self, model: ModelDescription) -> None:
@@ -87,6 +96,26 @@ async def _state(replica: Replica[RemoteT], encrypted: bool) -> str:
     if not encrypted and isinstance(error, PeerUnavailable) and await speaks_tls(replica.address):
         return "it wants TLS; give the CA of its certificate with --models-ca"
     return error.message
+
+
+def check_same_model(model: ModelDescription, first: ModelDescription) -> None:
+    """Raise IncompatiblePair where outputs would not be the same; names count for services without a digest only."""
+    fields: Iterable[str] = ("model_id", "tokenizer_fingerprint", "vocabulary_size", "dtype", "numerics")
+    if model.weights_digest and first.weights_digest:
+        fields = first.decides_output
+    for field in fields:
+        own, wanted = getattr(model, field), getattr(first, field)
+        if own != wanted:
+            raise IncompatiblePair(
+                f"a target replica ({model.model_id}) has {field} {_short(own)!r}, and the first one "
+                f"({first.model_id}) {_short(wanted)!r}: outputs would depend on which one serves a request; "
+                f"{'start all with --numerics fast, or on one kind of machine' if field == 'kernels' else _SAME}"
+            )
+
+
+def _short(value: object) -> object:
+    """The first digits of a digest."""
+    return value[:12] if isinstance(value, str) and _DIGEST.fullmatch(value) else value
 
 
 def check_pair(draft: ModelDescription, target: ModelDescription) -> None:

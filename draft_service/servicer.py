@@ -27,6 +27,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class DraftServicer(DraftServiceServicer):
     def __init__(self, drafter: Drafter, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
         self._drafter = drafter
+        self._identity = drafter.runner.describe().identity
         self._worker = worker
         self._exchanges = exchanges
         self._max_rows = max_rows
@@ -43,7 +44,7 @@ class DraftServicer(DraftServiceServicer):
         check_row_count(len(request.rows), self._max_rows)
         rows = propose_rows_from_pb(request)
         results, timing = await self._worker.run_timed(self._drafter.propose, rows, scope)
-        return proposals_to_pb(rows, Proposals(results, timing))
+        return proposals_to_pb(rows, Proposals(results, timing, self._identity))
 
     async def RollbackDraftSequences(
         self, request: pb.RollbackDraftSequencesRequest, context: Context

@@ -5,7 +5,8 @@ async with Client("127.0.0.1:7700") as client:
         print("".join(token.text for token in piece.tokens), end="")
 
 A stream that breaks is taken up again, at this or another coordinator, from the tokens received of each output: the
-continuation is the same, token for token. When to call again, `paceline.retries` knows.
+continuation is the same, token for token. Where another model is served meanwhile, that is an error, `ModelChanged`.
+When to call again, `paceline.retries` knows.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Self
 
 from opentelemetry.trace import Tracer
 
-from paceline.codec.generation import cluster_from_pb, piece_from_pb, request_to_pb
+from paceline.codec.generation import accepted_from_pb, cluster_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
 from paceline.errors import CallTimedOut, Overloaded, PeerFailed, PeerUnavailable
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
@@ -28,6 +29,7 @@ from paceline.rpc import open_channel, translated_errors
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import (
     ClusterDescription,
+    GenerationAccepted,
     GenerationFinish,
     GenerationRequest,
     ModelDescription,
@@ -79,6 +81,11 @@ class _Received:
             list, {one.completion_index: [*one.token_ids] for one in request.received_outputs}
         )
         self._ended = {one.completion_index for one in request.received_outputs if one.ended}
+        self._model_digest = request.model_digest
+
+    def accept(self, accepted: GenerationAccepted) -> None:
+        """Note which model the tokens after this are of: those before, if there are any, were of the same."""
+        self._model_digest = accepted.model_digest or self._model_digest
 
     def add(self, piece: OutputPiece) -> None:
         self._token_ids[piece.completion_index] += [token.token_id for token in piece.tokens]
@@ -94,7 +101,9 @@ class _Received:
         begun = sorted(index for index, token_ids in self._token_ids.items() if token_ids and index not in self._ended)
         outputs = [ReceivedOutput(index, tuple(self._token_ids[index])) for index in begun]
         outputs += [ReceivedOutput(index, ended=True) for index in sorted(self._ended)]
-        return replace(self._request, received_outputs=tuple(outputs))
+        # Without anything received, any model will do that the request itself will take.
+        model_digest = self._model_digest if outputs else self._request.model_digest
+        return replace(self._request, received_outputs=tuple(outputs), model_digest=model_digest)
 
 
 class Client:
@@ -160,7 +169,7 @@ class Client:
             remaining_s = None if ends_at_s is None else max(0.0, ends_at_s - self._clock())
             asked = self._next
             try:
-                async for piece in self._stream(rest, remaining_s):
+                async for piece in self._stream(rest, remaining_s, received):
                     received.add(piece)
                     outage.over()
                     yield piece
@@ -175,15 +184,19 @@ class Client:
         if not received.is_whole:
             raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
 
-    async def _stream(self, request: GenerationRequest, timeout_s: float | None) -> AsyncGenerator[OutputPiece, None]:
+    async def _stream(
+        self, request: GenerationRequest, timeout_s: float | None, received: _Received
+    ) -> AsyncGenerator[OutputPiece, None]:
         with translated_errors():
             call = self._stubs[self._next].GenerateText(
                 request_to_pb(request), timeout=timeout_s, metadata=self._security.metadata()
             )
             try:
                 async for message in call:
-                    # What it tells is known here already, and that the request waits is no progress.
-                    if not message.HasField("accepted"):
+                    # That the request waits is no progress.
+                    if message.HasField("accepted"):
+                        received.accept(accepted_from_pb(message.accepted))
+                    else:
                         yield piece_from_pb(message)
             finally:
                 call.cancel()

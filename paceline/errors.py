@@ -9,6 +9,7 @@
       PermissionDenied         PERMISSION_DENIED     the caller is known and may not do this
       PrefixNotCached          FAILED_PRECONDITION   fewer tokens are cached than a row relies on: send them all
         RuleUnknown                                  nobody told how the sequence's tokens are chosen: send all with it
+      ModelChanged             FAILED_PRECONDITION   what was received is another model's than the one served now
       MessageTooLarge          RESOURCE_EXHAUSTED    a message is beyond a limit; repeating the call is no use
       Overloaded               RESOURCE_EXHAUSTED    no room now; try again after `retry_after_s`
         CacheFull                                    a row's tokens find no room beside what others hold
@@ -76,6 +77,11 @@ class PrefixNotCached(PacelineError):
 
 class RuleUnknown(PrefixNotCached):
     reason = "RULE_UNKNOWN"
+
+
+class ModelChanged(PacelineError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "MODEL_CHANGED"
 
 
 class Unauthenticated(PacelineError):

@@ -31,6 +31,7 @@ log = structlog.get_logger()
 class TargetServicer(TargetServiceServicer):
     def __init__(self, verifier: Verifier, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
         self._verifier = verifier
+        self._identity = verifier.runner.describe().identity
         self._worker = worker
         self._exchanges = exchanges
         self._max_rows = max_rows
@@ -47,7 +48,7 @@ class TargetServicer(TargetServiceServicer):
         check_row_count(len(request.rows), self._max_rows)
         rows = verify_rows_from_pb(request)
         results, timing = await self._worker.run_timed(self._verifier.verify, rows, scope)
-        return verdicts_to_pb(rows, Verdicts(results, timing))
+        return verdicts_to_pb(rows, Verdicts(results, timing, self._identity))
 
     async def RollbackTargetSequences(
         self, request: pb.RollbackTargetSequencesRequest, context: Context

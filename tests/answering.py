@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +19,7 @@ from paceline.types import (
     FinishReason,
     GenerationFinish,
     GenerationRequest,
+    ModelIdentity,
     OutputToken,
     Text,
     Usage,
@@ -35,6 +36,7 @@ class AnsweringClient:
     is_lost: bool = False
     """Nothing is there that could answer."""
     model: str = "target"
+    model_digest: str = ""
     endless: str | None = None
     """A prompt that is never answered."""
     timeout_s: float | None = None
@@ -45,12 +47,14 @@ class AnsweringClient:
     async def describe(self) -> ClusterDescription:
         if self.is_lost:
             raise PeerUnavailable("no coordinator is there")
-        return ClusterDescription(describe(self.model), None, 8, 5, "continuous", 2, 0, 0, ClusterStatistics())
+        target = replace(describe(self.model), identity=ModelIdentity(self.model_digest))
+        return ClusterDescription(target, None, 8, 5, "continuous", 2, 0, 0, ClusterStatistics())
 
     describe_once = describe
 
     async def complete(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
         assert isinstance(request.prompt, Text)
+        assert request.model_digest == self.model_digest
         prompt = request.prompt.value
         self.prompts.append(prompt)
         self.timeout_s = timeout_s

@@ -74,6 +74,7 @@ async def model_server(
     tracer: LeanTracer | None = None,
     server_options: ServerOptions | None = None,
     security: ChannelSecurity = LOCAL,
+    port: int = 0,
 ) -> AsyncIterator[ModelServer]:
     """Serve one model as `draft` or `target`; its channel is opened with `security`."""
     module = {"draft": draft_servicer, "target": target_servicer}[role]
@@ -83,7 +84,7 @@ async def model_server(
     runner = Runner(await worker.run(load_model, str(model), dtype), options)
     async with running_server(
         "127.0.0.1",
-        0,
+        port,
         [module.SERVICE_NAME],
         lambda server: add(runner, worker, exchanges, server),
         grace_s=1,

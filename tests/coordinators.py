@@ -131,6 +131,10 @@ class Dispatched:
     drafts: list[Replica[FakeDrafter]]
 
 
+def fits(model: ModelDescription) -> None:
+    """Every model does."""
+
+
 @asynccontextmanager
 async def dispatching(
     drafters: Sequence[FakeDrafter],
@@ -138,6 +142,7 @@ async def dispatching(
     *,
     queue_limit: int = 100,
     target_wait_s: float = 60,
+    check_fit: Callable[[ModelDescription], None] = fits,
     clock: Callable[[], float] = time.perf_counter,
     registry: CollectorRegistry | None = None,
     **settings: Any,
@@ -167,7 +172,7 @@ async def dispatching(
         dispatcher = Dispatcher(
             make, residency, tasks, queue_limit=queue_limit, target_wait_s=target_wait_s, clock=clock
         )
-        targets = [Replica(f"target:{n}", one, fits, dispatcher.changed) for n, one in enumerate(verifiers)]
+        targets = [Replica(f"target:{n}", one, check_fit, dispatcher.changed) for n, one in enumerate(verifiers)]
         drafts = [Replica(f"draft:{n}", one, fits, drafter.changed) for n, one in enumerate(drafters)]
         for target in targets:
             dispatcher.changed(target)
@@ -187,10 +192,6 @@ async def dispatching(
             )
         finally:
             await dispatcher.close()
-
-
-def fits(model: ModelDescription) -> None:
-    """Every model does."""
 
 
 @asynccontextmanager
@@ -213,6 +214,7 @@ async def fake_server(
     *,
     queue_limit: int = 100,
     options: ServerOptions | None = None,
+    served: Served = SERVED,
 ) -> AsyncIterator[RunningServer]:
     """As `fake_cluster`, for clients of any kind."""
     async with dispatching(
@@ -224,8 +226,8 @@ async def fake_server(
         settings = CoordinatorSettings(draft="unused:1", target="unused:1")
         servicer = GenerationServicer(
             settings,
-            SERVED,
-            running.admission,
+            served,
+            Admission(served, default_max_new_tokens=40),
             running.dispatcher,
             running.drafter,
             running.statistics,

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
+from coordinator.plausibility import check_identity
 from coordinator.round import Patience
 from paceline.errors import CacheFull, PacelineError, PrefixNotCached
 from paceline.types import (
@@ -11,6 +12,7 @@ from paceline.types import (
     CallTiming,
     ChoiceRule,
     ModelDescription,
+    ModelIdentity,
     Prefilled,
     Proposal,
     Proposals,
@@ -71,6 +73,7 @@ class FakeModel:
         self.away: PacelineError | None = None
         """What every call fails with."""
         self.is_closed = False
+        self.trusted: ModelIdentity | None = None
         self._owed: set[str] = set()
         self._capacity_tokens = capacity_tokens
 
@@ -85,6 +88,9 @@ class FakeModel:
     async def describe(self, timeout_s: float) -> ModelDescription:
         self.answer()
         return self.description
+
+    def trust(self, identity: ModelIdentity) -> None:
+        self.trusted = identity
 
     async def close(self) -> None:
         self.is_closed = True
@@ -158,6 +164,7 @@ class FakeVerifier(FakeModel):
         self.timeouts_s.append(timeout_s)
         self.before(len(self.calls))
         self.answer()
+        check_identity(self.trusted, self.description.identity)
         return Verdicts([self._verify(row) for row in rows], self.timing)
 
     def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
@@ -211,6 +218,7 @@ class FakeDrafter(FakeModel):
         self.limits.append(limit)
         self._before(len(self.calls))
         self.answer()
+        check_identity(self.trusted, self.description.identity)
         return Proposals([self._propose(row) for row in rows])
 
     def _propose(self, row: ProposeRow) -> Proposal | PacelineError:

@@ -10,9 +10,8 @@ CHUNK_BYTES = 1 << 16
 class Proxy:
     """Forwards bytes both ways while `flowing`; what comes while it is not is held, as a network that lost its way."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._port = port
+    def __init__(self, address: str) -> None:
+        self.lead_to(address)
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
@@ -23,6 +22,11 @@ class Proxy:
         self.connection_count = 0
         """Of connections that were let through, each of which `cut` breaks from then on."""
         self.cut_count = 0
+
+    def lead_to(self, address: str) -> None:
+        """Forward new connections there from now on."""
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
 
     def cut(self) -> None:
         """Break every connection."""
@@ -73,8 +77,7 @@ class Proxy:
 @asynccontextmanager
 async def running_proxy(address: str) -> AsyncIterator[Proxy]:
     """Forward a free port of this machine to `address`; the proxy tells the port."""
-    host, _, port = address.rpartition(":")
-    proxy = Proxy(host, int(port))
+    proxy = Proxy(address)
     server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
     proxy.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

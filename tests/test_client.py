@@ -14,14 +14,16 @@ from prometheus_client import CollectorRegistry
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client, Completion, RetryPolicy
-from paceline.codec.generation import piece_from_pb, request_to_pb
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed, PeerUnavailable
+from paceline.codec.generation import accepted_from_pb, piece_from_pb, request_to_pb
+from paceline.errors import CallTimedOut, InvalidRequest, ModelChanged, Overloaded, PeerFailed, PeerUnavailable
 from paceline.instruments import Instruments
 from paceline.metrics import new_registry
-from paceline.rpc import open_channel, running_server
+from paceline.rpc import RunningServer, open_channel, running_server
 from paceline.types import (
+    GenerationAccepted,
     GenerationFinish,
     GenerationRequest,
+    ModelIdentity,
     OutputPiece,
     ReceivedOutput,
     SamplingParameters,
@@ -36,7 +38,7 @@ from paceline.v1.generation_service_pb2_grpc import (
 )
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
-from tests.coordinators import fake_cluster, fake_server
+from tests.coordinators import SERVED, fake_cluster, fake_server
 from tests.fakes import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.proxy import Proxy, running_proxy
 
@@ -170,6 +172,66 @@ async def test_any_client_can_continue_a_stream_it_gave_no_seed(pairs: dict[str,
             else:
                 outputs.add(piece_from_pb(message))
         outputs.assert_equal(await running.client.complete_all(request))
+
+
+def serving(model_digest: str, verifier: FakeVerifier) -> contextlib.AbstractAsyncContextManager[RunningServer]:
+    served = replace(SERVED, target=replace(SERVED.target, identity=ModelIdentity(model_digest, "process")))
+    return fake_server(FakeDrafter(0.7), verifier, CollectorRegistry(), served=served)
+
+
+ONE, OTHER = "1" * 64, "2" * 64
+
+
+@pytest.mark.review
+async def test_a_client_is_told_the_model_and_another_refuses_to_go_on_with_it() -> None:
+    """Review C1"""
+    async with serving(ONE, FakeVerifier()) as server, open_channel(server.address) as channel:
+        call = GenerationServiceStub(channel).GenerateText(request_to_pb(GenerationRequest(PROMPT, 4, seed=1)))
+        accepted = (await anext(aiter(call))).accepted
+        assert accepted.model_digest == ONE
+        call.cancel()
+        async with Client(server.address) as client:
+            request = GenerationRequest(PROMPT, 4, received_outputs=(ReceivedOutput(0, (5,)),), seed=1)
+            assert await client.complete(replace(request, model_digest=ONE))
+            words = "model_digest is '222222222222', .* target with digest '111111111111' is served now; leave both out"
+            with pytest.raises(ModelChanged, match=words):
+                await client.complete(replace(request, model_digest=OTHER))
+    async with fake_cluster(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as of_old_services:
+        assert await of_old_services.complete(replace(request, model_digest=OTHER))
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("received_something", [True, False])
+async def test_an_output_never_mixes_two_models(received_something: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review C1: it went on at whatever coordinator answered. What has no token yet begins anew."""
+    accepted = asyncio.Event()
+
+    def noted(message: pb.GenerationAccepted) -> GenerationAccepted:
+        accepted.set()
+        return accepted_from_pb(message)
+
+    monkeypatch.setattr("paceline.client.accepted_from_pb", noted)
+    first, other = HeldVerifier(1 if received_something else 0), FakeVerifier()
+    async with (
+        serving(ONE, first) as server,
+        serving(OTHER, other) as another,
+        running_proxy(server.address) as proxy,
+        Client(proxy.address, QUICK) as client,
+    ):
+        stream = client.generate(GenerationRequest(PROMPT, 30))
+        piece = asyncio.ensure_future(anext(stream))
+        await (piece if received_something else accepted.wait())
+        proxy.lead_to(another.address)
+        proxy.cut()
+        if received_something:
+            with pytest.raises(ModelChanged):
+                await anext(stream)
+            assert not other.calls
+        else:
+            rest = [await piece, *[one async for one in stream]]
+            assert [token.token_id for one in rest for token in one.tokens] == continuation(PROMPT.values, 30)
+        await stream.aclose()
+        first.open.set()
 
 
 class OutageTime:

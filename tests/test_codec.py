@@ -83,11 +83,12 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
     failed = errors.PrefixNotCached("gone")
     asked = [types.ProposeRow(one, 0, (1,), 2) for one in "ab"]
     timing = types.CallTiming(0.5, 0.25)
-    sent = types.Proposals([types.Proposal((1, 2), 9), failed], timing)
+    identity = types.ModelIdentity("digest", "incarnation")
+    sent = types.Proposals([types.Proposal((1, 2), 9), failed], timing, identity)
     proposals = rounds.proposals_from_pb(rounds.proposals_to_pb(asked, sent))
     assert proposals.results[0] == types.Proposal((1, 2), 9)
     assert isinstance(proposals.results[1], errors.PrefixNotCached)
-    assert proposals.timing == timing
+    assert (proposals.timing, proposals.identity) == (timing, identity)
     rows = [types.VerifyRow(one, 0, (1,), ()) for one in "ab"]
     logprobs = (types.TokenLogprobs(-0.5, ((3, -0.5), (4, -2.0))),)
     given: list[types.VerifyOutcome | errors.PacelineError] = [
@@ -96,10 +97,10 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
         types.Verdict(1, 2, 3, logprobs),
         types.Prefilled(7),
     ]
-    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows * 2, types.Verdicts(given, timing)))
+    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows * 2, types.Verdicts(given, timing, identity)))
     assert isinstance(verdicts.results[0], errors.PrefixNotCached)
     assert verdicts.results[1:] == given[1:]
-    assert verdicts.timing == timing
+    assert (verdicts.timing, verdicts.identity) == (timing, identity)
 
 
 @given(
@@ -112,6 +113,7 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
         st.booleans(),
         st.none() | COUNTS,
         received_outputs=RECEIVED,
+        model_digest=st.text(),
     )
 )
 def test_requests_survive_the_wire(request: types.GenerationRequest) -> None:
@@ -156,10 +158,10 @@ def test_pieces_survive_the_wire(reason: types.FinishReason | None) -> None:
 def test_descriptions_survive_the_wire() -> None:
     hops = types.HopTime(1.0, 2.0, 3.0), types.HopTime(4.0, 5.0, 6.0)
     statistics = types.ClusterStatistics(1, 2, 3, 4, 5, (6, 7), ((8, 9), (10, 11)), 0.5, 12, 13.5, *hops)
+    identity = types.ModelIdentity("digest", "incarnation")
+    target = replace(describe("t", "print"), weights_digest="w", kernels="k", identity=identity)
     for draft_count in (None, 0, 3):
-        cluster = types.ClusterDescription(
-            describe("t", "print"), describe("d"), 1, draft_count, "exspec", 2, 3, 4, statistics
-        )
+        cluster = types.ClusterDescription(target, describe("d"), 1, draft_count, "exspec", 2, 3, 4, statistics)
         assert generation.cluster_from_pb(generation.cluster_to_pb(cluster)) == cluster
     replicas = tuple(types.ReplicaDescription("10.0.0.7:1", state, 5) for state in types.ReplicaState)
     circuits = tuple(types.ReplicaDescription("x:1", types.ReplicaState.UP, 0, one) for one in types.CircuitState)

@@ -6,6 +6,7 @@ import signal
 import socket
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -145,7 +146,10 @@ async def test_a_killed_service_can_be_started_again_on_its_ports() -> None:
         with pytest.raises(PeerUnavailable):
             await describe_draft(first.address)
         assert await service.start() == first
-        assert await describe_draft(first.address) == described
+        again = await describe_draft(first.address)
+        assert again.identity.incarnation != described.identity.incarnation
+        assert replace(again, identity=described.identity) == described
+        assert again.identity.model_digest == described.identity.model_digest
     finally:
         await service.stop()
 

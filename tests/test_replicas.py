@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from coordinator.background import background
 from coordinator.config import CoordinatorSettings
@@ -134,9 +135,9 @@ def other(**changes: str | int) -> ModelDescription:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (other(model_id="another"), "model_id 'another', and the first one 'target'"),
+        (other(model_id="another"), "has model_id 'another', and the first one (target) 'target'"),
         (other(tokenizer_fingerprint="x"), "tokenizer_fingerprint 'x'"),
-        (other(dtype="bfloat16"), "dtype 'bfloat16', and the first one 'float32'"),
+        (other(dtype="bfloat16"), "dtype 'bfloat16', and the first one (target) 'float32'"),
         (other(numerics="strict"), "numerics 'strict'"),
         (replace(other(), cache=CacheDescription(max_length=9)), "sequences of 9 tokens, and the first one 1000"),
     ],
@@ -155,6 +156,47 @@ async def test_a_target_unlike_the_first_is_refused_by_name_until_it_comes_back_
     remote.description = other()
     await replica.look()
     assert replica.is_up
+
+
+ONE, ANOTHER = "1" * 64, "a" * 64
+
+
+def digested(**changes: str | int) -> ModelDescription:
+    return other(**{"weights_digest": ONE, "configuration_digest": ONE} | changes)
+
+
+@pytest.mark.review  # C1
+def test_replicas_are_told_apart_by_their_weights_whatever_their_names() -> None:
+    fit = Fit()
+    fit.check_target(digested())
+    fit.check_target(digested(model_id="/models/of/another/path", revision="main"))
+    for field in ("weights_digest", "configuration_digest"):
+        words = rf"\(target\) has {field} '{ANOTHER[:12]}', and the first one \(target\) '{ONE[:12]}'"
+        with pytest.raises(IncompatiblePair, match=words):
+            fit.check_target(digested(**{field: ANOTHER}))
+
+
+@pytest.mark.review  # C1
+def test_a_replica_that_tells_no_digest_is_known_by_its_name() -> None:
+    for first, second in ((digested(), other()), (other(), digested())):
+        fit = Fit()
+        fit.check_target(first)
+        fit.check_target(second)
+        with pytest.raises(IncompatiblePair, match="model_id 'another'"):
+            fit.check_target(replace(second, model_id="another"))
+
+
+@pytest.mark.review  # C1
+def test_other_kernels_are_refused_where_bits_are_promised_and_else_told_once() -> None:
+    strict = Fit()
+    strict.check_target(digested(numerics="strict", kernels="cpu AVX2"))
+    with pytest.raises(IncompatiblePair, match="kernels 'cpu AVX512'.* start all with --numerics fast, or on one kind"):
+        strict.check_target(digested(numerics="strict", kernels="cpu AVX512"))
+    fast = Fit()
+    with structlog.testing.capture_logs() as logs:
+        for kernels in ("cpu AVX2", "cpu AVX512", "cpu AVX512", "cpu AVX2"):
+            fast.check_target(digested(kernels=kernels))
+    assert [(one["kernels"], one["first"]) for one in logs] == [("cpu AVX512", "cpu AVX2")]
 
 
 async def test_a_draft_of_another_family_is_refused() -> None:

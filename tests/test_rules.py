@@ -98,7 +98,8 @@ def test_a_rule_goes_with_its_sequence_and_outlasts_what_is_cached_of_it(verifie
     """review C5"""
     again = VerifyRow("a", 0, PROMPT, (), None)
     decode(verifier, [HOT])
-    assert isinstance(only(verifier.runner.rollback([SequenceLength("a", 0)])), RolledBack)
+    (rolled_back,) = verifier.runner.rollback([SequenceLength("a", 0)])
+    assert isinstance(rolled_back, RolledBack)
     assert isinstance(only(verifier.verify([again])), Verdict)
     verifier.runner.release(["a"])
     assert isinstance(only(verifier.verify([again])), RuleUnknown)

@@ -59,9 +59,9 @@ def outputs(path: str = "out.jsonl") -> list[Any]:
     return [row.get("text", row.get("error")) for row in rows]
 
 
-def lose_at_d() -> Result:
+def lose_at_d(client: AnsweringClient | None = None) -> Result:
     """Run it until the coordinator is lost while D is asked; the other four are answered."""
-    client = AnsweringClient()
+    client = client or AnsweringClient()
 
     def lose(prompt: str) -> None:
         if prompt == "d":
@@ -217,6 +217,15 @@ def test_what_is_of_another_run_is_not_gone_on_with(folder: Path) -> None:
     PARTIAL.write_text("notes of a user\n")
     assert "is not what an interrupted `paceline run` leaves" in refusal(AnsweringClient(), "--resume")
     assert PARTIAL.read_text() == "notes of a user\n"
+
+
+def test_a_model_is_the_one_that_a_run_was_begun_with_by_its_digest_whatever_its_name(folder: Path) -> None:
+    """Review C1: other weights under the same name were taken for the same model."""
+    lose_at_d(AnsweringClient(model_digest="1" * 64))
+    other = AnsweringClient(model_digest="2" * 64)
+    assert "there model_digest is '1111" in refusal(other, "--resume")
+    assert run(AnsweringClient(model="elsewhere", model_digest="1" * 64), "--resume").exit_code == 0
+    assert outputs() == ["A", "B", "C", "D", "E"]
 
 
 def test_resume_begins_where_nothing_is_and_asks_nothing_again_where_all_is(folder: Path) -> None:

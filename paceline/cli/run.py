@@ -35,7 +35,7 @@ from paceline.files import check_distinct
 from paceline.launcher import ClusterOptions
 from paceline.prompt_file import InputLine, read_lines
 from paceline.tasks import side_by_side
-from paceline.types import ClusterDescription, GenerationRequest, SamplingParameters
+from paceline.types import ClusterDescription, GenerationRequest, ModelDescription, SamplingParameters
 
 IN_FLIGHT = 64
 """Prompts under way at once: enough to keep any batch full, few enough to leave the queue to others."""
@@ -59,6 +59,8 @@ class RunPlan:
             max_draft_count=self.max_draft_count,
             sampling=self.sampling,
             seed=self.seed,
+            # All lines are to be of one model.
+            model_digest=cluster.target.identity.model_digest,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -117,8 +119,7 @@ async def _run(
 ) -> int:
     """Answer the lines that have no answer yet, write the output, and return how many failed."""
     async with connected(connection, options, tell=teller(console)) as (client, cluster):
-        target = cluster.target
-        partial.answered_by({"model": target.model_id, "dtype": target.dtype, "numerics": target.numerics})
+        partial.answered_by(_model_of(cluster.target))
         try:
             with progress_bar(console) as progress:
                 run = _Run(plan, client, cluster, partial, progress, len(lines))
@@ -136,6 +137,13 @@ async def _run(
                     soft_wrap=True,
                 )
     return len(run.failures)
+
+
+def _model_of(target: ModelDescription) -> dict[str, Any]:
+    """What says that answers are one model's: its digest, or where it tells none its name."""
+    if digest := target.identity.model_digest:
+        return {"model_digest": digest}
+    return {"model": target.model_id, "dtype": target.dtype, "numerics": target.numerics}
 
 
 class _Run:

@@ -37,7 +37,7 @@ _REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.GenerateTextRequest:
     """Write a request; InvalidRequest when the wire has no room for one of its values."""
     own = ("max_new_tokens", "stop_strings", "stop_token_ids", "ignore_end_tokens", "max_draft_count", "seed")
-    values = {name: getattr(request, name) for name in (*own, "completion_count", "top_logprob_count")}
+    values = {name: getattr(request, name) for name in (*own, "completion_count", "top_logprob_count", "model_digest")}
     values |= _prompt_values(request.prompt) | _received_values(request.received_outputs)
     values["sampling"] = sampling_to_pb(request.sampling)
     return filled(generation_service_pb2.GenerateTextRequest, values)
@@ -78,6 +78,7 @@ def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
         completion_count=message.completion_count or 1,
         top_logprob_count=message.top_logprob_count if message.HasField("top_logprob_count") else None,
         received_outputs=tuple(_received_from_pb(message)),
+        model_digest=message.model_digest,
     )
 
 
@@ -102,6 +103,10 @@ def _prompt_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
 def accepted_to_pb(accepted: types.GenerationAccepted) -> generation_service_pb2.GenerateTextResponse:
     values = values_of(types.GenerationAccepted, accepted)
     return generation_service_pb2.GenerateTextResponse(accepted=generation_service_pb2.GenerationAccepted(**values))
+
+
+def accepted_from_pb(message: generation_service_pb2.GenerationAccepted) -> types.GenerationAccepted:
+    return types.GenerationAccepted(**values_of(types.GenerationAccepted, message))
 
 
 def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateTextResponse:

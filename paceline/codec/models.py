@@ -13,13 +13,23 @@ PIECE_BYTES = 1 << 20
 
 def model_to_pb(model: types.ModelDescription) -> common_pb2.ModelDescription:
     cache = common_pb2.CacheDescription(**values_of(types.CacheDescription, model.cache))
-    return common_pb2.ModelDescription(**values_of(types.ModelDescription, model) | {"cache": cache})
+    inner = {"cache": cache, "identity": identity_to_pb(model.identity)}
+    return common_pb2.ModelDescription(**values_of(types.ModelDescription, model) | inner)
 
 
 def model_from_pb(message: common_pb2.ModelDescription) -> types.ModelDescription:
     cache = types.CacheDescription(**values_of(types.CacheDescription, message.cache))
     values = values_of(types.ModelDescription, message)
-    return types.ModelDescription(**values | {"end_token_ids": tuple(message.end_token_ids), "cache": cache})
+    inner = {"cache": cache, "identity": identity_from_pb(message.identity)}
+    return types.ModelDescription(**values | {"end_token_ids": tuple(message.end_token_ids)} | inner)
+
+
+def identity_to_pb(identity: types.ModelIdentity) -> common_pb2.ModelIdentity:
+    return common_pb2.ModelIdentity(model_digest=identity.model_digest, incarnation=identity.incarnation)
+
+
+def identity_from_pb(message: common_pb2.ModelIdentity) -> types.ModelIdentity:
+    return types.ModelIdentity(message.model_digest, message.incarnation)
 
 
 def values_of(kind: type[Any], source: object) -> dict[str, Any]:

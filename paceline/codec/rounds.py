@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from paceline import types
+from paceline.codec.models import identity_from_pb, identity_to_pb
 from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, rule_from_pb, rule_to_pb
 from paceline.codec.status import error_from_pb, error_to_pb
 from paceline.codec.versions import RULES_TOLD_ONCE, VERSION
@@ -67,7 +68,10 @@ def proposals_to_pb(
         )
 
     return draft_service_pb2.ProposeTokensResponse(
-        results=map(one, rows, proposals.results), timing=_timing_to_pb(proposals.timing), wire_version=VERSION
+        results=map(one, rows, proposals.results),
+        timing=_timing_to_pb(proposals.timing),
+        wire_version=VERSION,
+        identity=identity_to_pb(proposals.identity),
     )
 
 
@@ -78,7 +82,7 @@ def proposals_from_pb(response: draft_service_pb2.ProposeTokensResponse) -> type
         else types.Proposal(tuple(result.draft_token_ids), result.cached_length)
         for result in response.results
     ]
-    return types.Proposals(results, _timing_from_pb(response.timing))
+    return types.Proposals(results, _timing_from_pb(response.timing), identity_from_pb(response.identity))
 
 
 def _timing_to_pb(timing: types.CallTiming) -> common_pb2.CallTiming:
@@ -141,7 +145,10 @@ def verdicts_to_pb(
         )
 
     return target_service_pb2.VerifyTokensResponse(
-        results=map(one, rows, verdicts.results), timing=_timing_to_pb(verdicts.timing), wire_version=VERSION
+        results=map(one, rows, verdicts.results),
+        timing=_timing_to_pb(verdicts.timing),
+        wire_version=VERSION,
+        identity=identity_to_pb(verdicts.identity),
     )
 
 
@@ -158,7 +165,8 @@ def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> types
             tuple(map(logprobs_from_pb, result.logprobs)),
         )
 
-    return types.Verdicts([one(result) for result in response.results], _timing_from_pb(response.timing))
+    results = [one(result) for result in response.results]
+    return types.Verdicts(results, _timing_from_pb(response.timing), identity_from_pb(response.identity))
 
 
 def lengths_from_pb(lengths: Iterable[common_pb2.SequenceLength]) -> list[types.SequenceLength]:

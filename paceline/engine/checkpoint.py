@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from paceline.builtin import resolve_model
 from paceline.errors import ModelNotUsable
@@ -37,6 +38,23 @@ class Checkpoint:
     """As it was asked for."""
     folder: Path
     config: Any
+
+    @property
+    def weight_files(self) -> list[Path]:
+        """Those that transformers reads, which are not all there may be. Raises ModelNotUsable."""
+        stated = getattr(self.config, "transformers_weights", None)
+        first = self.folder / (stated or SAFE_WEIGHTS_NAME)
+        if not stated and not first.is_file():
+            first = self.folder / SAFE_WEIGHTS_INDEX_NAME
+        if first.suffix != ".json":
+            return [first]
+        try:
+            places = json.loads(first.read_text(encoding="utf-8"))["weight_map"]
+            return [self.folder / name for name in sorted(set(places.values()))]
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise ModelNotUsable(
+                f"model {self.model!r}: {first.name} does not name the files of the weights; it may be half written"
+            ) from error
 
 
 def find_checkpoint(model: str) -> Checkpoint:

@@ -15,10 +15,12 @@ from transformers.utils import logging as transformers_logging
 from paceline.engine.attention import ATTENTION_NAME
 from paceline.engine.checkpoint import Checkpoint, find_checkpoint, label_of, max_length_of, read_tokenizer
 from paceline.engine.decoder import make_decoder
+from paceline.engine.identity import Origin, origin_of_files, origin_of_module
 from paceline.engine.kv_cache import KvShape
 from paceline.engine.memory import is_out_of_memory, refusing_to_start
 from paceline.engine.model import LoadedModel
 from paceline.engine.self_check import check_model, own_logits
+from paceline.engine.weights_digest import reading_with_digest
 from paceline.errors import ModelNotUsable, StartupError
 from paceline.text import fingerprint
 from paceline.types import ModelDescription, TokenizerFiles
@@ -38,15 +40,19 @@ def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto
     with refusing_to_start(
         f"model {model!r} does not fit the memory of {place}; take a shorter --dtype or another --device"
     ):
-        module = _read_weights(checkpoint, _resolve_dtype(model, dtype, checkpoint.config), place)
-        return as_loaded(module, model, read_tokenizer(checkpoint))
+        module, origin = _read(checkpoint, _resolve_dtype(model, dtype, checkpoint.config), place)
+        return as_loaded(module, model, read_tokenizer(checkpoint), origin)
 
 
-def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles | None) -> LoadedModel:
+def as_loaded(
+    module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles | None, origin: Origin | None = None
+) -> LoadedModel:
     """Describe a module made with `ATTENTION_NAME` as its attention, and make passes of it, which uses it up.
 
-    Raises ModelNotUsable when the passes do not give what the module gave.
+    `origin`: None where it was read from no files. Raises ModelNotUsable when the passes do not give what the module
+    gave.
     """
+    origin = origin or origin_of_module(module)
     config: Any = module.config
     head_count: int = config.num_attention_heads
     shape = KvShape(
@@ -68,6 +74,9 @@ def as_loaded(module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles 
         dtype=str(module.dtype).removeprefix("torch."),
         parameter_count=module.num_parameters(),
         has_chat_template=bool(tokenizer and tokenizer.chat_template),
+        weights_digest=origin.weights_digest,
+        configuration_digest=origin.configuration_digest,
+        revision=origin.revision,
     )
     own, mixes_experts = own_logits(module), _mixes_experts(module)  # before the module is used up
     loaded = LoadedModel(make_decoder(module), description, shape, tokenizer, mixes_experts)
@@ -91,6 +100,19 @@ def _resolve_dtype(model: str, dtype: DtypeName, config: Any) -> torch.dtype | L
     if stated is not None and stated not in DTYPES.values():
         raise ModelNotUsable(f"model {model!r} states dtype {stated}; start with --dtype float32, bfloat16 or float16")
     return stated or "auto"
+
+
+def _read(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], device: str) -> tuple[PreTrainedModel, Origin]:
+    files = checkpoint.weight_files
+    try:
+        module, digest = reading_with_digest(checkpoint.folder, files, lambda: _read_weights(checkpoint, dtype, device))
+        return module, origin_of_files(checkpoint.folder, digest)
+    except (OSError, ValueError) as error:
+        raise _half_written(checkpoint, error) from error
+
+
+def _half_written(checkpoint: Checkpoint, error: Exception) -> ModelNotUsable:
+    return ModelNotUsable(f"model {checkpoint.model!r}: the weights cannot be read, perhaps half written: {error}")
 
 
 def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], device: str) -> PreTrainedModel:
@@ -119,7 +141,7 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
         if is_out_of_memory(error):
             raise
-        raise ModelNotUsable(f"model {model!r}: the weights cannot be read, perhaps half written: {error}") from error
+        raise _half_written(checkpoint, error) from error
     module: PreTrainedModel
     module, report = loaded
     # transformers fills what a file lacks with random numbers and only warns.

@@ -4,6 +4,7 @@ Owns the order of things: place the rows in the cache, run the model, undo on fa
 verifying. All calls come from one thread.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from paceline.engine.blocks import BlockPasses
 from paceline.engine.blocks.choice import is_plain
 from paceline.engine.blocks.passes import MAX_NEW_TOKENS
 from paceline.engine.dense_cache import DenseCache
+from paceline.engine.identity import kernels_of, model_digest
 from paceline.engine.kv_cache import KvCache
 from paceline.engine.kv_pool import KvPool
 from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
@@ -26,7 +28,7 @@ from paceline.engine.passes import FastPasses, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
 from paceline.engine.rules import SequenceRules, rule_of
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
-from paceline.types import ModelDescription, Prefilled, ProposeRow, RolledBack, SequenceLength
+from paceline.types import ModelDescription, ModelIdentity, Prefilled, ProposeRow, RolledBack, SequenceLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Runner:
         self._clock = clock
         self._on_pass = on_pass
         self._last_named: dict[str, float] = {}
+        self._description = _identified(model, options)
 
     @property
     def limits(self) -> RowLimits:
@@ -75,7 +78,7 @@ class Runner:
 
     def describe(self) -> ModelDescription:
         cache = replace(self.cache.describe(), prefill_chunk_tokens=self._options.prefill_chunk_tokens)
-        return replace(self.model.description, numerics=self._options.numerics, cache=cache)
+        return replace(self._description, cache=cache)
 
     def forward(self, rows: Sequence[PackedRow]) -> list[Outcome]:
         """Run the rows; each row's outcome tells its logits, that it was taken in part, or why it could not run.
@@ -205,6 +208,12 @@ def _pass_size(running: Sequence[tuple[PackedRow, Piece]]) -> PassSize:
     return PassSize(
         len(counts), sum(counts), sum(count for count, prompt in zip(counts, prompts, strict=True) if prompt)
     )
+
+
+def _identified(model: LoadedModel, options: EngineOptions) -> ModelDescription:
+    kernels = kernels_of(model, options.layout, fixed_shapes=has_fixed_shapes(model, options))
+    described = replace(model.description, numerics=options.numerics, kernels=kernels)
+    return replace(described, identity=ModelIdentity(model_digest(described), secrets.token_hex(16)))
 
 
 def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions) -> FastPasses:

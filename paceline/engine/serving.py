@@ -48,8 +48,15 @@ async def serve_model(
             worker.watch_device(device_trial(model.description.device))
             runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
             watched.registry.register(ModelCollector(role, runner.describe))
+            described = runner.describe()
             log.info(
-                "model loaded", model=settings.model, dtype=model.description.dtype, device=model.description.device
+                "model loaded",
+                model=settings.model,
+                dtype=described.dtype,
+                device=described.device,
+                weights=described.weights_digest,
+                revision=described.revision or None,
+                kernels=described.kernels,
             )
             async with running_server(
                 settings.host,

@@ -24,7 +24,7 @@ from paceline.types.generation import (
     Usage,
     UserMessage,
 )
-from paceline.types.models import CacheDescription, ModelDescription, PassTraffic, TokenizerFiles
+from paceline.types.models import CacheDescription, ModelDescription, ModelIdentity, PassTraffic, TokenizerFiles
 from paceline.types.rounds import (
     CallTiming,
     HopTime,
@@ -55,6 +55,7 @@ __all__ = [
     "GenerationRequest",
     "HopTime",
     "ModelDescription",
+    "ModelIdentity",
     "OutputPiece",
     "OutputToken",
     "PassTraffic",

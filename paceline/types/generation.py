@@ -58,6 +58,8 @@ class GenerationRequest:
     """Report log-probabilities: of the tokens, and of so many others at each place."""
     received_outputs: tuple[ReceivedOutput, ...] = ()
     """What the client has already, with this seed: each output goes on after it, as if it had not been interrupted."""
+    model_digest: str = ""
+    """Model that has to answer, as `ModelIdentity` has it: of which `received_outputs` are. Empty: whichever."""
 
 
 class FinishReason(Enum):
@@ -106,6 +108,8 @@ class GenerationAccepted:
     seed: int
     """Of the request, given or drawn."""
     prompt_count: int
+    model_digest: str = ""
+    """Of the model that answers; empty where its service does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

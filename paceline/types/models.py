@@ -26,6 +26,21 @@ class CacheDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Which model answers, and which process. Both empty from a service that tells neither."""
+
+    model_digest: str = ""
+    """Equal where outputs are the same model's: over all of `ModelDescription.decides_output`."""
+    incarnation: str = ""
+    """128 random bits of the process, drawn when it loaded the model: another has none of its caches."""
+
+    @property
+    def words(self) -> str:
+        """Enough of both for people to compare."""
+        return f"model {self.model_digest[:12] or 'unknown'}, process {self.incarnation[:12] or 'unknown'}"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     model_id: str
     architecture: str
@@ -40,6 +55,22 @@ class ModelDescription:
     has_chat_template: bool = False
     numerics: str = "fast"
     cache: CacheDescription = CacheDescription()
+    weights_digest: str = ""
+    """SHA-256 over the weights as loaded, in hexadecimal; empty from a service that tells none."""
+    configuration_digest: str = ""
+    """SHA-256 over configuration and tokenizer, without names and versions."""
+    revision: str = ""
+    """Commit of the hub's repository; empty where that is not known."""
+    kernels: str = ""
+    """What was chosen at load and may change the last bits of a result."""
+    identity: ModelIdentity = ModelIdentity()
+
+    @property
+    def decides_output(self) -> dict[str, object]:
+        """What outputs depend on, by field. Kernels only where they are promised to give the same bits."""
+        own = ["weights_digest", "configuration_digest", "tokenizer_fingerprint", "vocabulary_size", "end_token_ids"]
+        own += ["dtype", "numerics", *(["kernels"] if self.numerics == "strict" else [])]
+        return {name: getattr(self, name) for name in own}
 
     @property
     def longest_sequence(self) -> int:

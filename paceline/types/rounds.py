@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.errors import PacelineError
+from paceline.types.models import ModelIdentity
 from paceline.types.sampling import GREEDY, ChoiceRule, TokenLogprobs
 
 
@@ -91,6 +92,8 @@ class Proposals:
 
     results: list[Proposal | PacelineError]
     timing: CallTiming = CallTiming()
+    identity: ModelIdentity = ModelIdentity()
+    """Of the process that answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class Verdicts:
 
     results: list[VerifyOutcome | PacelineError]
     timing: CallTiming = CallTiming()
+    identity: ModelIdentity = ModelIdentity()
+    """Of the process that answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -455,6 +455,11 @@ class ModelDescription(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name the service was started with: a directory or a built-in name."""
     architecture: _builtins.str
@@ -477,6 +482,16 @@ class ModelDescription(_message.Message):
     """Tells whether the tokenizer has a chat template, so that `user_message` prompts work."""
     numerics: _builtins.str
     """`fast`, or `strict` when no result depends on what else is computed beside it."""
+    weights_digest: _builtins.str
+    """SHA-256 over the weights as they were loaded, in hexadecimal; empty when the service does not tell. It does not
+    depend on names or places of files.
+    """
+    configuration_digest: _builtins.str
+    """SHA-256 over the configuration and the tokenizer's files, in hexadecimal, without names and versions of libraries."""
+    revision: _builtins.str
+    """Commit of the hub's repository that the weights are of; empty when that is not known."""
+    kernels: _builtins.str
+    """What was chosen at load and may change the last bits of a result: processor, library, kernels."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end an output."""
@@ -484,6 +499,10 @@ class ModelDescription(_message.Message):
     @_builtins.property
     def cache(self) -> Global___CacheDescription:
         """Cache for keys and values."""
+
+    @_builtins.property
+    def identity(self) -> Global___ModelIdentity:
+        """Model and process, as answers tell them too."""
 
     def __init__(
         self,
@@ -500,14 +519,48 @@ class ModelDescription(_message.Message):
         has_chat_template: _builtins.bool = ...,
         numerics: _builtins.str = ...,
         cache: Global___CacheDescription | None = ...,
+        weights_digest: _builtins.str = ...,
+        configuration_digest: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        kernels: _builtins.str = ...,
+        identity: Global___ModelIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "max_length", b"max_length", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "identity", b"identity", "kernels", b"kernels", "max_length", b"max_length", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "revision", b"revision", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelDescription: _TypeAlias = ModelDescription  # noqa: Y015
+
+@_typing.final
+class ModelIdentity(_message.Message):
+    """Tells which model answers, and which process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.str
+    """SHA-256 over all that decides outputs, in hexadecimal: weights, configuration, tokenizer, dtype and numerics, and
+    where these are strict the kernels. Models with equal digests are one model, whatever their names. Empty when the
+    service does not tell.
+    """
+    incarnation: _builtins.str
+    """Random bits that the process drew when it loaded the model, in hexadecimal: another process has none of its caches."""
+    def __init__(
+        self,
+        *,
+        model_digest: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "model_digest", b"model_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelIdentity: _TypeAlias = ModelIdentity  # noqa: Y015
 
 @_typing.final
 class CacheDescription(_message.Message):

@@ -132,6 +132,7 @@ class GenerateTextRequest(_message.Message):
     TOP_LOGPROB_COUNT_FIELD_NUMBER: _builtins.int
     RECEIVED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RECEIVED_OUTPUTS_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenized as the target's tokenizer does by default."""
     user_message: _builtins.str
@@ -152,6 +153,10 @@ class GenerateTextRequest(_message.Message):
     """Outputs wanted for the prompt, at most 64; output 0 uses the seed, others seeds made from it. 0 means 1."""
     top_logprob_count: _builtins.int
     """Asks for log-probabilities: of the tokens and of so many others at each place, in [0, 20]. Unset: none."""
+    model_digest: _builtins.str
+    """Model that has to answer, as `GenerationAccepted.model_digest` named it: that of the tokens received before. A
+    coordinator that serves another refuses with FAILED_PRECONDITION and reason MODEL_CHANGED. Empty: whichever.
+    """
     @_builtins.property
     def token_ids(self) -> _common_pb2.TokenIds:
         """Token ids, taken as they are."""
@@ -199,10 +204,11 @@ class GenerateTextRequest(_message.Message):
         top_logprob_count: _builtins.int | None = ...,
         received_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         received_outputs: _abc.Iterable[Global___ReceivedOutput] | None = ...,
+        model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "completion_count", b"completion_count", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "completion_count", b"completion_count", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_count: _TypeAlias = _typing.Literal["max_draft_count"]  # noqa: Y015
     _WhichOneofArgType__max_draft_count: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count"]  # noqa: Y015
@@ -312,22 +318,26 @@ class GenerationAccepted(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     PROMPT_COUNT_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request in the coordinator's log."""
     seed: _builtins.int
     """Seed of the request, the client's own or the one that was drawn."""
     prompt_count: _builtins.int
     """Tokens of the prompt."""
+    model_digest: _builtins.str
+    """Model that the output will be of, for `GenerateTextRequest.model_digest`; empty when the target does not tell."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         seed: _builtins.int = ...,
         prompt_count: _builtins.int = ...,
+        model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_count", b"prompt_count", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "prompt_count", b"prompt_count", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

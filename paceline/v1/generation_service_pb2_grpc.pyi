@@ -36,8 +36,9 @@ class GenerationServiceStub:
     GenerateText: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.GenerateTextRequest, _generation_service_pb2.GenerateTextResponse]
     """Streams exactly the tokens the target model alone would have produced for the prompt.
 
-    The first message says that the request is accepted, and with which seed. A stream that breaks after it is
-    continued by the same request with that seed and what was received of each output.
+    The first message says that the request is accepted, with which seed, and of which model its output will be. A
+    stream that breaks after it is continued by the same request with that seed, that model and what was received of
+    each output; FAILED_PRECONDITION with reason MODEL_CHANGED says that another model is served now.
     Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
     RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
     """
@@ -52,8 +53,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     GenerateText: _aio.UnaryStreamMultiCallable[_generation_service_pb2.GenerateTextRequest, _generation_service_pb2.GenerateTextResponse]  # type: ignore[assignment]
     """Streams exactly the tokens the target model alone would have produced for the prompt.
 
-    The first message says that the request is accepted, and with which seed. A stream that breaks after it is
-    continued by the same request with that seed and what was received of each output.
+    The first message says that the request is accepted, with which seed, and of which model its output will be. A
+    stream that breaks after it is continued by the same request with that seed, that model and what was received of
+    each output; FAILED_PRECONDITION with reason MODEL_CHANGED says that another model is served now.
     Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
     RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
     """
@@ -71,8 +73,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.GenerateTextResponse], _abc.AsyncIterator[_generation_service_pb2.GenerateTextResponse]]:
         """Streams exactly the tokens the target model alone would have produced for the prompt.
 
-        The first message says that the request is accepted, and with which seed. A stream that breaks after it is
-        continued by the same request with that seed and what was received of each output.
+        The first message says that the request is accepted, with which seed, and of which model its output will be. A
+        stream that breaks after it is continued by the same request with that seed, that model and what was received of
+        each output; FAILED_PRECONDITION with reason MODEL_CHANGED says that another model is served now.
         Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
         RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
         """

@@ -152,6 +152,7 @@ class VerifyTokensResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
     wire_version: _builtins.int
     """Version of the wire that the service speaks: another process may answer than the one that was described. Unset: a
     service of before there were versions.
@@ -164,16 +165,21 @@ class VerifyTokensResponse(_message.Message):
     def timing(self) -> _common_pb2.CallTiming:
         """What the call's time went into."""
 
+    @_builtins.property
+    def identity(self) -> _common_pb2.ModelIdentity:
+        """Model and process that answered. A caller that finds another than described itself takes nothing of the answer."""
+
     def __init__(
         self,
         *,
         results: _abc.Iterable[Global___VerifyTokensResult] | None = ...,
         timing: _common_pb2.CallTiming | None = ...,
         wire_version: _builtins.int = ...,
+        identity: _common_pb2.ModelIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "timing", b"timing", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "results", b"results", "timing", b"timing", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

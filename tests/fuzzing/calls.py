@@ -132,7 +132,7 @@ def complaint(one: Call, answer: Answer) -> str:
     """What is wrong with the answer; empty when nothing is."""
     if answer.code not in allowed_codes(one):
         return f"{answer.code.name} is not among {sorted(code.name for code in allowed_codes(one))}: {answer.details}"
-    explained = {Code.INVALID_ARGUMENT, Code.NOT_FOUND}
+    explained = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.FAILED_PRECONDITION}
     if len(one.payload) <= MAX_MESSAGE_BYTES:
         explained.add(Code.RESOURCE_EXHAUSTED)
     if answer.code in explained and (problem := _unexplained(answer)):
@@ -159,7 +159,8 @@ def allowed_codes(one: Call) -> set[Code]:
     if parsed(one) is None:
         return allowed | {Code.INVALID_ARGUMENT}
     allowed = allowed | {Code.OK, Code.INVALID_ARGUMENT}
-    return allowed | ({Code.RESOURCE_EXHAUSTED} if one.method.name == "GenerateText" else set())
+    of_requests = {Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION}  # no room now; for another model
+    return allowed | (of_requests if one.method.name == "GenerateText" else set())
 
 
 def parsed(one: Call) -> Message | None:
