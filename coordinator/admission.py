@@ -9,6 +9,7 @@ from coordinator.sequence import Sequence
 from coordinator.startup import Served
 from coordinator.stream import Stream
 from paceline.checks import MAX_DRAFT_COUNT, check_token_ids
+from paceline.detokenizer import TokenDecoder
 from paceline.errors import InvalidRequest
 from paceline.sampling_checks import check_min_new_tokens, check_sampling, check_top_logprob_count
 from paceline.types import (
@@ -29,6 +30,7 @@ MAX_STOP_TOKEN_IDS = 1024
 class Admission:
     def __init__(self, served: Served, *, default_max_new_tokens: int, limits: RequestLimits = NO_LIMITS) -> None:
         self._served = served
+        self._decoder = TokenDecoder(served.text.tokenizer) if served.text else None
         self._default_max_new_tokens = limits.default_output_tokens(default_max_new_tokens)
         self._limits = limits
 
@@ -66,7 +68,7 @@ class Admission:
             # 128 random bits: ids of several coordinators differ, and knowing some tells nothing of others.
             sequence_id=secrets.token_hex(16),
             token_ids=list(token_ids),
-            output=Output(rules, self._served.text.tokenizer if self._served.text else None),
+            output=Output(rules, self._decoder),
             max_draft_count=self._max_draft_count(request),
             usage=Usage(prompt_count=len(token_ids)),
             stream=stream,

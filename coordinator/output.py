@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from tokenizers import Tokenizer
-
-from paceline.text import Detokenizer
+from paceline.detokenizer import TokenDecoder
 from paceline.types import FinishReason, OutputToken, TokenLogprobs
 
 
@@ -55,10 +53,10 @@ def _overlap(text: str, stop: str) -> int:
 class Output:
     """Grows token by token until a stop rule ends it."""
 
-    def __init__(self, rules: StopRules, tokenizer: Tokenizer | None) -> None:
-        """Without a tokenizer every token's text is empty."""
+    def __init__(self, rules: StopRules, decoder: TokenDecoder | None) -> None:
+        """Without a decoder every token's text is empty."""
         self._rules = rules
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
+        self._detokenizer = decoder.detokenizer() if decoder else None
         self._stops = StopStringMatcher(rules.stop_strings)
         self.count = 0
         self.finish_reason: FinishReason | None = None
