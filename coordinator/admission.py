@@ -23,6 +23,8 @@ from paceline.types import (
 )
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of all stop strings of a request together: each is looked for in all its outputs."""
 MAX_STOP_TOKEN_IDS = 1024
 """They go with every row of every round."""
 
@@ -171,6 +173,11 @@ class Admission:
         if len(stops) > MAX_STOP_STRINGS:
             raise InvalidRequest(
                 f"stop_strings has {len(stops)} entries; give {MAX_STOP_STRINGS} at most", field="stop_strings"
+            )
+        if (character_count := sum(map(len, stops))) > MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop_strings have {character_count} characters; give {MAX_STOP_CHARACTERS} at most, all together",
+                field="stop_strings",
             )
         if "" in stops:
             raise InvalidRequest(

@@ -36,6 +36,7 @@ from tests.fakes import END_TOKEN_ID, VOCABULARY_SIZE
         (GenerationRequest(TokenIds((5,)), max_draft_count=-1), "max_draft_count"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("",)), "stop_strings"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("x",) * 17), "stop_strings"),
+        (GenerationRequest(TokenIds((5,)), stop_strings=("x" * 1000, "y" * 25)), "stop_strings"),
     ],
 )
 def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: str) -> None:

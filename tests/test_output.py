@@ -1,9 +1,6 @@
 """Text pieces and stop conditions, one token at a time."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from coordinator.output import Output, StopRules, StopStringMatcher
+from coordinator.output import Output, StopRules
 from paceline.detokenizer import TokenDecoder
 from paceline.types import FinishReason
 from tests.tokenizers import BYTE_COUNT, byte_tokenizer
@@ -11,30 +8,6 @@ from tests.tokenizers import BYTE_COUNT, byte_tokenizer
 TOKENIZER = byte_tokenizer()
 END = BYTE_COUNT
 DECODER = TokenDecoder(TOKENIZER)
-
-
-@given(
-    st.lists(st.text(alphabet="abc", max_size=3)),
-    st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
-)
-def test_shown_text_ends_before_the_first_stop_string_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
-    matcher = StopStringMatcher(stops)
-    shown, stopped = "", False
-    for piece in pieces:
-        text, stopped = matcher.push(piece)
-        shown += text
-        if stopped:
-            break
-    shown += "" if stopped else matcher.drain()
-    whole = "".join(pieces)
-    # The first stop string to be completed ends the text, so look at each prefix in turn.
-    for length in range(len(whole) + 1):
-        if found := [at for stop in stops if (at := whole[:length].find(stop)) >= 0]:
-            assert stopped
-            assert shown == whole[: min(found)] or whole.startswith(shown)
-            assert not any(stop in shown for stop in stops)
-            return
-    assert (shown, stopped) == (whole, False)
 
 
 def output(**rules: object) -> Output:
