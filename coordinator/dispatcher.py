@@ -114,6 +114,11 @@ class Dispatcher:
             for address, target in self._targets.items()
         ]
 
+    def check_room(self, count: int) -> None:
+        """Raise Overloaded when so many sequences would be refused now."""
+        chosen = self._least_loaded()
+        (chosen.pool if chosen else self._stranded).check_room(count)
+
     def submit(self, sequences: Rows[Sequence]) -> None:
         """Queue the sequences of a request, together; Overloaded, and none queued, when there is no room for them."""
         new = [sequence for sequence in sequences if not sequence.ended]

@@ -55,16 +55,20 @@ class SequencePool:
 
     def submit(self, sequences: Collection[Sequence]) -> None:
         """Add the sequences of one request, all or none; Overloaded when they would have to wait and cannot."""
-        free_count = max(0, self._live_limit - len(self._live) - len(self._waiting))
-        if len(self._waiting) + len(sequences) - free_count > self._queue_limit:
-            raise Overloaded(
-                f"{len(self._waiting)} of at most {self._queue_limit} sequences are waiting already; try again later"
-            )
+        self.check_room(len(sequences))
         for sequence in sequences:
             sequence.arrival = next(self._arrivals)
             sequence.submitted_s = self._clock()
             self._waiting.append(sequence)
         self._refill()
+
+    def check_room(self, count: int) -> None:
+        """Raise Overloaded when so many more would have to wait and cannot."""
+        free_count = max(0, self._live_limit - len(self._live) - len(self._waiting))
+        if len(self._waiting) + count - free_count > self._queue_limit:
+            raise Overloaded(
+                f"{len(self._waiting)} of at most {self._queue_limit} sequences are waiting already; try again later"
+            )
 
     def adopt(self, sequences: Iterable[Sequence]) -> None:
         """Take over sequences of another pool, in their order of arrival, however many wait already."""

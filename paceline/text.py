@@ -63,6 +63,11 @@ class TextCodec:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @cached_property
+    def longest_token_characters(self) -> int:
+        """Characters of the longest token, in what is left of a text once it is normalized."""
+        return max(map(len, self.tokenizer.get_vocab(with_added_tokens=True)), default=0)
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Turn a prompt in any of its forms into token ids.
 
