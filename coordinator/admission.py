@@ -2,19 +2,26 @@
 
 import hashlib
 import secrets
+import sys
+from array import array
+from collections.abc import Sequence as Tokens
 
+from coordinator.committed_tokens import CommittedTokens, packed
 from coordinator.limits import NO_LIMITS, RequestLimits
 from coordinator.output import Output, StopRules
 from coordinator.sequence import Request, Sequence
 from coordinator.startup import Served
 from coordinator.stream import Stream
 from paceline.checks import MAX_DRAFT_COUNT, check_token_ids
+from paceline.detokenizer import TokenDecoder
 from paceline.errors import InvalidRequest, ModelChanged
 from paceline.sampling_checks import check_min_new_tokens, check_sampling, check_top_logprob_count
+from paceline.text import TextCodec
 from paceline.types import (
     GREEDY,
     ChoiceRule,
     GenerationRequest,
+    Prompt,
     ReceivedOutput,
     SamplingParameters,
     TokenIds,
@@ -22,43 +29,51 @@ from paceline.types import (
 )
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of all stop strings of a request together: each is looked for in all its outputs."""
 MAX_STOP_TOKEN_IDS = 1024
 """They go with every row of every round."""
+MAX_SHRINKAGE = 4
+"""Characters that normalizing makes one of, at most, where it composes them. A tokenizer that drops spaces may make one
+of more, and so may one that knows no bytes, of an unknown word: texts of little else are refused though they might fit.
+"""
 
 
 class Admission:
     def __init__(self, served: Served, *, default_max_new_tokens: int, limits: RequestLimits = NO_LIMITS) -> None:
         self._served = served
+        self._decoder = TokenDecoder(served.text.tokenizer) if served.text else None
         self._default_max_new_tokens = limits.default_output_tokens(default_max_new_tokens)
         self._limits = limits
 
     def admit(self, request: GenerationRequest) -> Request:
-        """Tokenize and check; return a request with a sequence for each output that has not ended.
+        """Check and tokenize; return a request with a sequence for each output that has not ended.
 
         InvalidRequest names the field that is wrong; ModelChanged says that another model is served than asked for.
         """
         self._check_model(request.model_digest)
-        token_ids = self._encode(request)
-        self._limits.check(request, len(token_ids))
+        self._limits.check(request)
         self._check_stop_token_ids(request.stop_token_ids)
         check_top_logprob_count(request.top_logprob_count)
         received = self._received(request)
+        stop_strings = self._stop_strings(request)
+        prompt = self._encode(request.prompt)
         rules = StopRules(
-            max_new_tokens=self._max_new_tokens(request, len(token_ids)),
+            max_new_tokens=self._max_new_tokens(request, len(prompt)),
             end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self._served.target.end_token_ids),
             stop_token_ids=frozenset(request.stop_token_ids),
-            stop_strings=self._stop_strings(request),
+            stop_strings=stop_strings,
         )
         self._check_sampling(request.sampling, rules)
         left = [one for one in received if not one.ended]
         admitted = Request(Stream(len(left)), secrets.randbits(64) if request.seed is None else request.seed)
-        admitted.sequences = [self._sequence(request, token_ids, rules, admitted, one) for one in left]
+        admitted.sequences = [self._sequence(request, prompt, rules, admitted, one) for one in left]
         return admitted
 
     def _sequence(
         self,
         request: GenerationRequest,
-        token_ids: list[int],
+        prompt: "array[int]",
         rules: StopRules,
         admitted: Request,
         received: ReceivedOutput,
@@ -67,13 +82,13 @@ class Admission:
         sequence = Sequence(
             # 128 random bits: ids of several coordinators differ, and knowing some tells nothing of others.
             sequence_id=secrets.token_hex(16),
-            token_ids=list(token_ids),
-            output=Output(rules, self._served.text.tokenizer if self._served.text else None),
+            token_ids=CommittedTokens(prompt),
+            output=Output(rules, self._decoder),
             max_draft_count=self._max_draft_count(request),
-            usage=Usage(prompt_count=len(token_ids)),
+            usage=Usage(prompt_count=len(prompt)),
             request=admitted,
             completion_index=received.completion_index,
-            rule=_choice_rule(request.sampling, own_seed, len(token_ids), rules),
+            rule=_choice_rule(request.sampling, own_seed, len(prompt), rules),
             seed=own_seed,
             top_logprob_count=request.top_logprob_count,
         )
@@ -132,35 +147,58 @@ class Admission:
                 field="sampling.min_new_tokens",
             )
 
-    def _encode(self, request: GenerationRequest) -> list[int]:
-        if self._served.text:
-            token_ids = self._served.text.encode(request.prompt)
-        elif isinstance(request.prompt, TokenIds):
-            token_ids = list(request.prompt.values)
+    def _encode(self, prompt: Prompt) -> "array[int]":
+        """Refuse a prompt for its length before all that takes time for it."""
+        token_ids: Tokens[int]
+        if isinstance(prompt, TokenIds):
+            token_ids = prompt.values
+        elif self._served.text:
+            self._check_text(prompt.value, self._served.text)
+            token_ids = self._served.text.encode(prompt)
         else:
             raise InvalidRequest("the models have no tokenizer; send the prompt as token_ids", field="prompt")
         if not token_ids:
             raise InvalidRequest("prompt is empty; give it at least one token", field="prompt")
+        self._limits.check_prompt(len(token_ids))
+        self._check_room(len(token_ids))
         check_token_ids(token_ids, self._served.target.vocabulary_size, "prompt.token_ids")
-        return token_ids
+        return packed(token_ids)
 
-    def _max_new_tokens(self, request: GenerationRequest, prompt_count: int) -> int:
-        target = self._served.target
-        most = target.longest_sequence
-        limited_by = "the model takes" if most == target.max_length else "the target's whole cache holds"
-        room = most - prompt_count
-        if room < 1:
+    def _check_text(self, text: str, codec: TextCodec) -> None:
+        """Raise InvalidRequest for a text that cannot fit, were each of its tokens the longest there is."""
+        most = min(self._served.target.longest_sequence, self._limits.max_prompt_tokens or sys.maxsize)
+        most_characters = MAX_SHRINKAGE * codec.longest_token_characters * most
+        if len(text) > most_characters:
             raise InvalidRequest(
-                f"prompt has {prompt_count} tokens and leaves no room for output: {limited_by} {most} tokens, "
+                f"prompt has {len(text)} characters; give {most_characters} at most: no more can fit into the {most} "
+                "tokens that are taken here",
+                field="prompt",
+            )
+
+    def _check_room(self, prompt_count: int) -> None:
+        most = self._served.target.longest_sequence
+        if prompt_count >= most:
+            raise InvalidRequest(
+                f"prompt has {prompt_count} tokens and leaves no room for output: {self._limited_by} {most} tokens, "
                 "prompt and output together",
                 field="prompt",
             )
+
+    @property
+    def _limited_by(self) -> str:
+        target = self._served.target
+        is_model = target.longest_sequence == target.max_length
+        return "the model takes" if is_model else "the target's whole cache holds"
+
+    def _max_new_tokens(self, request: GenerationRequest, prompt_count: int) -> int:
+        most = self._served.target.longest_sequence
+        room = most - prompt_count
         if request.max_new_tokens is None:
             return min(self._default_max_new_tokens, room)
         if not 1 <= request.max_new_tokens <= room:
             raise InvalidRequest(
                 f"max_new_tokens is {request.max_new_tokens}; after a prompt of {prompt_count} tokens there is room "
-                f"for 1 to {room}: {limited_by} {most}",
+                f"for 1 to {room}: {self._limited_by} {most}",
                 field="max_new_tokens",
             )
         return request.max_new_tokens
@@ -180,6 +218,11 @@ class Admission:
         if len(stops) > MAX_STOP_STRINGS:
             raise InvalidRequest(
                 f"stop_strings has {len(stops)} entries; give {MAX_STOP_STRINGS} at most", field="stop_strings"
+            )
+        if (character_count := sum(map(len, stops))) > MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop_strings have {character_count} characters; give {MAX_STOP_CHARACTERS} at most, all together",
+                field="stop_strings",
             )
         if "" in stops:
             raise InvalidRequest(

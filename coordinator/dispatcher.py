@@ -85,7 +85,7 @@ class Dispatcher:
     def describe(self) -> list[ReplicaDescription]:
         return [target.describe() for target in list(self._targets.values())]
 
-    def check_room(self, sequence_count: int = 1) -> None:
+    def check_room(self, sequence_count: int) -> None:
         """Raise Overloaded where so many new sequences can neither be served nor wait."""
         self._queue.check_room(sequence_count, sum(target.room for target in self._targets.values()))
 

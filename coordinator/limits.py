@@ -17,8 +17,8 @@ class RequestLimits:
     max_together: int | None = None
     """Outputs that a target ever has room for at once, live and waiting: a request's are queued together or not."""
 
-    def check(self, request: GenerationRequest, prompt_count: int) -> None:
-        """Raise InvalidRequest, naming field and limit, when the request asks for more."""
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidRequest, naming field and limit, when the request asks for more output."""
         if not 1 <= request.completion_count <= self.max_completions:
             raise InvalidRequest(
                 f"completion_count is {request.completion_count}; give 1 to {self.max_completions}",
@@ -30,17 +30,20 @@ class RequestLimits:
                 f"{self.max_together} outputs (--batch-size, --lanes, --queue-limit), so ask for fewer in one request",
                 field="completion_count",
             )
-        if self.max_prompt_tokens is not None and prompt_count > self.max_prompt_tokens:
-            raise InvalidRequest(
-                f"prompt has {prompt_count} tokens; at most {self.max_prompt_tokens} are taken here "
-                "(--max-prompt-tokens)",
-                field="prompt",
-            )
         if self.max_output_tokens is not None and (request.max_new_tokens or 0) > self.max_output_tokens:
             raise InvalidRequest(
                 f"max_new_tokens is {request.max_new_tokens}; at most {self.max_output_tokens} are given here "
                 "(--max-output-tokens)",
                 field="max_new_tokens",
+            )
+
+    def check_prompt(self, prompt_count: int) -> None:
+        """Raise InvalidRequest, naming field and limit, when the prompt has more tokens."""
+        if self.max_prompt_tokens is not None and prompt_count > self.max_prompt_tokens:
+            raise InvalidRequest(
+                f"prompt has {prompt_count} tokens; at most {self.max_prompt_tokens} are taken here "
+                "(--max-prompt-tokens)",
+                field="prompt",
             )
 
     def default_output_tokens(self, wanted: int) -> int:

@@ -1,16 +1,15 @@
 """What a client sees of a sequence: its tokens, their text, and why it ended.
 
-Owns stop conditions and the holding back of text that may yet turn out to be part of a stop string. Knows nothing of
-rounds or caches.
+Owns stop conditions. Knows nothing of rounds or caches.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 
-from tokenizers import Tokenizer
-
-from paceline.text import Detokenizer
+from coordinator.stop_strings import StopStringMatcher, StopStrings
+from paceline.detokenizer import TokenDecoder
 from paceline.types import FinishReason, OutputToken, TokenLogprobs
 
 
@@ -22,44 +21,20 @@ class StopRules:
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
 
-
-class StopStringMatcher:
-    """Passes text on up to the first stop string, holding back what may be the start of one."""
-
-    def __init__(self, stop_strings: Sequence[str]) -> None:
-        self._stop_strings = tuple(stop_strings)
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """Add text; return what is safe to show, and whether a stop string was reached."""
-        self._held += text
-        found = [start for stop in self._stop_strings if (start := self._held.find(stop)) >= 0]
-        if found:
-            return self._held[: min(found)], True
-        held_count = max((_overlap(self._held, stop) for stop in self._stop_strings), default=0)
-        shown = self._held[: len(self._held) - held_count]
-        self._held = self._held[len(shown) :]
-        return shown, False
-
-    def drain(self) -> str:
-        """Return what is held back: the output ended, so it is no stop string."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of `text` that begins `stop` without completing it."""
-    return next((count for count in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:count])), 0)
+    @cached_property
+    def stops(self) -> StopStrings:
+        """Made once, for all outputs of a request."""
+        return StopStrings(self.stop_strings)
 
 
 class Output:
     """Grows token by token until a stop rule ends it."""
 
-    def __init__(self, rules: StopRules, tokenizer: Tokenizer | None) -> None:
-        """Without a tokenizer every token's text is empty."""
+    def __init__(self, rules: StopRules, decoder: TokenDecoder | None) -> None:
+        """Without a decoder every token's text is empty."""
         self._rules = rules
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
-        self._stops = StopStringMatcher(rules.stop_strings)
+        self._detokenizer = decoder.detokenizer() if decoder else None
+        self._stops = StopStringMatcher(rules.stops)
         self.count = 0
         self.finish_reason: FinishReason | None = None
 

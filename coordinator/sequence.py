@@ -8,6 +8,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field, replace
 
 from coordinator.acceptance import Acceptance
+from coordinator.committed_tokens import TokenList
 from coordinator.output import Output
 from coordinator.prompt_shares import Lack
 from coordinator.stream import Stream
@@ -58,7 +59,7 @@ class Request:
 @dataclass(eq=False)
 class Sequence:
     sequence_id: str
-    token_ids: list[int]
+    token_ids: TokenList
     """Committed tokens: prompt, then output."""
     output: Output
     max_draft_count: int

@@ -1,36 +1,38 @@
 """Answer GenerationService calls: translate, queue, stream."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
 
 from coordinator.admission import Admission
+from coordinator.admission_threads import AdmissionThreads
 from coordinator.config import CoordinatorSettings
 from coordinator.dispatcher import Dispatcher
 from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.request_tracer import begin_request, end_request
 from coordinator.requests import RequestMetrics, RequestRecord
+from coordinator.sequence import Request
 from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
-from paceline.rpc import ended_code
+from paceline.rpc import ended_code, parsed
 from paceline.types import ClusterDescription, GenerationAccepted
 from paceline.v1 import generation_service_pb2 as pb
-from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class GenerationServicer(GenerationServiceServicer):
+class GenerationServicer:
     def __init__(
         self,
         settings: CoordinatorSettings,
         served: Served,
         admission: Admission,
+        threads: AdmissionThreads,
         dispatcher: Dispatcher,
         drafter: ReplicatedDrafter,
         statistics: Statistics,
@@ -39,14 +41,13 @@ class GenerationServicer(GenerationServiceServicer):
         self._settings = settings
         self._served = served
         self._admission = admission
+        self._threads = threads
         self._dispatcher = dispatcher
         self._drafter = drafter
         self._statistics = statistics
         self._metrics = metrics
 
-    async def GenerateText(
-        self, request: pb.GenerateTextRequest, context: Context
-    ) -> AsyncIterator[pb.GenerateTextResponse]:
+    async def GenerateText(self, request: bytes, context: Context) -> AsyncIterator[pb.GenerateTextResponse]:
         record, timeout_s = RequestRecord(self._metrics), context.time_remaining()
 
         def end(_: object) -> None:
@@ -58,11 +59,10 @@ class GenerationServicer(GenerationServiceServicer):
         # Called however the call ends: answered, cancelled, timed out or cut off.
         context.add_done_callback(end)  # type: ignore[arg-type]
         try:
-            asked = request_from_pb(request)
-            # In a thread: a prompt may be long, and nobody else is to wait for its tokens.
-            admitted = await asyncio.to_thread(self._admission.admit, asked)
+            # How many it wants is not known yet, but that there is no room for one: its tokens may take long.
+            self._dispatcher.check_room(1)
+            admitted = await self._threads.run(partial(self._admit, request), len(request))
             admitted.request_id = record.request_id
-            begin_request(asked, admitted, self._served.target.model_id)
             if timeout_s is not None:
                 admitted.deadline_s = time.perf_counter() + timeout_s
             self._dispatcher.submit(admitted)
@@ -77,6 +77,13 @@ class GenerationServicer(GenerationServiceServicer):
         except Exception as error:
             record.fail(error)
             raise
+
+    def _admit(self, message: bytes) -> Request:
+        """In a thread: whatever grows with a request is done here, for nobody else is to wait for it."""
+        asked = request_from_pb(parsed(message, pb.GenerateTextRequest.FromString))
+        request = self._admission.admit(asked)
+        begin_request(asked, request, self._served.target.model_id)
+        return request
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         return cluster_to_pb(
@@ -94,3 +101,18 @@ class GenerationServicer(GenerationServiceServicer):
                 drafts=tuple(self._drafter.describe()),
             )
         )
+
+
+def add_generation_service(servicer: GenerationServicer, server: grpc.aio.Server) -> None:
+    """As generated code does, but that requests for text are not parsed before they are handed over."""
+    handlers = {
+        "GenerateText": grpc.unary_stream_rpc_method_handler(
+            servicer.GenerateText, response_serializer=pb.GenerateTextResponse.SerializeToString
+        ),
+        "DescribeCluster": grpc.unary_unary_rpc_method_handler(
+            servicer.DescribeCluster,
+            request_deserializer=pb.DescribeClusterRequest.FromString,
+            response_serializer=pb.DescribeClusterResponse.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)])

@@ -7,6 +7,7 @@ import grpc
 import structlog
 
 from coordinator.admission import Admission
+from coordinator.admission_threads import admission_threads
 from coordinator.ahead import AheadDrafter
 from coordinator.background import Background, background
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
@@ -29,7 +30,7 @@ from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Scheduler
 from coordinator.security import clients_options, models_security
-from coordinator.servicer import SERVICE_NAME, GenerationServicer
+from coordinator.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
 from coordinator.startup import Fit, Served, wait_for_target
 from coordinator.statistics import Statistics
 from coordinator.target import Serving, TargetRemote
@@ -38,7 +39,6 @@ from paceline.rpc import RunningServer, open_channel, running_server, terminatio
 from paceline.security.channels import ChannelSecurity
 from paceline.service import announce, freeze_heap
 from paceline.text import TextCodec
-from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
     # By name, before any is looked up: what a name resolves to later on may be another machine.
     for address in (*parse_addresses(settings.target), *parse_addresses(settings.draft)):
         security.check(str(address))
-    async with background() as tasks:
+    async with background() as tasks, admission_threads() as threads:
         drafter, statistics = ReplicatedDrafter(), Statistics()
         ahead = AheadDrafter(drafter, watched.tracer)
         residency = Residency(ahead)
@@ -83,14 +83,14 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
                 ),
             )
             servicer = GenerationServicer(
-                settings, served, admission, dispatcher, drafter, statistics, RequestMetrics(watched.registry)
+                settings, served, admission, threads, dispatcher, drafter, statistics, RequestMetrics(watched.registry)
             )
             tasks.start(dispatcher.run())
             async with running_server(
                 settings.host,
                 settings.port,
                 [SERVICE_NAME],
-                lambda server: add_GenerationServiceServicer_to_server(servicer, server),
+                lambda server: add_generation_service(servicer, server),
                 grace_s=settings.shutdown_grace_s,
                 options=options,
                 tracer=watched.tracer,

@@ -1,4 +1,4 @@
-"""Text in, text out: tokenizing prompts, chat templates, and turning a stream of token ids into whole characters.
+"""Text in: tokenizing prompts, with or without a chat template.
 
 Works from `TokenizerFiles`, so it needs neither torch nor a checkpoint. Knows nothing of models.
 """
@@ -17,8 +17,6 @@ from tokenizers import AddedToken, Tokenizer
 
 from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable
 from paceline.types import Prompt, Text, TokenIds, TokenizerFiles
-
-_REPLACEMENT = "\ufffd"
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -52,7 +50,7 @@ class TextCodec:
         # A checkpoint may carry the limits it was trained with; here length is checked, never cut.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self._special_tokens = _special_tokens_of(self.tokenizer)
+        self._special_tokens = special_tokens_of(self.tokenizer)
         self._special = _any_of(one.content for one in self._special_tokens.values())
         # Then other text than a token's own may become that token.
         self._normalizes = self.tokenizer.normalizer is not None and any(
@@ -64,6 +62,11 @@ class TextCodec:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @cached_property
+    def longest_token_characters(self) -> int:
+        """Characters of the longest token, in what is left of a text once it is normalized."""
+        return max(map(len, self.tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Turn a prompt in any of its forms into token ids.
@@ -140,7 +143,7 @@ class _PlainTokenizer:
     """A tokenizer to which special tokens are text like any other. Words that nobody knows stand for them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        secret, special = secrets.token_hex(16), _special_tokens_of(tokenizer)
+        secret, special = secrets.token_hex(16), special_tokens_of(tokenizer)
         self.words = {token_id: _unknown_word(secret, token_id) for token_id in special}
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.encode_special_tokens = True
@@ -162,7 +165,7 @@ def _unknown_word(secret: str, number: int | str) -> str:
     return f"\ufdd0{secret}{number}\ufdd0"
 
 
-def _special_tokens_of(tokenizer: Tokenizer) -> dict[int, AddedToken]:
+def special_tokens_of(tokenizer: Tokenizer) -> dict[int, AddedToken]:
     return {token_id: one for token_id, one in tokenizer.get_added_tokens_decoder().items() if one.special}
 
 
@@ -191,36 +194,3 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _raise_template_error(message: Any) -> NoReturn:
     raise TemplateError(str(message))
-
-
-class Detokenizer:
-    """Turn token ids into text, one by one, holding back characters that are still incomplete.
-
-    The pieces, with the last `flush`, join to the text of all ids decoded at once. Special tokens have no text.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        # Ids before the open ones give the decoder its left context: some decoders drop a leading space.
-        self._context: list[int] = []
-        self._context_text = ""
-        self._open: list[int] = []
-
-    def push(self, token_id: int) -> str:
-        """Add a token; return the text that became complete."""
-        self._open.append(token_id)
-        text = self._tokenizer.decode([*self._context, *self._open], skip_special_tokens=True)
-        if text.endswith(_REPLACEMENT) or len(text) <= len(self._context_text):
-            return ""
-        piece = text[len(self._context_text) :]
-        self._context, self._open = self._open, []
-        self._context_text = self._tokenizer.decode(self._context, skip_special_tokens=True)
-        return piece
-
-    def flush(self) -> str:
-        """Return what is still held back, incomplete characters as U+FFFD."""
-        if not self._open:
-            return ""
-        text = self._tokenizer.decode([*self._context, *self._open], skip_special_tokens=True)
-        self._open = []
-        return text[len(self._context_text) :]

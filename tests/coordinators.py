@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
+from coordinator.admission_threads import admission_threads
 from coordinator.ahead import AheadDrafter, ReleasingDrafter
 from coordinator.background import background
 from coordinator.cluster_metrics import ClusterCollector
@@ -30,14 +31,13 @@ from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Others, Scheduler
 from coordinator.sequence import Request
 from coordinator.sequence import Sequence as Generation
-from coordinator.servicer import SERVICE_NAME, GenerationServicer
+from coordinator.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
 from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from coordinator.target import Serving
 from paceline.client import NO_RETRIES, Client
 from paceline.rpc import RunningServer, ServerOptions, running_server
 from paceline.types import GenerationRequest, ModelDescription, OutputPiece, TokenIds
-from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
 SERVED = Served(describe("target"), None)
@@ -217,9 +217,12 @@ async def fake_server(
     served: Served = SERVED,
 ) -> AsyncIterator[RunningServer]:
     """As `fake_cluster`, for clients of any kind."""
-    async with dispatching(
-        [drafter], [verifier], batch_size=1, draft_count=4, queue_limit=queue_limit, registry=registry
-    ) as running:
+    async with (
+        dispatching(
+            [drafter], [verifier], batch_size=1, draft_count=4, queue_limit=queue_limit, registry=registry
+        ) as running,
+        admission_threads() as threads,
+    ):
         registry.register(
             ClusterCollector(running.dispatcher, running.drafter, AheadDrafter(running.drafter), running.statistics)
         )
@@ -228,6 +231,7 @@ async def fake_server(
             settings,
             served,
             Admission(served, default_max_new_tokens=40),
+            threads,
             running.dispatcher,
             running.drafter,
             running.statistics,
@@ -237,7 +241,7 @@ async def fake_server(
             "127.0.0.1",
             0,
             [SERVICE_NAME],
-            lambda server: add_GenerationServiceServicer_to_server(servicer, server),
+            lambda server: add_generation_service(servicer, server),
             grace_s=1,
             options=options or ServerOptions(),
         ) as server:

@@ -3,15 +3,24 @@
 import pytest
 
 from coordinator.admission import Admission
+from coordinator.committed_tokens import CommittedTokens
+from coordinator.limits import RequestLimits
+from coordinator.startup import Served
 from paceline.errors import InvalidRequest, PacelineError
+from paceline.text import TextCodec
 from paceline.types import (
     GenerationRequest,
+    Prompt,
     ReceivedOutput,
     SamplingParameters,
+    Text,
     TokenIds,
+    TokenizerFiles,
+    UserMessage,
 )
 from tests.coordinators import SERVED
 from tests.fakes import END_TOKEN_ID, VOCABULARY_SIZE
+from tests.tokenizers import byte_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -36,6 +45,7 @@ from tests.fakes import END_TOKEN_ID, VOCABULARY_SIZE
         (GenerationRequest(TokenIds((5,)), max_draft_count=-1), "max_draft_count"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("",)), "stop_strings"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("x",) * 17), "stop_strings"),
+        (GenerationRequest(TokenIds((5,)), stop_strings=("x" * 1000, "y" * 25)), "stop_strings"),
     ],
 )
 def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: str) -> None:
@@ -55,8 +65,8 @@ def test_each_output_goes_on_after_what_was_received_of_it_and_those_that_ended_
     """Review C13: only a request for one output could be continued."""
     received = (ReceivedOutput(2, (7, 8)), ReceivedOutput(1, (), ended=True))
     first, third = Admission(SERVED, default_max_new_tokens=40).admit(resumed(*received)).sequences
-    assert (first.completion_index, first.token_ids) == (0, [5, 6])
-    assert (third.completion_index, third.token_ids, third.output.remaining_count) == (2, [5, 6, 7, 8], 8)
+    assert (first.completion_index, first.token_ids[:]) == (0, [5, 6])
+    assert (third.completion_index, third.token_ids[:], third.output.remaining_count) == (2, [5, 6, 7, 8], 8)
     whole = Admission(SERVED, default_max_new_tokens=40).admit(resumed()).sequences
     assert [one.seed for one in (first, third)] == [whole[0].seed, whole[2].seed]
 
@@ -89,3 +99,50 @@ def test_what_cannot_have_been_received_is_refused_by_name(request_: GenerationR
     with pytest.raises(InvalidRequest, match=words) as refusal:
         Admission(SERVED, default_max_new_tokens=40).admit(request_)
     assert refusal.value.field == field
+
+
+@pytest.mark.review
+def test_a_prompt_that_is_too_long_is_refused_before_its_tokens_are_looked_at() -> None:
+    """review C5"""
+    with pytest.raises(InvalidRequest, match="no room for output") as refusal:
+        Admission(SERVED, default_max_new_tokens=40).admit(GenerationRequest(TokenIds((VOCABULARY_SIZE,) * 1000)))
+    assert refusal.value.field == "prompt"
+
+
+@pytest.mark.review
+def test_the_outputs_of_a_request_share_its_prompt_and_grow_each_alone() -> None:
+    """review C5: each had a copy."""
+    request = GenerationRequest(TokenIds((5, 6, 7)), completion_count=64)
+    first, *others = Admission(SERVED, default_max_new_tokens=40).admit(request).sequences
+    assert isinstance(first.token_ids, CommittedTokens)
+    assert {id(one.token_ids.prompt) for one in others if isinstance(one.token_ids, CommittedTokens)} == {
+        id(first.token_ids.prompt)
+    }
+    first.commit([8], accepted_count=0, drafted_count=0)
+    assert (first.token_ids[:], others[0].token_ids[:]) == ([5, 6, 7, 8], [5, 6, 7])
+
+
+class UntouchedCodec(TextCodec):
+    def encode(self, prompt: Prompt) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(("limits", "most"), [(RequestLimits(), 1000), (RequestLimits(max_prompt_tokens=10), 10)])
+@pytest.mark.parametrize("kind", [Text, UserMessage])
+def test_a_text_that_no_tokens_could_be_long_enough_for_is_refused_before_it_is_tokenized(
+    limits: RequestLimits, most: int, kind: type[Text | UserMessage]
+) -> None:
+    """review C10"""
+    files = TokenizerFiles(byte_tokenizer().to_str())
+    longest = len("<end>")
+
+    def admit(codec: TextCodec, count: int) -> None:
+        Admission(Served(SERVED.target, codec), default_max_new_tokens=40, limits=limits).admit(
+            GenerationRequest(kind("a" * count))
+        )
+
+    with pytest.raises(InvalidRequest, match=f"has {4 * longest * most + 1} characters; give {4 * longest * most}"):
+        admit(UntouchedCodec(files), 4 * longest * most + 1)
+    with pytest.raises(AssertionError, match="it was tokenized"):
+        admit(UntouchedCodec(files), 4 * longest * most)

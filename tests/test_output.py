@@ -1,74 +1,18 @@
 """Text pieces and stop conditions, one token at a time."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-from coordinator.output import Output, StopRules, StopStringMatcher
-from paceline.text import Detokenizer
+from coordinator.output import Output, StopRules
+from paceline.detokenizer import TokenDecoder
 from paceline.types import FinishReason
-
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def byte_tokenizer() -> Tokenizer:
-    """One token a byte, and a special one: every id sequence, broken UTF-8 included, is possible."""
-    tokenizer = Tokenizer(models.BPE({char: number for number, char in enumerate(ALPHABET)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
-    return tokenizer
-
+from tests.tokenizers import BYTE_COUNT, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-END = len(ALPHABET)
-SOME_TEXT = st.one_of(
-    st.lists(st.integers(0, END)),
-    st.text().map(lambda text: TOKENIZER.encode(text).ids),
-    st.text(alphabet="aé😀").map(lambda text: TOKENIZER.encode(text).ids),
-)
-
-
-@given(SOME_TEXT)
-def test_pieces_join_to_the_whole_decoded_at_once(token_ids: list[int]) -> None:
-    detokenizer = Detokenizer(TOKENIZER)
-    pieces = [detokenizer.push(one) for one in token_ids]
-    assert "".join(pieces) + detokenizer.flush() == TOKENIZER.decode(token_ids, skip_special_tokens=True)
-
-
-@given(st.text(alphabet="aé😀\u4e2d"))
-def test_no_piece_splits_a_character(text: str) -> None:
-    detokenizer = Detokenizer(TOKENIZER)
-    assert "\ufffd" not in "".join(detokenizer.push(one) for one in TOKENIZER.encode(text).ids)
-
-
-@given(
-    st.lists(st.text(alphabet="abc", max_size=3)),
-    st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
-)
-def test_shown_text_ends_before_the_first_stop_string_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
-    matcher = StopStringMatcher(stops)
-    shown, stopped = "", False
-    for piece in pieces:
-        text, stopped = matcher.push(piece)
-        shown += text
-        if stopped:
-            break
-    shown += "" if stopped else matcher.drain()
-    whole = "".join(pieces)
-    # The first stop string to be completed ends the text, so look at each prefix in turn.
-    for length in range(len(whole) + 1):
-        if found := [at for stop in stops if (at := whole[:length].find(stop)) >= 0]:
-            assert stopped
-            assert shown == whole[: min(found)] or whole.startswith(shown)
-            assert not any(stop in shown for stop in stops)
-            return
-    assert (shown, stopped) == (whole, False)
+END = BYTE_COUNT
+DECODER = TokenDecoder(TOKENIZER)
 
 
 def output(**rules: object) -> Output:
     values: dict[str, object] = {"max_new_tokens": 100, "end_token_ids": frozenset({END})}
-    return Output(StopRules(**values | rules), TOKENIZER)  # type: ignore[arg-type]
+    return Output(StopRules(**values | rules), DECODER)  # type: ignore[arg-type]
 
 
 def test_tokens_after_the_end_token_are_dropped() -> None:

@@ -1,6 +1,7 @@
 """Translate what passes between the coordinator and its clients."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from paceline import types
@@ -16,6 +17,8 @@ _REASON_TO_PB = {
     types.FinishReason.STOP_STRING: generation_service_pb2.FINISH_REASON_STOP_STRING,
     types.FinishReason.STOP_TOKEN: generation_service_pb2.FINISH_REASON_STOP_TOKEN,
 }
+_CHUNK_IDS = 4096
+"""So many are read before other threads may go on."""
 _HOPS = ("propose", "verify")
 _STATE_TO_PB = {
     types.ReplicaState.UP: generation_service_pb2.REPLICA_STATE_UP,
@@ -84,9 +87,9 @@ def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
 
 def _received_from_pb(message: generation_service_pb2.GenerateTextRequest) -> Iterator[types.ReceivedOutput]:
     if message.received_token_ids:
-        yield types.ReceivedOutput(0, tuple(message.received_token_ids))
+        yield types.ReceivedOutput(0, _ids_from_pb(message.received_token_ids))
     for one in message.received_outputs:
-        yield types.ReceivedOutput(one.completion_index, tuple(one.token_ids), one.ended)
+        yield types.ReceivedOutput(one.completion_index, _ids_from_pb(one.token_ids), one.ended)
 
 
 def _prompt_from_pb(message: generation_service_pb2.GenerateTextRequest) -> types.Prompt:
@@ -96,8 +99,13 @@ def _prompt_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
         case "user_message":
             return types.UserMessage(message.user_message)
         case "token_ids":
-            return types.TokenIds(tuple(message.token_ids.values))
+            return types.TokenIds(_ids_from_pb(message.token_ids.values))
     raise InvalidRequest("prompt is missing; set text, user_message or token_ids", field="prompt")
+
+
+def _ids_from_pb(ids: Sequence[int]) -> tuple[int, ...]:
+    chunks: Iterable[Sequence[int]] = (ids[start : start + _CHUNK_IDS] for start in range(0, len(ids), _CHUNK_IDS))
+    return tuple(chain.from_iterable(chunks))
 
 
 def accepted_to_pb(accepted: types.GenerationAccepted) -> generation_service_pb2.GenerateTextResponse:

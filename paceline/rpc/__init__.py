@@ -5,7 +5,7 @@ from paceline.rpc.exchange import Exchange
 from paceline.rpc.exchanges import Exchanges
 from paceline.rpc.process import termination
 from paceline.rpc.server import RunningServer, ServerOptions, running_server
-from paceline.rpc.status import ErrorInterceptor, Handler, ended_code, translated_errors
+from paceline.rpc.status import ErrorInterceptor, Handler, ended_code, parsed, translated_errors
 
 __all__ = [
     "ErrorInterceptor",
@@ -16,6 +16,7 @@ __all__ = [
     "ServerOptions",
     "ended_code",
     "open_channel",
+    "parsed",
     "running_server",
     "termination",
     "translated_errors",

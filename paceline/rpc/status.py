@@ -25,7 +25,8 @@ Deserializer = Callable[[bytes], Any]
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turn exceptions into statuses, for methods of any kind but client-streaming.
 
-    Requests are parsed here too, for gRPC answers those that cannot be with UNKNOWN and a traceback in the log.
+    Requests are parsed here too, for gRPC answers those that cannot be with UNKNOWN and a traceback in the log. A
+    streaming method without a deserializer gets them as they came.
     """
 
     async def intercept_service(
@@ -51,17 +52,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 def _guard_unary(behavior: Handler, deserialize: Deserializer) -> Handler:
     async def guarded(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await behavior(_parse(request, deserialize), context)
+            return await behavior(parsed(request, deserialize), context)
         except Exception as error:
             await abort(context, error)
 
     return guarded
 
 
-def _guard_stream(behavior: Handler, deserialize: Deserializer) -> Handler:
+def _guard_stream(behavior: Handler, deserialize: Deserializer | None) -> Handler:
     async def guarded(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
-            async for response in behavior(_parse(request, deserialize), context):
+            async for response in behavior(parsed(request, deserialize) if deserialize else request, context):
                 yield response
         except Exception as error:
             await abort(context, error)
@@ -73,9 +74,9 @@ def _guard_exchange(behavior: Handler, deserialize: Deserializer) -> Handler:
     async def guarded(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        parsed = (_parse(request, deserialize) async for request in requests)
+        all_parsed = (parsed(request, deserialize) async for request in requests)
         try:
-            async for response in behavior(parsed, context):
+            async for response in behavior(all_parsed, context):
                 yield response
         except Exception as error:
             await abort(context, error)
@@ -83,7 +84,8 @@ def _guard_exchange(behavior: Handler, deserialize: Deserializer) -> Handler:
     return guarded
 
 
-def _parse(request: bytes, deserialize: Deserializer) -> Any:
+def parsed(request: bytes, deserialize: Deserializer) -> Any:
+    """Read a request; InvalidRequest when it is none."""
     try:
         return deserialize(request)
     except DecodeError as error:

@@ -1,0 +1,88 @@
+"""Where requests are read, tokenized and checked: threads of their own, so that neither rounds nor others wait for it.
+
+Knows nothing of requests but how long they are. Long ones have threads of their own: a few of the longest keep nobody
+else from being admitted.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from threading import Lock
+from typing import Any, TypeVar
+
+from paceline.errors import Overloaded, PacelineError
+
+LONG_BYTES = 64 << 10
+"""To tokenize this much takes some 50 ms."""
+MAX_WAITING_BYTES = 64 << 20
+"""Of short requests, and of long ones: in work, and waiting for a thread."""
+
+T = TypeVar("T")
+
+
+class AdmissionThreads:
+    def __init__(self, thread_count: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        """`thread_count` threads for short requests, and as many for long ones."""
+        self._short = _Lane("admission", thread_count, max_waiting_bytes)
+        self._long = _Lane("admission of long requests", thread_count, max_waiting_bytes)
+
+    async def run(self, admit: Callable[[], T], byte_count: int) -> T:
+        """Call `admit` in a thread, in the caller's context. Raises Overloaded when too much waits for one already."""
+        lane = self._short if byte_count <= LONG_BYTES else self._long
+        context = copy_context()
+        return await asyncio.wrap_future(lane.submit(lambda: context.run(_run, admit), byte_count))
+
+    def close(self) -> None:
+        for lane in (self._short, self._long):
+            lane.close()
+
+
+@asynccontextmanager
+async def admission_threads() -> AsyncIterator[AdmissionThreads]:
+    """As many as there are cores to spare; closed on leaving."""
+    threads = AdmissionThreads(min(4, max(1, (os.cpu_count() or 1) // 2)))
+    try:
+        yield threads
+    finally:
+        threads.close()
+
+
+class _Lane:
+    def __init__(self, name: str, thread_count: int, max_bytes: int) -> None:
+        self._executor = ThreadPoolExecutor(thread_count, thread_name_prefix=name)
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._lock = Lock()
+
+    def submit(self, work: Callable[[], T], byte_count: int) -> "Future[T]":
+        with self._lock:
+            # One alone is always taken: whether it is too long is for others to say.
+            if self._bytes and self._bytes + byte_count > self._max_bytes:
+                raise Overloaded(
+                    f"requests of {self._bytes} bytes are being read already, and {self._max_bytes} may be; "
+                    f"try this one, of {byte_count} bytes, again later"
+                )
+            self._bytes += byte_count
+        future = self._executor.submit(work)
+
+        def ended(_: "Future[Any]") -> None:
+            with self._lock:
+                self._bytes -= byte_count
+
+        future.add_done_callback(ended)
+        return future
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _run(admit: Callable[[], T]) -> T:
+    try:
+        return admit()
+    except PacelineError as error:
+        # Its traceback holds the request, which is to be freed here, and not in the event loop.
+        refusal = error.with_traceback(None)
+    raise refusal

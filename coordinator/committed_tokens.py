@@ -1,0 +1,61 @@
+"""The committed tokens of a generation: a prompt that all outputs of its request share, then an output of its own.
+
+The prompt is kept as packed numbers: a million of them are copied, and freed, in no time worth speaking of.
+"""
+
+from array import array
+from collections.abc import Iterable
+from itertools import islice
+from typing import Protocol, Self, overload
+
+_CHUNK_TOKENS = 4096
+"""So many are converted before other threads may go on."""
+
+
+class TokenList(Protocol):
+    """Token ids that grow at their end; a list is one."""
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, place: int, /) -> int: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> list[int]: ...
+    def __iadd__(self, token_ids: list[int], /) -> Self: ...
+
+
+class CommittedTokens:
+    def __init__(self, prompt: "array[int]") -> None:
+        self.prompt = prompt
+        """As `packed` makes it; never changed."""
+        self._output: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self._output)
+
+    @overload
+    def __getitem__(self, place: int, /) -> int: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> list[int]: ...
+    def __getitem__(self, place: int | slice, /) -> int | list[int]:
+        prompt_count = len(self.prompt)
+        if isinstance(place, int):
+            place = range(len(self))[place]
+            return self.prompt[place] if place < prompt_count else self._output[place - prompt_count]
+        start, stop, step = place.indices(len(self))
+        if step != 1:
+            raise ValueError(f"token ids are taken in their order and not with step {step}")
+        if start >= prompt_count:
+            return self._output[start - prompt_count : max(0, stop - prompt_count)]
+        return self.prompt[start:stop].tolist() + self._output[: max(0, stop - prompt_count)]
+
+    def __iadd__(self, token_ids: list[int], /) -> Self:
+        self._output += token_ids
+        return self
+
+
+def packed(token_ids: Iterable[int]) -> "array[int]":
+    """Return token ids as `CommittedTokens` keeps a prompt."""
+    prompt, left = array("i"), iter(token_ids)
+    while chunk := list(islice(left, _CHUNK_TOKENS)):
+        prompt.fromlist(chunk)
+    return prompt
