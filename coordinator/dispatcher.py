@@ -63,7 +63,7 @@ class Dispatcher:
 
     @property
     def waiting_count(self) -> int:
-        return len(self._queue) + sum(target.waiting_count for target in self._targets.values())
+        return len(self._queue) + sum(one.waiting_count + one.unread_count for one in self._targets.values())
 
     @property
     def queue_limit(self) -> int:
@@ -87,7 +87,9 @@ class Dispatcher:
 
     def check_room(self, sequence_count: int) -> None:
         """Raise Overloaded where so many new sequences can neither be served nor wait."""
-        self._queue.check_room(sequence_count, sum(target.room for target in self._targets.values()))
+        targets = self._targets.values()
+        free_count, unread_count = sum(one.room for one in targets), sum(one.unread_count for one in targets)
+        self._queue.check_room(sequence_count, free_count, unread_count)
 
     def submit(self, request: Request) -> None:
         """Queue a request; Overloaded, and nothing queued, when there is no room for all of it."""

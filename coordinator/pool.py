@@ -29,6 +29,8 @@ class SequencePool:
         # In order of last service, least recently served first; dicts keep insertion order.
         self._live: dict[Sequence, None] = {}
         self._in_flight: set[Sequence] = set()
+        # Their readers are slow, or gone without a word: they hold no place, and what they cache is taken back first.
+        self._unread: dict[Sequence, None] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -45,17 +47,25 @@ class SequencePool:
         free = 0 if self._waiting else self._capacity - len(self._live)
         return min(free, 1) if self._room.is_scarce else free
 
-    def adopt(self, sequences: Iterable[Sequence]) -> None:
+    @property
+    def unread_count(self) -> int:
+        """Sequences that pause until more of them is read."""
+        return len(self._unread)
+
+    def adopt(self, sequences: Collection[Sequence]) -> None:
         """Take sequences in, in their order of arrival; those without a place wait for one here."""
+        for sequence in sequences:
+            sequence.request.stream.tell_room(self._resume)
         self._waiting = deque(sorted([*self._waiting, *sequences], key=lambda one: one.arrival))
         self._refill()
 
     def give_up(self) -> list[Sequence]:
         """Take out all sequences, none of which is in a round now."""
         assert not self._in_flight
-        given = [*self._live, *self._waiting]
+        given = [*self._live, *self._waiting, *self._unread]
         self._live.clear()
         self._waiting.clear()
+        self._unread.clear()
         self._room = CacheRoom()
         return given
 
@@ -103,8 +113,12 @@ class SequencePool:
     def victim(self) -> Sequence | None:
         """The youngest sequence that can give something up, be it in a round, or waiting with what it still has.
 
+        Those whose readers are slow come first.
+
         None when nothing would be gained: no other sequence is live.
         """
+        if unread := [one for one in self._unread if one.target_cached_length]:
+            return max(unread, key=lambda sequence: sequence.arrival)
         paused = [one for one in self._waiting if one.target_cached_length]
         live = list(self._live) if len(self._live) > 1 else []
         return max([*paused, *live], key=lambda sequence: sequence.arrival, default=None)
@@ -125,7 +139,7 @@ class SequencePool:
 
     def ran_short(self, free_count: int) -> None:
         """The target has no room for more than what it caches now, and so many tokens beside."""
-        self._room.ran_short([*self._live, *self._waiting], free_count)
+        self._room.ran_short([*self._live, *self._waiting, *self._unread], free_count)
 
     def settle(self, group: Iterable[Sequence]) -> list[Sequence]:
         """Put a round's sequences back; return those that ended and so left the pool."""
@@ -133,7 +147,23 @@ class SequencePool:
         for sequence in group:
             sequence.ready_since_s = self._clock()
             sequence.queued_s = 0.0
+            if sequence.is_unread and not sequence.ended:
+                self._set_aside(sequence)
         return self.retire(group)
+
+    def _set_aside(self, sequence: Sequence) -> None:
+        """Its reader is slow: another has its place."""
+        del self._live[sequence]
+        self._unread[sequence] = None
+        self._refill()
+        self._tell_room()
+
+    def _resume(self) -> None:
+        """Some of what was too much was read."""
+        resumed = [one for one in self._unread if not one.is_unread]
+        for sequence in resumed:
+            del self._unread[sequence]
+        self.adopt(resumed)
 
     def retire(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Drop those of the sequences that are here, ended and in no round, and return them."""
@@ -142,12 +172,13 @@ class SequencePool:
             self._changed.set()
             return []
         retired = [one for one in self._live if one in gone]
-        waited = [one for one in self._waiting if one in gone]
+        waited = [one for one in (*self._waiting, *self._unread) if one in gone]
         for sequence in retired:
             del self._live[sequence]
             self._room.ended(sequence)
         if waited:
             self._waiting = deque(one for one in self._waiting if one not in gone)
+            self._unread = {one: None for one in self._unread if one not in gone}
         self._refill()
         self._tell_room()
         return retired + waited

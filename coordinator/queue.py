@@ -26,10 +26,14 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._waiting)
 
-    def check_room(self, sequence_count: int, free_count: int) -> None:
-        """Raise Overloaded where so many sequences would have to wait and cannot; `free_count` places are free."""
-        if len(self) + sequence_count - free_count > self.limit:
-            raise Overloaded(f"{len(self)} of at most {self.limit} sequences are waiting already; try again later")
+    def check_room(self, sequence_count: int, free_count: int, unread_count: int = 0) -> None:
+        """Raise Overloaded where so many sequences would have to wait and cannot.
+
+        `free_count` places are free; `unread_count` sequences pause for slow readers, and count as waiting.
+        """
+        waiting_count = len(self) + unread_count
+        if waiting_count + sequence_count - free_count > self.limit:
+            raise Overloaded(f"{waiting_count} of at most {self.limit} sequences are waiting already; try again later")
 
     def add(self, request: Request) -> None:
         """Take in a new request."""

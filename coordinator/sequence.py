@@ -97,6 +97,11 @@ class Sequence:
         return self.request.arrival, self.completion_index
 
     @property
+    def is_unread(self) -> bool:
+        """So much of it was not read yet that it should pause."""
+        return self.request.stream.is_full(self.completion_index)
+
+    @property
     def until_first_round_s(self) -> float | None:
         """How long it waited, from its submission, for its first round; None before that."""
         return None if self.first_grouped_s is None else self.first_grouped_s - self.request.submitted_s

@@ -70,6 +70,10 @@ class Target:
         return self._serving.scheduler.pool.waiting_count if self._serving else 0
 
     @property
+    def unread_count(self) -> int:
+        return self._serving.scheduler.pool.unread_count if self._serving else 0
+
+    @property
     def load(self) -> tuple[int, float]:
         """Sequences it is to serve, then how full its cache is."""
         return self.live_count + self.waiting_count, self.replica.kv_use

@@ -114,7 +114,7 @@ class GenerationAccepted:
 
 @dataclass(frozen=True, slots=True)
 class OutputPiece:
-    """Tokens committed by one round; the last piece of an output carries the finish."""
+    """Tokens committed since the last piece; the last one of an output carries the finish."""
 
     tokens: tuple[OutputToken, ...]
     finish: GenerationFinish | None = None
