@@ -55,9 +55,10 @@ MAX_LENGTH = 10_000
 class NoModel:
     """Stands where a runner does, and holds nothing."""
 
-    def __init__(self, tokenizer: TokenizerFiles) -> None:
+    def __init__(self, tokenizer: TokenizerFiles, max_length: int) -> None:
         self.model = self
         self.tokenizer = tokenizer
+        self._max_length = max_length
 
     def describe(self) -> ModelDescription:
         codec = TextCodec(self.tokenizer)
@@ -66,12 +67,12 @@ class NoModel:
             architecture="None",
             vocabulary_size=codec.tokenizer.get_vocab_size(),
             tokenizer_fingerprint=fingerprint(codec.tokenizer),
-            max_length=MAX_LENGTH,
+            max_length=self._max_length,
             end_token_ids=(),
             device="cpu",
             dtype="float32",
             parameter_count=0,
-            cache=CacheDescription(max_length=MAX_LENGTH, prefill_chunk_tokens=256),
+            cache=CacheDescription(max_length=self._max_length, prefill_chunk_tokens=256),
         )
 
     def release(self, sequence_ids: Sequence[str], scope: str) -> int:
@@ -108,18 +109,40 @@ class InstantVerifier:
         return verdicts
 
 
+class EchoDrafter(InstantDrafter):
+    """Says a sequence's last token again and again: a prompt decides what the output is."""
+
+    def propose(self, rows: Sequence[ProposeRow], scope: str) -> list[Proposal]:
+        return [
+            Proposal(row.token_ids[-1:] * row.draft_count, row.base_length + len(row.token_ids) + row.draft_count - 1)
+            for row in rows
+        ]
+
+
+class EchoVerifier(InstantVerifier):
+    def verify(self, rows: Sequence[VerifyRow], scope: str) -> list[Verdict]:
+        return [
+            Verdict(
+                accepted := len(row.draft_token_ids), row.token_ids[-1], row.base_length + len(row.token_ids) + accepted
+            )
+            for row in rows
+        ]
+
+
 @app.command(hidden=True)
-def models() -> None:
+def models(max_length: int = MAX_LENGTH, echo: bool = False) -> None:
     """Serve both instant models until standard input ends; prints their addresses."""
-    uvloop.run(_serve_models())
+    uvloop.run(_serve_models(max_length, echo))
 
 
-async def _serve_models() -> None:
+async def _serve_models(max_length: int, echo: bool) -> None:
     tokenizer = read_tokenizer(find_checkpoint("builtin:target"))
     assert tokenizer is not None
-    model, worker = NoModel(tokenizer), ModelWorker(1)
-    drafts: Any = DraftServicer(InstantDrafter(model), worker, Exchanges())  # type: ignore[arg-type]
-    verdicts: Any = TargetServicer(InstantVerifier(model), worker, Exchanges())  # type: ignore[arg-type]
+    model, worker = NoModel(tokenizer, max_length), ModelWorker(1)
+    drafter = EchoDrafter(model) if echo else InstantDrafter(model)
+    verifier = EchoVerifier(model) if echo else InstantVerifier(model)
+    drafts: Any = DraftServicer(drafter, worker, Exchanges())  # type: ignore[arg-type]
+    verdicts: Any = TargetServicer(verifier, worker, Exchanges())  # type: ignore[arg-type]
     async with (
         running_server(
             "127.0.0.1",
@@ -144,9 +167,10 @@ async def _serve_models() -> None:
 
 
 @asynccontextmanager
-async def _instant_models() -> AsyncIterator[tuple[str, str]]:
+async def instant_models(*flags: str) -> AsyncIterator[tuple[str, str]]:
+    """Run both; yield the addresses of the draft and of the target."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.coordinator", "models", stdin=PIPE, stdout=PIPE
+        sys.executable, "-m", "benchmarks.coordinator", "models", *flags, stdin=PIPE, stdout=PIPE
     )
     assert process.stdin and process.stdout
     try:
@@ -164,7 +188,7 @@ def rounds(batch_size: int = 8, draft_count: int = 5, runs: int = 5, max_new_tok
 
 
 async def _rounds(batch_size: int, draft_count: int, runs: int, max_new_tokens: int) -> None:
-    async with _instant_models() as (draft, target):
+    async with instant_models() as (draft, target):
         flags = ["--draft", draft, "--target", target, "--log-level", "error"]
         flags += ["--batch-size", str(batch_size), "--draft-count", str(draft_count)]
         async with running_service("coordinator", flags) as service, Client(service.address) as client:

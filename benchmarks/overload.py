@@ -3,7 +3,8 @@
 What it can serve is measured first, with just enough clients to keep it busy. Then requests arrive at five times that
 rate, whatever becomes of them. Who is refused must get RESOURCE_EXHAUSTED with RetryInfo; who is not must get the right
 tokens, within a time that does not depend on how many are refused: that in which a full queue is served, and as long as
-the slowest request took when the cluster was just busy. Exit status 1 when any of this fails.
+the slowest request took when the cluster was just busy. Then one client sends what takes longest to read, to search and
+to write: none of it may hold the coordinator's event loop (`holds`). Exit status 1 when any of this fails.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from grpc_status import rpc_status
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import holds
 from benchmarks.soak.cluster import SoakOptions, running_processes
 from benchmarks.soak.requests import Asked, make_requests, with_references
 from paceline.client import NO_RETRIES, Client
@@ -152,9 +154,11 @@ def main(
     for name, value in result.items():
         table.add_row(name.replace("_", " "), str(value))
     console.print(table)
+    found = asyncio.run(holds.measure())
+    console.print(holds.table(found))
     if output:
-        replace_file(output, json.dumps(result, indent=2) + "\n")
-    sys.exit(not is_sound(result))
+        replace_file(output, json.dumps(result | {"longest_holds_ms": holds.milliseconds(found)}, indent=2) + "\n")
+    sys.exit(not (is_sound(result) and holds.are_short(found)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Benchmarks without services: what they make of the passes they kept."""
 
+import asyncio
 import json
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import builtin_pair, draft_lengths, scheduling
+from benchmarks import builtin_pair, draft_lengths, holds, scheduling
+from benchmarks.watched_coordinator import LoopWatch
 from paceline.launcher import ClusterOptions
 from paceline.measure.contention import Contention
 from paceline.measure.rounds import RoundUse
@@ -96,3 +99,21 @@ async def test_a_coordinators_cpu_time_is_of_the_rounds_it_was_spent_on_spoiled_
     await scheduling.throughput({"one": ClusterOptions()}, [], 1, 1)
     row = json.loads(capsys.readouterr().out)
     assert row["coordinator_cpu_ms_per_round"] == 2.0
+
+
+async def test_the_longest_hold_of_a_loop_is_told_once() -> None:
+    watch = LoopWatch()
+    watch.look()
+    until_s = time.thread_time() + 0.05
+    while time.thread_time() < until_s:
+        pass
+    await asyncio.sleep(0.01)
+    assert watch.take() >= 0.05
+    assert watch.take() == 0
+
+
+def test_a_hold_beyond_the_limit_is_named_and_fails() -> None:
+    found = {"short": holds.Hold(holds.LIMIT_S, "OK"), "long": holds.Hold(2 * holds.LIMIT_S, "OK")}
+    assert not holds.are_short(found)
+    assert list(holds.table(found).columns[2].cells) == ["", "over 20"]
+    assert holds.are_short({"short": found["short"]})

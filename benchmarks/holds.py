@@ -1,0 +1,150 @@
+"""How long one client's requests can hold the coordinator's event loop: `python -m benchmarks.holds`.
+
+The coordinator is the real process, the models answer at once and say a prompt's last token again and again. Exit
+status 1 when the loop is held for more than 20 ms of its thread's processor time, whatever was sent.
+"""
+
+import asyncio
+import sys
+import urllib.request
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.coordinator import instant_models
+from benchmarks.watched_coordinator import METRIC, MODULE
+from paceline.client import NO_RETRIES, Client
+from paceline.engine.checkpoint import find_checkpoint, read_tokenizer
+from paceline.errors import PacelineError
+from paceline.launcher import running_service
+from paceline.rpc import open_channel, translated_errors
+from paceline.text import TextCodec
+from paceline.types import GenerationRequest, SamplingParameters, Text, TokenIds
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+
+LIMIT_S = 0.020
+MAX_LENGTH = 2_000_000
+MESSAGE_BYTES = 16_000_000
+MILLION = 1_000_000
+
+Ask = Callable[[Client, GenerationServiceStub], Awaitable[object]]
+
+
+@dataclass(frozen=True)
+class Hold:
+    longest_s: float
+    outcome: str
+
+
+def inputs() -> dict[str, Ask]:
+    """What is sent, by what it is."""
+    tokenizer = read_tokenizer(find_checkpoint("builtin:target"))
+    assert tokenizer
+    codec = TextCodec(tokenizer)
+
+    def spelled(token: str) -> int:
+        token_id = codec.tokenizer.token_to_id(token)
+        assert token_id is not None
+        return token_id
+
+    broken, word = spelled("Ģ"), spelled("a")  # the first is byte 0x80, which begins no character
+    stops = tuple("a" * 63 + chr(ord("b") + number) for number in range(16))
+    biases = SamplingParameters(temperature=1, logit_bias=tuple((token_id, 1.0) for token_id in range(1024)))
+    long_text = "hello world, 12 " * (MESSAGE_BYTES // 16)
+    many = GenerationRequest(TokenIds((word,) * 100_000), 8, completion_count=64)
+    return {
+        "eight short prompts": together(GenerationRequest(TokenIds((word,) * 20), 500), 8),
+        "tokens that complete no text": together(GenerationRequest(TokenIds((broken,)), 8000), 8),
+        "the same in 64 outputs": together(GenerationRequest(TokenIds((broken,)), 500, completion_count=64), 1),
+        "longest stop strings": together(GenerationRequest(TokenIds((word,)), 1000, stop_strings=stops), 8),
+        "1,024 biases": together(GenerationRequest(TokenIds((word,)), 200, sampling=biases, seed=1), 8),
+        "a million token ids": together(GenerationRequest(TokenIds((word,) * MILLION), 4), 1),
+        "a million, the last one wrong": together(GenerationRequest(TokenIds((*(word,) * MILLION, MILLION)), 4), 1),
+        "64 outputs of 100,000 token ids": together(many, 1),
+        "a text of 16 MB": together(GenerationRequest(Text(long_text), 4), 1),
+        "a million empty outputs received": raw(
+            pb.GenerateTextRequest(received_outputs=[pb.ReceivedOutput()] * MILLION)
+        ),
+        "a million empty stop strings": raw(pb.GenerateTextRequest(stop_strings=[""] * MILLION)),
+    }
+
+
+def together(request: GenerationRequest, count: int) -> Ask:
+    async def ask(client: Client, _: GenerationServiceStub) -> None:
+        await asyncio.gather(*(client.complete_all(request) for _ in range(count)))
+
+    return ask
+
+
+def raw(message: pb.GenerateTextRequest) -> Ask:
+    async def ask(_: Client, stub: GenerationServiceStub) -> None:
+        with translated_errors():
+            call: Any = stub.GenerateText(message)
+            await call.read()
+
+    return ask
+
+
+async def measure() -> dict[str, Hold]:
+    """Send each input, one after the other; return how long it held the loop, and what came of it."""
+    async with instant_models("--max-length", str(MAX_LENGTH), "--echo") as (draft, target):
+        flags = ["--draft", draft, "--target", target, "--metrics-port", "0", "--log-level", "error"]
+        async with (
+            running_service(MODULE, flags) as service,
+            Client(service.address, NO_RETRIES) as client,
+            open_channel(service.address) as channel,
+        ):
+            assert service.metrics_url
+            found: dict[str, Hold] = {}
+            for name, ask in inputs().items():
+                await longest_hold_s(service.metrics_url)
+                outcome = await outcome_of(ask, client, GenerationServiceStub(channel))
+                found[name] = Hold(await longest_hold_s(service.metrics_url), outcome)
+            return found
+
+
+async def outcome_of(ask: Ask, client: Client, stub: GenerationServiceStub) -> str:
+    try:
+        await ask(client, stub)
+    except PacelineError as error:
+        return f"{error.code.name}: {error.message[:60]}"
+    return grpc.StatusCode.OK.name
+
+
+async def longest_hold_s(metrics_url: str) -> float:
+    """Since it was last asked for."""
+
+    def scrape() -> str:
+        with urllib.request.urlopen(metrics_url) as response:
+            return str(response.read(), "utf-8")
+
+    families = text_string_to_metric_families(await asyncio.to_thread(scrape))
+    return next(one.value for family in families for one in family.samples if one.name == METRIC)
+
+
+def are_short(found: Mapping[str, Hold]) -> bool:
+    return all(hold.longest_s <= LIMIT_S for hold in found.values())
+
+
+def milliseconds(found: Mapping[str, Hold]) -> dict[str, float]:
+    return {name: round(1e3 * hold.longest_s, 2) for name, hold in found.items()}
+
+
+def table(found: Mapping[str, Hold]) -> Table:
+    made = Table("input", "longest hold, ms", "", "ended", title="The coordinator's event loop, processor time")
+    for name, hold in found.items():
+        verdict = "" if hold.longest_s <= LIMIT_S else f"over {1e3 * LIMIT_S:g}"
+        made.add_row(name, f"{1e3 * hold.longest_s:.1f}", verdict, hold.outcome)
+    return made
+
+
+if __name__ == "__main__":
+    result = asyncio.run(measure())
+    Console(highlight=False).print(table(result))
+    sys.exit(not are_short(result))
