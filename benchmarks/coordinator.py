@@ -84,12 +84,15 @@ class InstantDrafter:
         self.runner = runner
 
     def propose(self, rows: Sequence[ProposeRow], scope: str) -> list[Proposal]:
-        return [
-            Proposal((), row.base_length + len(row.token_ids))
-            if row.following_count
-            else Proposal(DRAFTED[: row.draft_count], row.base_length + len(row.token_ids) + row.draft_count - 1)
-            for row in rows
-        ]
+        return [self._propose(row, row.base_length + len(row.token_ids)) for row in rows]
+
+    def _propose(self, row: ProposeRow, length: int) -> Proposal:
+        if row.following_count:
+            return Proposal((), length)
+        return Proposal(self.drafts(row), length + row.draft_count - 1)
+
+    def drafts(self, row: ProposeRow) -> tuple[int, ...]:
+        return DRAFTED[: row.draft_count]
 
 
 class InstantVerifier:
@@ -97,36 +100,28 @@ class InstantVerifier:
         self.runner = runner
 
     def verify(self, rows: Sequence[VerifyRow], scope: str) -> list[VerifyOutcome]:
+        return [self._verify(row, row.base_length + len(row.token_ids)) for row in rows]
+
+    def _verify(self, row: VerifyRow, length: int) -> VerifyOutcome:
+        return Prefilled(length) if row.following_count else self.verdict(row, length)
+
+    def verdict(self, row: VerifyRow, length: int) -> Verdict:
         """Accept a share of the drafts that changes from round to round, about two thirds."""
-        verdicts: list[VerifyOutcome] = []
-        for row in rows:
-            length = row.base_length + len(row.token_ids)
-            if row.following_count:
-                verdicts.append(Prefilled(length))
-                continue
-            accepted = min(len(row.draft_token_ids), 2 + length % 4)
-            verdicts.append(Verdict(accepted, 1100, length + accepted))
-        return verdicts
+        accepted = min(len(row.draft_token_ids), 2 + length % 4)
+        return Verdict(accepted, 1100, length + accepted)
 
 
 class EchoDrafter(InstantDrafter):
     """Says a sequence's last token again and again: a prompt decides what the output is."""
 
-    def propose(self, rows: Sequence[ProposeRow], scope: str) -> list[Proposal]:
-        return [
-            Proposal(row.token_ids[-1:] * row.draft_count, row.base_length + len(row.token_ids) + row.draft_count - 1)
-            for row in rows
-        ]
+    def drafts(self, row: ProposeRow) -> tuple[int, ...]:
+        return row.token_ids[-1:] * row.draft_count
 
 
 class EchoVerifier(InstantVerifier):
-    def verify(self, rows: Sequence[VerifyRow], scope: str) -> list[Verdict]:
-        return [
-            Verdict(
-                accepted := len(row.draft_token_ids), row.token_ids[-1], row.base_length + len(row.token_ids) + accepted
-            )
-            for row in rows
-        ]
+    def verdict(self, row: VerifyRow, length: int) -> Verdict:
+        accepted = len(row.draft_token_ids)
+        return Verdict(accepted, row.token_ids[-1], length + accepted)
 
 
 @app.command(hidden=True)

@@ -87,11 +87,11 @@ async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
         sequence = admission.admit(GenerationRequest(TokenIds(prompt), 10, ignore_end_tokens=True))
         submit(scheduler, sequence)
         pieces = [piece async for piece in sequence.stream.pieces()]
-    assert [len(piece.tokens) for piece in pieces] == [5, 5]
     assert pieces[-1].finish is not None
     usage = replace(pieces[-1].finish.usage, queued_s=0.0)
     assert usage == Usage(3, 10, 8, 8, 2, accepted_counts_by_position=(2, 2, 2, 2))
-    assert [token.accepted for token in pieces[0].tokens] == [True, True, True, True, False]
+    accepted = [token.accepted for piece in pieces for token in piece.tokens]
+    assert accepted == [True, True, True, True, False] * 2
 
 
 async def run_within(capacity_tokens: int, batch_size: int, seed: int) -> Scheduler:
