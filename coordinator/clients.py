@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.codec.models import model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import proposals_from_pb, propose_rows_to_pb, verdicts_from_pb, verify_rows_to_pb
 from paceline.errors import IncompatiblePair, PeerFailed, TokenizerNotFound
-from paceline.rpc import Exchange, translated_errors
+from paceline.rpc import Exchange, answered, translated_errors
 from paceline.rpc.peers import DRAFT, TARGET, service_at
 from paceline.types import ModelDescription, Proposals, ProposeRow, TokenizerFiles, Verdicts, VerifyRow
 from paceline.v1 import draft_service_pb2, target_service_pb2
@@ -50,7 +50,7 @@ class _RemoteModel:
         request = health_pb2.HealthCheckRequest(service=self._service_name)
         with translated_errors():
             try:
-                response = await self._health.Check(request, timeout=timeout_s)
+                response = answered(await self._health.Check(request, timeout=timeout_s))
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
@@ -92,7 +92,7 @@ class RemoteDrafter(_RemoteModel):
 
     async def propose(self, rows: Rows[ProposeRow], timeout_s: float | None = None) -> Proposals:
         with translated_errors():
-            response = await self._work.ask(propose_rows_to_pb(rows), self._limited(timeout_s))
+            response = answered(await self._work.ask(propose_rows_to_pb(rows), self._limited(timeout_s)))
         _check_answers(rows, response.results)
         return proposals_from_pb(response)
 
@@ -103,7 +103,7 @@ class RemoteDrafter(_RemoteModel):
     async def describe(self, timeout_s: float) -> ModelDescription:
         request = draft_service_pb2.DescribeDraftModelRequest()
         with translated_errors():
-            response = await self._stub.DescribeDraftModel(request, timeout=timeout_s)
+            response = answered(await self._stub.DescribeDraftModel(request, timeout=timeout_s))
         return model_from_pb(response.model)
 
 
@@ -116,7 +116,7 @@ class RemoteVerifier(_RemoteModel):
 
     async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         with translated_errors():
-            response = await self._work.ask(verify_rows_to_pb(rows), self._limited(timeout_s))
+            response = answered(await self._work.ask(verify_rows_to_pb(rows), self._limited(timeout_s)))
         _check_answers(rows, response.results)
         return verdicts_from_pb(response)
 
@@ -127,7 +127,7 @@ class RemoteVerifier(_RemoteModel):
     async def describe(self, timeout_s: float) -> ModelDescription:
         request = target_service_pb2.DescribeTargetModelRequest()
         with translated_errors():
-            response = await self._stub.DescribeTargetModel(request, timeout=timeout_s)
+            response = answered(await self._stub.DescribeTargetModel(request, timeout=timeout_s))
         return model_from_pb(response.model)
 
     async def download_tokenizer(self) -> TokenizerFiles | None:
@@ -137,7 +137,7 @@ class RemoteVerifier(_RemoteModel):
                 call = self._stub.DownloadTokenizer(
                     target_service_pb2.DownloadTokenizerRequest(), timeout=self._timeout_s
                 )
-                return tokenizer_from_pb([piece async for piece in call])
+                return tokenizer_from_pb([answered(piece) async for piece in call])
         except TokenizerNotFound:
             return None
 

@@ -1,16 +1,18 @@
 """Requests over kept streams, over real gRPC: how many there are, and what becomes of them when something fails."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 
+from coordinator.clients import RemoteDrafter
 from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
-from paceline.rpc import Exchange, Exchanges, open_channel, translated_errors
+from paceline.rpc import Exchange, Exchanges, answered, open_channel, running_server, translated_errors
 from paceline.rpc.reopening import ReopeningChannel
+from paceline.types import ProposeRow
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
 from tests.draft_servers import draft_server
@@ -38,6 +40,13 @@ class Servicer(DraftServiceServicer):
         context.add_done_callback(self._ended)  # type: ignore[arg-type]
         async for response in self.exchanges.answers("/a.Service/Method", requests, self._answer):
             yield response
+
+    async def DescribeDraftModel(
+        self, request: pb.DescribeDraftModelRequest, context: Context
+    ) -> pb.DescribeDraftModelResponse:
+        self.entered.set()
+        await self.go_on.wait()
+        raise AssertionError
 
     def _ended(self, _: object) -> None:
         self.open_count -= 1
@@ -204,3 +213,90 @@ async def test_streams_move_to_the_channel_that_replaces_theirs() -> None:
             await until(lambda: opened[0].get_state() is grpc.ChannelConnectivity.SHUTDOWN)
             assert opened[1].get_state() is grpc.ChannelConnectivity.READY
             assert await ask(exchange, "later") == "later"
+
+
+Call = Callable[[grpc.aio.Channel], Awaitable[object]]
+
+
+async def ask_held(channel: grpc.aio.Channel) -> object:
+    return await ask(Exchange(DraftServiceStub(channel).ProposeTokens), "held")
+
+
+async def describe(channel: grpc.aio.Channel) -> object:
+    with translated_errors():
+        return answered(await DraftServiceStub(channel).DescribeDraftModel(pb.DescribeDraftModelRequest()))
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("call", [ask_held, describe])
+async def test_a_channel_that_is_closed_makes_its_peer_unavailable_and_cancels_nobody(call: Call) -> None:
+    """Review C7: gRPC's UsageError before a call, and in one the cancellation of a task that nobody cancelled."""
+    async with serving() as (servicer, address):
+        channel = open_channel(address)
+        task = asyncio.create_task(_asking(call, channel))
+        await servicer.entered.wait()
+        await channel.close()
+        with pytest.raises(PeerUnavailable, match="closed while the call was under way"):
+            await task
+        with pytest.raises(PeerUnavailable, match="Channel is closed"):
+            await call(channel)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("call", [ask_held, describe])
+async def test_a_task_that_is_cancelled_itself_ends_so(call: Call) -> None:
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        task = asyncio.create_task(_asking(call, channel))
+        await servicer.entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def _asking(call: Call, channel: grpc.aio.Channel) -> object:
+    return await call(channel)
+
+
+async def _garbage(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async for _ in requests:
+        yield b"\xff"
+
+
+async def _garbage_at_once(request: bytes, context: Context) -> bytes:
+    return b"\xff"
+
+
+async def _garbage_as_status(request: bytes, context: Context) -> bytes:
+    context.set_trailing_metadata((("grpc-status-details-bin", b"\xff"),))
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+    raise AssertionError
+
+
+@asynccontextmanager
+async def talking_garbage(describes: Any) -> AsyncIterator[grpc.aio.Channel]:
+    handlers: dict[str, Any] = {
+        "ProposeTokens": grpc.stream_stream_rpc_method_handler(_garbage, bytes),
+        "DescribeDraftModel": grpc.unary_unary_rpc_method_handler(describes, bytes),
+    }
+    handler = grpc.method_handlers_generic_handler("paceline.v1.DraftService", handlers)
+    async with (
+        running_server(
+            "127.0.0.1", 0, [], lambda server: server.add_generic_rpc_handlers((handler,)), grace_s=0
+        ) as server,
+        open_channel(server.address) as channel,
+    ):
+        yield channel
+
+
+@pytest.mark.review
+async def test_what_cannot_be_parsed_is_a_failure_of_the_peers() -> None:
+    """Review C7: gRPC gives None for it, which failed as an attribute of that."""
+    row = ProposeRow("a", 0, (1,), 1)
+    async with talking_garbage(_garbage_at_once) as channel:
+        remote = RemoteDrafter(channel, TIMEOUT_S)
+        for call in (remote.propose([row]), remote.describe(TIMEOUT_S)):
+            with pytest.raises(PeerFailed, match="cannot be parsed"):
+                await call
+    async with talking_garbage(_garbage_as_status) as channel:
+        with pytest.raises(PeerUnavailable, match="gone"):
+            await describe(channel)

@@ -21,7 +21,7 @@ class Exchange:
         self._kept: list[Any] = []
 
     async def ask(self, request: Any, timeout_s: float) -> Any:
-        """Return the answer. Raises AioRpcError, as a call would."""
+        """Return the answer, None for one that cannot be parsed. Raises AioRpcError, all as a call would."""
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return await self._ask(request, limit)
