@@ -76,6 +76,7 @@ def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:
             else one.state.value
             for one in described
         )
-        for state in (*(one.value for one in ReplicaState), *(("open",) if service == "draft" else ())):
+        states = [one.value for one in ReplicaState if one is not ReplicaState.UNSPECIFIED]
+        for state in (*states, *(("open",) if service == "draft" else ())):
             family.add_metric([service, state], counts[state])
     return family

@@ -39,8 +39,9 @@ def watch_token(path: Path) -> Token:
 
 def _tokens(path: Path) -> list[bytes]:
     tokens = path.read_bytes().split()
-    if not all(token.isascii() for token in tokens):
-        raise ValueError("a token may hold ASCII characters only")
+    # Others cannot be sent in metadata.
+    if not all(token.isascii() and token.decode().isprintable() for token in tokens):
+        raise ValueError("a token may hold printable ASCII characters only")
     return tokens
 
 
