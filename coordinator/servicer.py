@@ -1,8 +1,10 @@
 """Answer GenerationService calls: translate, queue, stream."""
 
 import asyncio
+import copy
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,8 +18,9 @@ from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.errors import PacelineError
 from paceline.rpc import ended_code
-from paceline.types import ClusterDescription, GenerationAccepted
+from paceline.types import ClusterDescription, GenerationAccepted, ReplicaDescription
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
 
@@ -74,7 +77,7 @@ class GenerationServicer(GenerationServiceServicer):
                 yield piece_to_pb(piece)
         except Exception as error:
             record.fail(error)
-            raise
+            raise _without_sequence_ids(error, record) from error
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         return cluster_to_pb(
@@ -88,7 +91,24 @@ class GenerationServicer(GenerationServiceServicer):
                 live_sequence_count=self._dispatcher.live_count,
                 waiting_sequence_count=self._dispatcher.waiting_count,
                 statistics=self._statistics.snapshot(),
-                targets=tuple(self._dispatcher.describe()),
-                drafts=tuple(self._drafter.describe()),
+                targets=self._shown(self._dispatcher.describe()),
+                drafts=self._shown(self._drafter.describe()),
             )
         )
+
+    def _shown(self, replicas: Iterable[ReplicaDescription]) -> tuple[ReplicaDescription, ...]:
+        """Leave the addresses out where callers show tokens: those come from outside, where they are of no use."""
+        if self._settings.token_file:
+            return tuple(replace(one, address="") for one in replicas)
+        return tuple(replicas)
+
+
+def _without_sequence_ids(error: Exception, record: RequestRecord) -> Exception:
+    """Name the request where model services name a sequence: ids are what keeps strangers from a sequence there."""
+    if not isinstance(error, PacelineError):
+        return error
+    shown = copy.copy(error)
+    shown.metadata = {key: value for key, value in error.metadata.items() if key != "sequence_id"}
+    for sequence in record.sequences:
+        shown.message = shown.message.replace(sequence.sequence_id, record.request_id)
+    return shown

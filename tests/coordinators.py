@@ -26,17 +26,19 @@ from coordinator.requests import RequestMetrics
 from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import ReleasingDrafter, Scheduler
+from coordinator.security import clients_options
 from coordinator.sequence import Sequence as Generation
 from coordinator.servicer import SERVICE_NAME, GenerationServicer
 from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from paceline.client import NO_RETRIES, Client
-from paceline.rpc import RunningServer, ServerOptions, running_server
+from paceline.rpc import RunningServer, running_server
 from paceline.types import GenerationRequest, ModelDescription, OutputPiece, TokenIds
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
 SERVED = Served(describe("target"), None)
+NOWHERE = CoordinatorSettings(draft="unused:1", target="unused:1")
 
 
 def make_scheduler(
@@ -168,7 +170,7 @@ async def fake_server(
     registry: CollectorRegistry,
     *,
     queue_limit: int = 100,
-    options: ServerOptions | None = None,
+    settings: CoordinatorSettings = NOWHERE,
 ) -> AsyncIterator[RunningServer]:
     """As `fake_cluster`, for clients of any kind."""
     async with dispatching(
@@ -177,7 +179,6 @@ async def fake_server(
         registry.register(
             ClusterCollector(running.dispatcher, running.drafter, AheadDrafter(running.drafter), running.statistics)
         )
-        settings = CoordinatorSettings(draft="unused:1", target="unused:1")
         servicer = GenerationServicer(
             settings,
             SERVED,
@@ -193,7 +194,7 @@ async def fake_server(
             [SERVICE_NAME],
             lambda server: add_GenerationServiceServicer_to_server(servicer, server),
             grace_s=1,
-            options=options or ServerOptions(),
+            options=clients_options(settings),
         ) as server:
             yield server
 

@@ -10,12 +10,22 @@ import pytest
 
 from coordinator.clients import RemoteDrafter
 from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
-from paceline.rpc import Exchange, Exchanges, answered, open_channel, running_server, translated_errors
+from paceline.rpc import (
+    Exchange,
+    Exchanges,
+    ServerOptions,
+    answered,
+    open_channel,
+    running_server,
+    server,
+    translated_errors,
+)
 from paceline.rpc.reopening import ReopeningChannel
 from paceline.types import ProposeRow
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
 from tests.draft_servers import draft_server
+from tests.proxy import running_proxy
 from tests.spans import until
 
 TIMEOUT_S = 60.0
@@ -28,6 +38,7 @@ class Servicer(DraftServiceServicer):
     def __init__(self, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
         self.stream_count = self.open_count = self.cancelled_count = 0
+        self.callers: set[str] = set()
         self.timeouts_s: list[float] = []
         self.entered = asyncio.Event()
         self.go_on = asyncio.Event()
@@ -37,6 +48,7 @@ class Servicer(DraftServiceServicer):
     ) -> AsyncIterator[pb.ProposeTokensResponse]:
         self.stream_count += 1
         self.open_count += 1
+        self.callers.add(context.peer())
         context.add_done_callback(self._ended)  # type: ignore[arg-type]
         async for response in self.exchanges.answers("/a.Service/Method", requests, self._answer):
             yield response
@@ -68,9 +80,11 @@ class Servicer(DraftServiceServicer):
         return pb.ProposeTokensResponse(results=[pb.ProposeTokensResult(sequence_id=name)])
 
 
-def serving(port: int = 0, grace_s: float = 0) -> AbstractAsyncContextManager[tuple[Servicer, str]]:
+def serving(
+    port: int = 0, grace_s: float = 0, options: ServerOptions | None = None
+) -> AbstractAsyncContextManager[tuple[Servicer, str]]:
     servicer = Servicer(Exchanges())  # type: ignore[abstract]
-    return draft_server(servicer, port=port, grace_s=grace_s, exchanges=servicer.exchanges)
+    return draft_server(servicer, port=port, grace_s=grace_s, exchanges=servicer.exchanges, options=options)
 
 
 @asynccontextmanager
@@ -300,3 +314,30 @@ async def test_what_cannot_be_parsed_is_a_failure_of_the_peers() -> None:
     async with talking_garbage(_garbage_as_status) as channel:
         with pytest.raises(PeerUnavailable, match="gone"):
             await describe(channel)
+
+
+@pytest.mark.review
+async def test_a_caller_that_vanished_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review C15: servers asked for no sign of life, and held what such callers had asked for hours."""
+    monkeypatch.setattr(server, "KEEPALIVE_MS", 100)
+    monkeypatch.setattr(server, "KEEPALIVE_TIMEOUT_MS", 100)
+    async with serving() as (servicer, address), running_proxy(address) as proxy, exchange_with(proxy.address) as one:
+        held = asyncio.create_task(ask(one, "held"))
+        await servicer.entered.wait()
+        proxy.stall()
+        await until(lambda: servicer.cancelled_count == 1)
+        held.cancel()
+
+
+@pytest.mark.review
+async def test_a_connection_that_reached_its_age_takes_no_new_calls_and_breaks_none() -> None:
+    """Review C15"""
+    old = ServerOptions(max_connection_age_s=0.1)
+    async with serving(options=old) as (servicer, address), open_channel(address) as channel:
+        exchange = Exchange(DraftServiceStub(channel).ProposeTokens)
+        held = asyncio.create_task(ask(exchange, "held"))
+        await servicer.entered.wait()
+        while len(servicer.callers) < 3:  # connections
+            assert await ask(Exchange(DraftServiceStub(channel).ProposeTokens), "another") == "another"
+        servicer.go_on.set()
+        assert await held == "held"

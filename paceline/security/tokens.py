@@ -12,8 +12,13 @@ class KnownTokens:
     """The tokens that a service lets in: one a line of its file. Only their hashes are kept."""
 
     def __init__(self, path: Path) -> None:
-        """Raises StartupError when the file cannot be read or has no token. Emptied later, it lets nobody in."""
-        self._hashes = WatchedFiles("--token-file", [path], lambda: [_hash(token) for token in _tokens(path)])
+        """Raises StartupError when the file cannot be read or has no token.
+
+        Emptied, deleted or made unreadable later, it lets nobody in: who did that may have meant to revoke its tokens.
+        """
+        self._hashes: WatchedFiles[list[bytes]] = WatchedFiles(
+            "--token-file", [path], lambda: [_hash(token) for token in _tokens(path)], otherwise=[]
+        )
         if not self._hashes.value():
             raise StartupError(f"--token-file: {path} holds no token; write one a line, or leave the flag out")
 
