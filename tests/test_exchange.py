@@ -20,6 +20,7 @@ from paceline.rpc import (
     server,
     translated_errors,
 )
+from paceline.rpc import exchange as exchange_module
 from paceline.rpc.reopening import ReopeningChannel
 from paceline.types import ProposeRow
 from paceline.v1 import draft_service_pb2 as pb
@@ -314,6 +315,18 @@ async def test_what_cannot_be_parsed_is_a_failure_of_the_peers() -> None:
     async with talking_garbage(_garbage_as_status) as channel:
         with pytest.raises(PeerUnavailable, match="gone"):
             await describe(channel)
+
+
+@pytest.mark.review
+async def test_streams_that_are_not_needed_any_more_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review A2: there were as many as had ever been asked at once, for as long as the coordinator lived."""
+    monkeypatch.setattr(exchange_module, "UNUSED_S", 0.1)
+    async with serving() as (servicer, address), exchange_with(address) as one:
+        await asyncio.gather(*(ask(one, "before") for _ in range(5)))
+        while servicer.open_count > 1:
+            assert await ask(one, "one at a time") == "one at a time"
+        await until(lambda: servicer.open_count == 0)
+        assert await ask(one, "after") == "after"
 
 
 @pytest.mark.review
