@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import structlog
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Tracer
@@ -23,6 +24,8 @@ from coordinator.round import Drafter, Patience
 from coordinator.smoothing import smoothed
 from paceline.errors import PacelineError
 from paceline.types import CallTiming, Proposal, Proposals, ProposeRow
+
+log = structlog.get_logger()
 
 LONGEST = 3
 """A round counts as no longer than so many usual ones: a pause of the machine says nothing."""
@@ -124,6 +127,10 @@ class AheadDrafter:
             with self._traced():
                 result = (await self._drafter.propose([row], patience)).results[0]
         except PacelineError:
+            return None
+        except Exception:
+            # A round asks for what came of it: it would fail of a draft that it can do without.
+            log.exception("drafting ahead failed unexpectedly")
             return None
         return result if isinstance(result, Proposal) else None
 

@@ -20,7 +20,7 @@ from paceline.codec.rounds import (
 )
 from paceline.codec.versions import check_answer_version, check_service_versions
 from paceline.errors import IncompatiblePair, PacelineError, PeerFailed, TokenizerNotFound
-from paceline.rpc import Exchange, translated_errors
+from paceline.rpc import Exchange, answered, translated_errors
 from paceline.rpc.peers import DRAFT, TARGET, service_at
 from paceline.types import (
     ModelDescription,
@@ -76,7 +76,7 @@ class _RemoteModel:
         request = health_pb2.HealthCheckRequest(service=self._service_name)
         with translated_errors():
             try:
-                response = await self._health.Check(request, timeout=timeout_s)
+                response = answered(await self._health.Check(request, timeout=timeout_s))
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
@@ -108,7 +108,7 @@ class _RemoteModel:
     async def _ask(self, rows: Rows[_Named], request: Any, timeout_s: float | None) -> Any:
         """Return the response to the rows. Raises what it failed with; PeerUnavailable when another process answers."""
         with translated_errors():
-            response = await self._work.ask(request, self._limited(timeout_s))
+            response = answered(await self._work.ask(request, self._limited(timeout_s)))
         check_answer_version(response.wire_version, self._kind)
         check_identity(self._identity, identity_from_pb(response.identity))
         _check_answers(rows, response.results)
@@ -139,7 +139,7 @@ class RemoteDrafter(_RemoteModel):
         """Raises IncompatiblePair when this coordinator cannot work with the service, whatever its model."""
         request = draft_service_pb2.DescribeDraftModelRequest()
         with translated_errors():
-            response = await self._stub.DescribeDraftModel(request, timeout=timeout_s)
+            response = answered(await self._stub.DescribeDraftModel(request, timeout=timeout_s))
         check_service_versions(response.wire, self._kind)
         return model_from_pb(response.model)
 
@@ -162,14 +162,14 @@ class RemoteVerifier(_RemoteModel):
         """Cut sequences to lengths; tell what each freed."""
         request = target_service_pb2.RollbackTargetSequencesRequest(sequences=lengths_to_pb(lengths))
         with translated_errors():
-            response = await self._stub.RollbackTargetSequences(request, timeout=RELEASE_TIMEOUT_S)
+            response = answered(await self._stub.RollbackTargetSequences(request, timeout=RELEASE_TIMEOUT_S))
         return rollbacks_from_pb(response.results)
 
     async def describe(self, timeout_s: float) -> ModelDescription:
         """Raises IncompatiblePair when this coordinator cannot work with the service, whatever its model."""
         request = target_service_pb2.DescribeTargetModelRequest()
         with translated_errors():
-            response = await self._stub.DescribeTargetModel(request, timeout=timeout_s)
+            response = answered(await self._stub.DescribeTargetModel(request, timeout=timeout_s))
         check_service_versions(response.wire, self._kind)
         return model_from_pb(response.model)
 
@@ -180,7 +180,7 @@ class RemoteVerifier(_RemoteModel):
                 call = self._stub.DownloadTokenizer(
                     target_service_pb2.DownloadTokenizerRequest(), timeout=self._timeout_s
                 )
-                return tokenizer_from_pb([piece async for piece in call])
+                return tokenizer_from_pb([answered(piece) async for piece in call])
         except TokenizerNotFound:
             return None
 

@@ -1,9 +1,10 @@
-"""Counts and states of the coordinator as a whole, read when they are asked for.
+"""Counts and states of the coordinator as a whole, read when they are asked for, and in the event loop that owns them.
 
 What `statistics` counts anyway is not counted a second time: it is read at the scrape. `docs/metrics.md` says what the
 numbers mean.
 """
 
+import asyncio
 from collections import Counter as Counts
 from collections.abc import Iterator
 
@@ -16,9 +17,15 @@ from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.statistics import Statistics
 from paceline.types import CircuitState, ReplicaDescription, ReplicaState
 
+SCRAPE_TIMEOUT_S = 10.0
+"""As long as Prometheus waits: a loop that is not to be had for so long has nothing to tell."""
+
 
 class ClusterCollector(Collector):
-    """Counts and states, read at the moment of the scrape, in its thread."""
+    """Counts and states at the moment of the scrape; to be made in the loop that changes them.
+
+    A scrape has a thread of its own, in which a dictionary may change under whoever goes through it.
+    """
 
     def __init__(
         self, dispatcher: Dispatcher, drafter: ReplicatedDrafter, ahead: AheadDrafter, statistics: Statistics
@@ -27,8 +34,17 @@ class ClusterCollector(Collector):
         self._drafter = drafter
         self._ahead = ahead
         self._statistics = statistics
+        self._loop = asyncio.get_running_loop()
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> list[Metric]:
+        if not self._loop.is_running() or _loop_here() is self._loop:
+            return list(self._metrics())
+        return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(SCRAPE_TIMEOUT_S)
+
+    async def _read(self) -> list[Metric]:
+        return list(self._metrics())
+
+    def _metrics(self) -> Iterator[Metric]:
         dispatcher, counted = self._dispatcher, self._statistics.snapshot()
         for name, text, value in (
             ("sequences_running", "Sequences with a place in the pool.", dispatcher.live_count),
@@ -64,6 +80,13 @@ class ClusterCollector(Collector):
         yield positions
 
 
+def _loop_here() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:
     """One whose circuit is not closed counts apart: it is up, and not used."""
     family = GaugeMetricFamily(
@@ -76,6 +99,7 @@ def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:
             else one.state.value
             for one in described
         )
-        for state in (*(one.value for one in ReplicaState), "open"):
+        states = [one.value for one in ReplicaState if one is not ReplicaState.UNSPECIFIED]
+        for state in (*states, "open"):
             family.add_metric([service, state], counts[state])
     return family

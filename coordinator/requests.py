@@ -56,7 +56,7 @@ class RequestMetrics:
             self.ended.labels(code.name)
         for error in (InvalidRequest, Overloaded):
             self.rejected.labels(error.reason)
-        for reason in FinishReason:
+        for reason in set(FinishReason) - {FinishReason.UNSPECIFIED}:
             self.completions.labels(reason.value)
 
 

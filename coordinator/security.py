@@ -1,11 +1,17 @@
 """What the coordinator's settings say of who may call it, and of how it calls the model services."""
 
+from dataclasses import replace
+
 from coordinator.config import CoordinatorSettings
 from paceline.rpc import ServerOptions
 from paceline.security.access import Check, bearer_tokens, nothing_described
 from paceline.security.certificates import watch_certificates
 from paceline.security.channels import ChannelSecurity
 from paceline.service import server_options
+
+CLIENTS_CONNECTION_AGE_S = 600.0
+"""So long a coordinator that joined may get no calls of clients that were there before. Model services have no such
+limit: coordinators look their names up themselves, and keep streams open."""
 
 
 def clients_options(settings: CoordinatorSettings) -> ServerOptions:
@@ -15,7 +21,7 @@ def clients_options(settings: CoordinatorSettings) -> ServerOptions:
         checks.append(bearer_tokens(settings.token_file))
     if not settings.describe:
         checks.append(nothing_described)
-    return server_options(settings, *checks)
+    return replace(server_options(settings, *checks), max_connection_age_s=CLIENTS_CONNECTION_AGE_S)
 
 
 def models_security(settings: CoordinatorSettings) -> ChannelSecurity:

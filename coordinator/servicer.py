@@ -1,7 +1,9 @@
 """Answer GenerationService calls: translate, queue, stream."""
 
+import copy
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +20,9 @@ from coordinator.sequence import Request
 from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.errors import PacelineError
 from paceline.rpc import ended_code, parsed
-from paceline.types import ClusterDescription, GenerationAccepted
+from paceline.types import ClusterDescription, GenerationAccepted, ReplicaDescription
 from paceline.v1 import generation_service_pb2 as pb
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -76,7 +79,7 @@ class GenerationServicer:
                 yield piece_to_pb(piece)
         except Exception as error:
             record.fail(error)
-            raise
+            raise _without_sequence_ids(error, record) from error
 
     def _admit(self, message: bytes) -> Request:
         """In a thread: whatever grows with a request is done here, for nobody else is to wait for it."""
@@ -97,10 +100,27 @@ class GenerationServicer:
                 live_sequence_count=self._dispatcher.live_count,
                 waiting_sequence_count=self._dispatcher.waiting_count,
                 statistics=self._statistics.snapshot(),
-                targets=tuple(self._dispatcher.describe()),
-                drafts=tuple(self._drafter.describe()),
+                targets=self._shown(self._dispatcher.describe()),
+                drafts=self._shown(self._drafter.describe()),
             )
         )
+
+    def _shown(self, replicas: Iterable[ReplicaDescription]) -> tuple[ReplicaDescription, ...]:
+        """Leave the addresses out where callers show tokens: those come from outside, where they are of no use."""
+        if self._settings.token_file:
+            return tuple(replace(one, address="") for one in replicas)
+        return tuple(replicas)
+
+
+def _without_sequence_ids(error: Exception, record: RequestRecord) -> Exception:
+    """Name the request where model services name a sequence: ids are what keeps strangers from a sequence there."""
+    if not isinstance(error, PacelineError):
+        return error
+    shown = copy.copy(error)
+    shown.metadata = {key: value for key, value in error.metadata.items() if key != "sequence_id"}
+    for sequence in record.queued.sequences if record.queued else ():
+        shown.message = shown.message.replace(sequence.sequence_id, record.request_id)
+    return shown
 
 
 def add_generation_service(servicer: GenerationServicer, server: grpc.aio.Server) -> None:

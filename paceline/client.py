@@ -23,9 +23,9 @@ from opentelemetry.trace import Tracer
 
 from paceline.codec.generation import accepted_from_pb, cluster_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
-from paceline.errors import CallTimedOut, Overloaded, PeerFailed, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed, PeerUnavailable
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
-from paceline.rpc import open_channel, translated_errors
+from paceline.rpc import answered, open_channel, translated_errors
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import (
     ClusterDescription,
@@ -54,6 +54,8 @@ __all__ = [
 ]
 
 DESCRIBE_TIMEOUT_S = 10.0
+LONGEST_TIMEOUT_S = 1e9
+"""Beyond it gRPC takes a call for one whose time is over."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class Client:
         self._on_retry = on_retry
         self._clock = clock
         self._sleep = sleep
+        self._is_closed = False
 
     def _turn(self) -> None:
         self._next = (self._next + 1) % len(self._channels)
@@ -150,6 +153,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_closed = True
         for channel in self._channels:
             await channel.close()
 
@@ -160,7 +164,7 @@ class Client:
 
         `timeout_s` is for the whole output, repeated calls included. Usage counts the rounds of the last call only.
         """
-        ends_at_s = None if timeout_s is None else self._clock() + timeout_s
+        ends_at_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
         if request.seed is None and not request.received_outputs:
             # Drawn here, so that the output can be continued even if the stream breaks before its first message.
             request = replace(request, seed=secrets.randbits(64))
@@ -177,6 +181,8 @@ class Client:
             except (PeerUnavailable, Overloaded) as error:
                 if received.is_whole:
                     return  # only the stream's end was lost
+                if self._is_closed:
+                    raise
                 if asked == self._next:
                     self._turn()
                 await outage.wait(error, self._addresses[asked])
@@ -194,7 +200,7 @@ class Client:
             try:
                 async for message in call:
                     # That the request waits is no progress.
-                    if message.HasField("accepted"):
+                    if answered(message).HasField("accepted"):
                         received.accept(accepted_from_pb(message.accepted))
                     else:
                         yield piece_from_pb(message)
@@ -222,6 +228,8 @@ class Client:
             try:
                 return await self.describe_once()
             except PeerUnavailable as error:
+                if self._is_closed:
+                    raise
                 await outage.wait(error, self._addresses[self._next])
 
     async def describe_once(self) -> ClusterDescription:
@@ -242,8 +250,10 @@ class Client:
         try:
             with translated_errors():
                 request = generation_service_pb2.DescribeClusterRequest()
-                response = await self._stubs[asked].DescribeCluster(
-                    request, timeout=DESCRIBE_TIMEOUT_S, metadata=self._security.metadata()
+                response = answered(
+                    await self._stubs[asked].DescribeCluster(
+                        request, timeout=DESCRIBE_TIMEOUT_S, metadata=self._security.metadata()
+                    )
                 )
         except CallTimedOut as error:
             # Nothing at a machine that is off refuses a call.
@@ -251,12 +261,20 @@ class Client:
         return cluster_from_pb(response)
 
 
+def _checked_timeout_s(timeout_s: float) -> float:
+    if not timeout_s <= LONGEST_TIMEOUT_S:
+        raise InvalidRequest(
+            f"timeout_s is {timeout_s}; give at most {LONGEST_TIMEOUT_S:.0f} s, or None for no limit", field="timeout_s"
+        )
+    return timeout_s
+
+
 async def describe_draft(address: str) -> ModelDescription:
     """Ask a draft service itself: what its cache holds and has copied by now, which its coordinator does not know."""
     async with open_channel(address) as channel:
         request = draft_service_pb2.DescribeDraftModelRequest()
         with translated_errors():
-            answer = await DraftServiceStub(channel).DescribeDraftModel(request, timeout=DESCRIBE_TIMEOUT_S)
+            answer = answered(await DraftServiceStub(channel).DescribeDraftModel(request, timeout=DESCRIBE_TIMEOUT_S))
     return model_from_pb(answer.model)
 
 
@@ -265,5 +283,5 @@ async def describe_target(address: str) -> ModelDescription:
     async with open_channel(address) as channel:
         request = target_service_pb2.DescribeTargetModelRequest()
         with translated_errors():
-            answer = await TargetServiceStub(channel).DescribeTargetModel(request, timeout=DESCRIBE_TIMEOUT_S)
+            answer = answered(await TargetServiceStub(channel).DescribeTargetModel(request, timeout=DESCRIBE_TIMEOUT_S))
     return model_from_pb(answer.model)

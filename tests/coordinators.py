@@ -29,6 +29,7 @@ from coordinator.residency import Residency
 from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Others, Scheduler
+from coordinator.security import clients_options
 from coordinator.sequence import Request
 from coordinator.sequence import Sequence as Generation
 from coordinator.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
@@ -36,11 +37,12 @@ from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from coordinator.target import Serving
 from paceline.client import NO_RETRIES, Client
-from paceline.rpc import RunningServer, ServerOptions, running_server
+from paceline.rpc import RunningServer, running_server
 from paceline.types import GenerationRequest, ModelDescription, OutputPiece, TokenIds
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
 SERVED = Served(describe("target"), None)
+NOWHERE = CoordinatorSettings(draft="unused:1", target="unused:1")
 
 
 class NoOthers:
@@ -213,7 +215,7 @@ async def fake_server(
     registry: CollectorRegistry,
     *,
     queue_limit: int = 100,
-    options: ServerOptions | None = None,
+    settings: CoordinatorSettings = NOWHERE,
     served: Served = SERVED,
 ) -> AsyncIterator[RunningServer]:
     """As `fake_cluster`, for clients of any kind."""
@@ -226,7 +228,6 @@ async def fake_server(
         registry.register(
             ClusterCollector(running.dispatcher, running.drafter, AheadDrafter(running.drafter), running.statistics)
         )
-        settings = CoordinatorSettings(draft="unused:1", target="unused:1")
         servicer = GenerationServicer(
             settings,
             served,
@@ -243,7 +244,7 @@ async def fake_server(
             [SERVICE_NAME],
             lambda server: add_generation_service(servicer, server),
             grace_s=1,
-            options=options or ServerOptions(),
+            options=clients_options(settings),
         ) as server:
             yield server
 

@@ -20,7 +20,7 @@ from paceline.codec.status import error_from_pb
 from paceline.errors import PacelineError, PermissionDenied, StartupError, Unauthenticated
 from paceline.rpc import open_channel
 from paceline.security.channels import channel_security
-from paceline.types import GenerationRequest, TokenIds
+from paceline.types import GenerationRequest, ReplicaState, TokenIds
 from tests.coordinators import fake_server
 from tests.fakes import FakeDrafter, FakeVerifier, continuation
 
@@ -33,8 +33,8 @@ RIGHT, WRONG = "right-token-of-a-client", "wrong-token-of-a-stranger"
 
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[str]:
-    options = clients_options(CoordinatorSettings(draft="unused:1", target="unused:1", **settings))
-    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), options=options) as server:
+    asked = CoordinatorSettings(draft="unused:1", target="unused:1", **settings)
+    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), settings=asked) as server:
         yield server.address
 
 
@@ -99,17 +99,32 @@ async def test_tokens_are_taken_in_and_out_while_the_service_runs(token_file: Pa
         assert (await client.complete(REQUEST)).token_ids == ANSWER
 
 
-async def test_a_token_file_that_is_gone_changes_nothing_and_an_emptied_one_lets_nobody_in(
-    token_file: Path, tmp_path: Path
+@pytest.mark.review
+@pytest.mark.parametrize("content", [None, "", f"Schlüssel {RIGHT}"], ids=["deleted", "emptied", "wrong"])
+async def test_a_token_file_that_cannot_be_used_any_more_revokes_its_tokens(
+    content: str | None, token_file: Path, tmp_path: Path
 ) -> None:
+    """Review C15: those of a deleted file went on to hold."""
     async with served(token_file=token_file) as address, token_client(address, tmp_path, RIGHT) as client:
-        replace_file(token_file, None)
         assert (await client.complete(REQUEST)).token_ids == ANSWER
-        replace_file(token_file, "")
-        with pytest.raises(Unauthenticated):
-            await client.complete(REQUEST)
-        with pytest.raises(Unauthenticated):
-            await client.describe()
+        replace_file(token_file, content)
+        with capture_logs() as lines:
+            for call in (client.complete(REQUEST), client.describe()):
+                with pytest.raises(Unauthenticated):
+                    await call
+        assert (content == "") or any("no longer holds" in line["event"] for line in lines)
+        replace_file(token_file, RIGHT)
+        assert (await client.complete(REQUEST)).token_ids == ANSWER
+
+
+@pytest.mark.review
+async def test_who_shows_a_token_is_not_told_where_the_models_are(token_file: Path, tmp_path: Path) -> None:
+    """Review C15"""
+    async with served(token_file=token_file) as address, token_client(address, tmp_path, RIGHT) as client:
+        cluster = await client.describe()
+        assert [(one.address, one.state) for one in (*cluster.targets, *cluster.drafts)] == [("", ReplicaState.UP)] * 2
+    async with served() as address, Client(address) as client:
+        assert [one.address for one in (await client.describe()).targets] == ["target:0"]
 
 
 @pytest.mark.parametrize("content", [b"", b" \n ", "Schlüssel".encode()])

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -202,8 +202,16 @@ def fail_second(number: int) -> None:
         raise PeerUnavailable("gone")
 
 
-async def test_a_failure_ahead_costs_a_call_and_nothing_else() -> None:
-    inner = FakeDrafter(skill=1.0, before=fail_second)
+def break_second(number: int) -> None:
+    if number == 2:
+        raise RuntimeError("broken")
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("before", [fail_second, break_second])
+async def test_a_failure_ahead_costs_a_call_and_nothing_else(before: Callable[[int], None]) -> None:
+    """Review C15: one that nobody had foreseen was raised in the next round."""
+    inner = FakeDrafter(skill=1.0, before=before)
     drafter = AheadDrafter(inner)
     truth = continuation(PROMPT, 8)
     await drafts_of(drafter, whole_row("a", 0))

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -25,6 +26,7 @@ from paceline.types import (
     GenerationRequest,
     ModelIdentity,
     OutputPiece,
+    Prompt,
     ReceivedOutput,
     SamplingParameters,
     TokenIds,
@@ -410,3 +412,48 @@ async def test_a_full_coordinator_is_asked_again_when_it_says(pairs: dict[str, P
                     for _ in range(4):
                         crowd.create_task(hasty.complete(long))
             assert refused.group_contains(Overloaded)
+
+
+REQUEST = GenerationRequest(PROMPT, 4)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (replace(REQUEST, max_new_tokens=2**31), "max_new_tokens"),
+        (replace(REQUEST, max_new_tokens=cast(int, 4.5)), "max_new_tokens"),
+        (replace(REQUEST, seed=-1), "seed"),
+        (replace(REQUEST, prompt=TokenIds((2**31,))), "token_ids"),
+        (replace(REQUEST, prompt=cast(Prompt, "words")), "prompt"),
+        (replace(REQUEST, stop_strings=cast(tuple[str], (7,))), "stop_strings"),
+        (replace(REQUEST, sampling=SamplingParameters(top_k=2**31)), "sampling.top_k"),
+        (replace(REQUEST, sampling=SamplingParameters(temperature=cast(float, "hot"))), "sampling.temperature"),
+        (replace(REQUEST, received_outputs=(ReceivedOutput(1, (2**31,)),)), "received_outputs"),
+    ],
+)
+async def test_a_value_that_no_call_can_carry_is_refused_by_its_name(request_: GenerationRequest, field: str) -> None:
+    """Review C14: protobuf's own errors came out."""
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(InvalidRequest, match=f"{field.rpartition('.')[2]} is .*; give ") as refused:
+            await client.complete(request_)
+    assert refused.value.field == field
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("timeout_s", [math.inf, math.nan, 1e12])
+async def test_a_time_too_long_for_a_call_is_refused_and_not_taken_for_over(timeout_s: float) -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(InvalidRequest, match="timeout_s is .*; give at most .* or None"):
+            await client.complete(REQUEST, timeout_s=timeout_s)
+
+
+@pytest.mark.review
+async def test_a_client_that_was_closed_says_so_and_does_not_try_again() -> None:
+    """Review C14: gRPC's own error came out."""
+    client = Client("127.0.0.1:1", RetryPolicy(10**6))
+    async with client:
+        pass
+    for call in (client.complete(REQUEST), client.describe()):
+        with pytest.raises(PeerUnavailable, match="Channel is closed"):
+            await call

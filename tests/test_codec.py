@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline import errors, types
 from paceline.codec import generation, models, rounds, status
+from paceline.v1 import generation_service_pb2
 from tests.fakes import describe
 
 COUNTS = st.integers(0, 2**31 - 1)
@@ -164,9 +165,23 @@ def test_descriptions_survive_the_wire() -> None:
         cluster = types.ClusterDescription(target, describe("d"), 1, draft_count, "exspec", 2, 3, 4, statistics)
         assert generation.cluster_from_pb(generation.cluster_to_pb(cluster)) == cluster
     replicas = tuple(types.ReplicaDescription("10.0.0.7:1", state, 5) for state in types.ReplicaState)
-    circuits = tuple(types.ReplicaDescription("x:1", types.ReplicaState.UP, 0, one) for one in types.CircuitState)
+    known = (None, *(set(types.CircuitState) - {types.CircuitState.UNSPECIFIED}))
+    circuits = tuple(types.ReplicaDescription("x:1", types.ReplicaState.UP, 0, one) for one in known)
     without_draft = replace(cluster, draft=None, targets=replicas, drafts=circuits)
     assert generation.cluster_from_pb(generation.cluster_to_pb(without_draft)) == without_draft
+
+
+@pytest.mark.review
+def test_what_a_newer_coordinator_says_is_unspecified_and_no_failure() -> None:
+    """Review C14: an output that had come whole was lost for the word of its end."""
+    finish = generation_service_pb2.GenerationFinish(reason=77, seed=5)  # type: ignore[arg-type]
+    piece = generation.piece_from_pb(generation_service_pb2.GenerateTextResponse(finish=finish))
+    assert piece.finish
+    assert (piece.finish.reason, piece.finish.seed) == (types.FinishReason.UNSPECIFIED, 5)
+    replica = generation_service_pb2.ReplicaDescription(address="x:1", state=77, circuit=77)  # type: ignore[arg-type]
+    cluster = generation.cluster_from_pb(generation_service_pb2.DescribeClusterResponse(targets=[replica]))
+    unspecified = types.ReplicaState.UNSPECIFIED, 0, types.CircuitState.UNSPECIFIED
+    assert cluster.targets == (types.ReplicaDescription("x:1", *unspecified),)
 
 
 SAMPLING = types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4)

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from coordinator.config import CoordinatorSettings
-from coordinator.security import clients_options
 from paceline.cli import generate, load, run
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, connected
@@ -44,9 +43,7 @@ async def test_a_command_shows_certificate_and_token_and_what_is_missing_is_refu
         tls_client_ca=authority.ca,
         token_file=tmp_path / "tokens",
     )
-    async with fake_server(
-        FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), options=clients_options(settings)
-    ) as server:
+    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), settings=settings) as server:
         whole = Connection(server.address, authority.ca, tmp_path / "tokens", client.certificate, client.key)
         assert await answer(whole) == continuation(PROMPT, 10)
         refused: list[tuple[Connection, type[PacelineError]]] = [

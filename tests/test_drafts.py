@@ -1,11 +1,12 @@
 """Draft replicas behind their circuits, as one drafter: who is asked, for how long, and what counts as a failure."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
 from coordinator.circuit import FIRST_PAUSE_S, Circuit
+from coordinator.clients import RemoteDrafter
 from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
 from coordinator.draft_worth import DraftWorth
 from coordinator.guarded_draft import (
@@ -20,8 +21,13 @@ from coordinator.replica import Replica
 from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.round import Patience, RoundReport, RowReport
 from paceline.errors import CallTimedOut, PacelineError, PeerFailed, PeerUnavailable, PrefixNotCached
+from paceline.rpc import open_channel
+from paceline.tasks import side_by_side
 from paceline.types import CircuitState, GenerationRequest, HopTime, Proposal, Proposals, ProposeRow, TokenIds
-from tests.coordinators import dispatching, fits
+from paceline.v1 import draft_service_pb2 as pb
+from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
+from tests.coordinators import collect, dispatching, fits
+from tests.draft_servers import draft_server
 from tests.fakes import Clock, FakeDrafter, FakeVerifier, continuation
 
 ROW = ProposeRow("a", 0, (5, 6), 3)
@@ -284,3 +290,51 @@ async def test_a_draft_that_joins_late_is_taken_in() -> None:
             assert pieces[-1].finish
             assert bool(pieces[-1].finish.usage.drafted_count) is joined
     assert not late.token_ids
+
+
+class Mute(DraftServiceServicer):
+    """Never answers."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def ProposeTokens(
+        self, requests: AsyncIterator[pb.ProposeTokensRequest], context: object
+    ) -> AsyncIterator[pb.ProposeTokensResponse]:
+        async for _ in requests:
+            self.asked.set()
+        yield pb.ProposeTokensResponse()
+
+
+class ClosedUnder(FakeDrafter):
+    """Asks over gRPC, and its channel is closed under the first call."""
+
+    def __init__(self, address: str, asked: asyncio.Event) -> None:
+        super().__init__(1.0)
+        self._channel = open_channel(address)
+        self._remote = RemoteDrafter(self._channel, 60.0)
+        self._asked = asked
+
+    async def propose(self, rows: Sequence[ProposeRow], limit: Patience | float | None = None) -> Proposals:
+        assert isinstance(limit, float)
+        async with side_by_side() as group:
+            group.create_task(self._close())
+            return await self._remote.propose(rows, limit)
+
+    async def _close(self) -> None:
+        await self._asked.wait()
+        await self._channel.close()
+
+
+@pytest.mark.review
+async def test_a_draft_whose_channel_is_closed_under_its_call_costs_drafts_and_no_round() -> None:
+    """Review C7: its lane ended as if it had been cancelled, and all sequences were computed anew."""
+    async with (
+        draft_server(Mute()) as (mute, address),  # type: ignore[abstract]
+        dispatching([ClosedUnder(address, mute.asked)], [FakeVerifier()]) as running,
+    ):
+        sequences = running.admission.admit(GenerationRequest(TokenIds((5, 6)), 20))
+        running.dispatcher.submit(sequences)
+        assert (await collect(sequences))[0] == continuation((5, 6), 20)
+        assert running.dispatcher.moved_count == 0
+        assert not running.drafts[0].is_up

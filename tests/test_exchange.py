@@ -1,19 +1,32 @@
 """Requests over kept streams, over real gRPC: how many there are, and what becomes of them when something fails."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 
+from coordinator.clients import RemoteDrafter
 from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
-from paceline.rpc import Exchange, Exchanges, open_channel, translated_errors
+from paceline.rpc import (
+    Exchange,
+    Exchanges,
+    ServerOptions,
+    answered,
+    open_channel,
+    running_server,
+    server,
+    translated_errors,
+)
+from paceline.rpc import exchange as exchange_module
 from paceline.rpc.reopening import ReopeningChannel
+from paceline.types import ProposeRow
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
 from tests.draft_servers import draft_server
+from tests.proxy import running_proxy
 from tests.spans import until
 
 TIMEOUT_S = 60.0
@@ -26,6 +39,7 @@ class Servicer(DraftServiceServicer):
     def __init__(self, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
         self.stream_count = self.open_count = self.cancelled_count = 0
+        self.callers: set[str] = set()
         self.timeouts_s: list[float] = []
         self.entered = asyncio.Event()
         self.go_on = asyncio.Event()
@@ -35,9 +49,17 @@ class Servicer(DraftServiceServicer):
     ) -> AsyncIterator[pb.ProposeTokensResponse]:
         self.stream_count += 1
         self.open_count += 1
+        self.callers.add(context.peer())
         context.add_done_callback(self._ended)  # type: ignore[arg-type]
         async for response in self.exchanges.answers("/a.Service/Method", requests, self._answer):
             yield response
+
+    async def DescribeDraftModel(
+        self, request: pb.DescribeDraftModelRequest, context: Context
+    ) -> pb.DescribeDraftModelResponse:
+        self.entered.set()
+        await self.go_on.wait()
+        raise AssertionError
 
     def _ended(self, _: object) -> None:
         self.open_count -= 1
@@ -59,9 +81,11 @@ class Servicer(DraftServiceServicer):
         return pb.ProposeTokensResponse(results=[pb.ProposeTokensResult(sequence_id=name)])
 
 
-def serving(port: int = 0, grace_s: float = 0) -> AbstractAsyncContextManager[tuple[Servicer, str]]:
+def serving(
+    port: int = 0, grace_s: float = 0, options: ServerOptions | None = None
+) -> AbstractAsyncContextManager[tuple[Servicer, str]]:
     servicer = Servicer(Exchanges())  # type: ignore[abstract]
-    return draft_server(servicer, port=port, grace_s=grace_s, exchanges=servicer.exchanges)
+    return draft_server(servicer, port=port, grace_s=grace_s, exchanges=servicer.exchanges, options=options)
 
 
 @asynccontextmanager
@@ -204,3 +228,129 @@ async def test_streams_move_to_the_channel_that_replaces_theirs() -> None:
             await until(lambda: opened[0].get_state() is grpc.ChannelConnectivity.SHUTDOWN)
             assert opened[1].get_state() is grpc.ChannelConnectivity.READY
             assert await ask(exchange, "later") == "later"
+
+
+Call = Callable[[grpc.aio.Channel], Awaitable[object]]
+
+
+async def ask_held(channel: grpc.aio.Channel) -> object:
+    return await ask(Exchange(DraftServiceStub(channel).ProposeTokens), "held")
+
+
+async def describe(channel: grpc.aio.Channel) -> object:
+    with translated_errors():
+        return answered(await DraftServiceStub(channel).DescribeDraftModel(pb.DescribeDraftModelRequest()))
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("call", [ask_held, describe])
+async def test_a_channel_that_is_closed_makes_its_peer_unavailable_and_cancels_nobody(call: Call) -> None:
+    """Review C7: gRPC's UsageError before a call, and in one the cancellation of a task that nobody cancelled."""
+    async with serving() as (servicer, address):
+        channel = open_channel(address)
+        task = asyncio.create_task(_asking(call, channel))
+        await servicer.entered.wait()
+        await channel.close()
+        with pytest.raises(PeerUnavailable, match="closed while the call was under way"):
+            await task
+        with pytest.raises(PeerUnavailable, match="Channel is closed"):
+            await call(channel)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("call", [ask_held, describe])
+async def test_a_task_that_is_cancelled_itself_ends_so(call: Call) -> None:
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        task = asyncio.create_task(_asking(call, channel))
+        await servicer.entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def _asking(call: Call, channel: grpc.aio.Channel) -> object:
+    return await call(channel)
+
+
+async def _garbage(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async for _ in requests:
+        yield b"\xff"
+
+
+async def _garbage_at_once(request: bytes, context: Context) -> bytes:
+    return b"\xff"
+
+
+async def _garbage_as_status(request: bytes, context: Context) -> bytes:
+    context.set_trailing_metadata((("grpc-status-details-bin", b"\xff"),))
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+    raise AssertionError
+
+
+@asynccontextmanager
+async def talking_garbage(describes: Any) -> AsyncIterator[grpc.aio.Channel]:
+    handlers: dict[str, Any] = {
+        "ProposeTokens": grpc.stream_stream_rpc_method_handler(_garbage, bytes),
+        "DescribeDraftModel": grpc.unary_unary_rpc_method_handler(describes, bytes),
+    }
+    handler = grpc.method_handlers_generic_handler("paceline.v1.DraftService", handlers)
+    async with (
+        running_server(
+            "127.0.0.1", 0, [], lambda server: server.add_generic_rpc_handlers((handler,)), grace_s=0
+        ) as server,
+        open_channel(server.address) as channel,
+    ):
+        yield channel
+
+
+@pytest.mark.review
+async def test_what_cannot_be_parsed_is_a_failure_of_the_peers() -> None:
+    """Review C7: gRPC gives None for it, which failed as an attribute of that."""
+    row = ProposeRow("a", 0, (1,), 1)
+    async with talking_garbage(_garbage_at_once) as channel:
+        remote = RemoteDrafter(channel, TIMEOUT_S)
+        for call in (remote.propose([row]), remote.describe(TIMEOUT_S)):
+            with pytest.raises(PeerFailed, match="cannot be parsed"):
+                await call
+    async with talking_garbage(_garbage_as_status) as channel:
+        with pytest.raises(PeerUnavailable, match="gone"):
+            await describe(channel)
+
+
+@pytest.mark.review
+async def test_streams_that_are_not_needed_any_more_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review A2: there were as many as had ever been asked at once, for as long as the coordinator lived."""
+    monkeypatch.setattr(exchange_module, "UNUSED_S", 0.1)
+    async with serving() as (servicer, address), exchange_with(address) as one:
+        await asyncio.gather(*(ask(one, "before") for _ in range(5)))
+        while servicer.open_count > 1:
+            assert await ask(one, "one at a time") == "one at a time"
+        await until(lambda: servicer.open_count == 0)
+        assert await ask(one, "after") == "after"
+
+
+@pytest.mark.review
+async def test_a_caller_that_vanished_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review C15: servers asked for no sign of life, and held what such callers had asked for hours."""
+    monkeypatch.setattr(server, "KEEPALIVE_MS", 100)
+    monkeypatch.setattr(server, "KEEPALIVE_TIMEOUT_MS", 100)
+    async with serving() as (servicer, address), running_proxy(address) as proxy, exchange_with(proxy.address) as one:
+        held = asyncio.create_task(ask(one, "held"))
+        await servicer.entered.wait()
+        proxy.stall()
+        await until(lambda: servicer.cancelled_count == 1)
+        held.cancel()
+
+
+@pytest.mark.review
+async def test_a_connection_that_reached_its_age_takes_no_new_calls_and_breaks_none() -> None:
+    """Review C15"""
+    old = ServerOptions(max_connection_age_s=0.1)
+    async with serving(options=old) as (servicer, address), open_channel(address) as channel:
+        exchange = Exchange(DraftServiceStub(channel).ProposeTokens)
+        held = asyncio.create_task(ask(exchange, "held"))
+        await servicer.entered.wait()
+        while len(servicer.callers) < 3:  # connections
+            assert await ask(Exchange(DraftServiceStub(channel).ProposeTokens), "another") == "another"
+        servicer.go_on.set()
+        assert await held == "held"

@@ -223,7 +223,7 @@ async def test_outside_a_trace_only_a_generation_begins_one(calls: Calls) -> Non
     async for _ in GenerationServiceStub(calls.channel).GenerateText(generation_service_pb2.GenerateTextRequest()):
         pass
     server = await calls.spans.one("generate", "server")
-    (client,) = calls.spans("generate", "client")
+    client = await calls.spans.one("generate", "client")
     assert client.parent_id is None
     assert server.parent_id == client.span_id
     assert len(calls.spans()) == 2

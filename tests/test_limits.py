@@ -12,7 +12,6 @@ from coordinator.admission import Admission
 from coordinator.clients import RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
 from coordinator.limits import RequestLimits
-from coordinator.security import clients_options
 from paceline.checks import MAX_PROPOSED_COUNT
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge
@@ -85,7 +84,7 @@ def test_sequence_ids_cannot_be_guessed_from_one_another() -> None:
 async def test_a_message_beyond_the_limit_is_refused_at_once_and_not_repeated() -> None:
     settings = CoordinatorSettings(draft="unused:1", target="unused:1", max_message_bytes=1000)
     async with (
-        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), options=clients_options(settings)) as server,
+        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), settings=settings) as server,
         Client(server.address) as client,
     ):
         with pytest.raises(MessageTooLarge, match="1000"):

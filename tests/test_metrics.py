@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,12 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from coordinator.metrics import RoundMetrics
 from coordinator.round import RoundReport, RowReport
+from coordinator.statistics import Statistics
 from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.runner import PassSize
 from paceline.errors import AddressInUse, PeerFailed, PeerUnavailable
 from paceline.metrics import count_tasks, metrics_served, new_registry
-from paceline.types import CacheDescription, CallTiming, GenerationRequest, HopTime, TokenIds
+from paceline.types import CacheDescription, CallTiming, ClusterStatistics, GenerationRequest, HopTime, TokenIds
 from tests.coordinators import fake_cluster
 from tests.counted_calls import counted_calls, release
 from tests.fakes import FakeDrafter, FakeVerifier, describe
@@ -223,3 +225,19 @@ async def test_the_document_names_every_metric_with_its_type_and_labels() -> Non
 async def test_names_and_types_pass_promtools_lint() -> None:
     for registry in await all_registries():
         assert await promtool("check", "metrics", stdin=generate_latest(registry)) == (0, "")
+
+
+@pytest.mark.review
+async def test_what_the_loop_changes_is_read_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review C15: a scrape's thread went through dictionaries that the loop may change meanwhile."""
+    registry, readers, snapshot = CollectorRegistry(), set[int](), Statistics.snapshot
+
+    def read(statistics: Statistics) -> ClusterStatistics:
+        readers.add(threading.get_ident())
+        return snapshot(statistics)
+
+    monkeypatch.setattr(Statistics, "snapshot", read)
+    async with fake_cluster(FakeDrafter(skill=1.0), FakeVerifier(), registry):
+        scraped = await asyncio.to_thread(generate_latest, registry)
+    assert b"paceline_replicas" in scraped
+    assert readers == {threading.get_ident()}

@@ -19,7 +19,7 @@ from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.sequence import Request, Sequence
 from paceline.client import Client
 from paceline.codec.generation import accepted_to_pb, request_to_pb
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed
+from paceline.errors import CallTimedOut, InvalidRequest, NoChoice, Overloaded, PacelineError, PeerFailed
 from paceline.metrics import new_registry
 from paceline.rpc import open_channel
 from paceline.telemetry import active_span
@@ -32,6 +32,7 @@ from paceline.types import (
     OutputToken,
     TokenIds,
     Usage,
+    VerifyRow,
 )
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from tests.coordinators import fake_cluster, fake_server
@@ -238,3 +239,23 @@ def test_a_request_in_a_span_that_is_not_sampled_names_none() -> None:
     with tracer.start_as_current_span("request"), capture_logs() as logs:
         recorded(CollectorRegistry())
     assert "trace_id" not in logs[0]
+
+
+class Naming(FakeVerifier):
+    """Fails every row by the name of its sequence."""
+
+    def _verify(self, row: VerifyRow) -> PacelineError:
+        name = row.sequence_id
+        self.named = name
+        return NoChoice(f"sequence {name!r} has no choice", {"sequence_id": name, "position": "3"})
+
+
+@pytest.mark.review
+async def test_an_error_of_a_model_services_names_the_request_and_no_sequence() -> None:
+    """Review C15"""
+    verifier = Naming()
+    async with fake_cluster(FakeDrafter(skill=1.0), verifier, CollectorRegistry()) as client:
+        with pytest.raises(NoChoice, match="sequence '[0-9a-f]{16}' has no choice") as failed:
+            await client.complete(GenerationRequest(TokenIds((5, 6)), 4))
+    assert verifier.named not in f"{failed.value.message} {failed.value.metadata}"
+    assert failed.value.metadata == {"position": "3"}

@@ -15,7 +15,7 @@ def filled(kind: type[MessageT], values: Mapping[str, Any], *, prefix: str = "")
     """Make a message. Raises InvalidRequest for a value that does not fit its field, which `prefix` stands before."""
     try:
         return kind(**values)
-    except ValueError:
+    except (TypeError, ValueError):
         for name, value in values.items():
             _check(kind, name, value, prefix)
         raise
@@ -24,14 +24,16 @@ def filled(kind: type[MessageT], values: Mapping[str, Any], *, prefix: str = "")
 def _check(kind: type[Message], name: str, value: Any, prefix: str) -> None:
     try:
         kind(**{name: value})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         remedy = _remedy(kind, name, error)
         raise InvalidRequest(
             f"{name} is {reprlib.repr(value)}, which no call can carry; {remedy}", field=prefix + name
         ) from error
 
 
-def _remedy(kind: type[Message], name: str, error: ValueError) -> str:
+def _remedy(kind: type[Message], name: str, error: Exception) -> str:
+    if isinstance(error, TypeError):
+        return f"give values of its kind: {error}"
     if isinstance(error, UnicodeEncodeError):
         return "give whole characters: half a surrogate pair is none"
     field = kind.DESCRIPTOR.fields_by_name[name]

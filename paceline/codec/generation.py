@@ -8,10 +8,11 @@ from paceline import types
 from paceline.codec.filling import filled
 from paceline.codec.models import model_from_pb, model_to_pb, values_of
 from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, sampling_from_pb, sampling_to_pb
-from paceline.errors import InvalidRequest, PeerFailed
+from paceline.errors import InvalidRequest
 from paceline.v1 import generation_service_pb2
 
 _REASON_TO_PB = {
+    types.FinishReason.UNSPECIFIED: generation_service_pb2.FINISH_REASON_UNSPECIFIED,
     types.FinishReason.END_TOKEN: generation_service_pb2.FINISH_REASON_END_TOKEN,
     types.FinishReason.LENGTH: generation_service_pb2.FINISH_REASON_LENGTH,
     types.FinishReason.STOP_STRING: generation_service_pb2.FINISH_REASON_STOP_STRING,
@@ -21,6 +22,7 @@ _CHUNK_IDS = 4096
 """So many are read before other threads may go on."""
 _HOPS = ("propose", "verify")
 _STATE_TO_PB = {
+    types.ReplicaState.UNSPECIFIED: generation_service_pb2.REPLICA_STATE_UNSPECIFIED,
     types.ReplicaState.UP: generation_service_pb2.REPLICA_STATE_UP,
     types.ReplicaState.DRAINING: generation_service_pb2.REPLICA_STATE_DRAINING,
     types.ReplicaState.DOWN: generation_service_pb2.REPLICA_STATE_DOWN,
@@ -28,12 +30,14 @@ _STATE_TO_PB = {
 }
 _STATE_FROM_PB = {pb: state for state, pb in _STATE_TO_PB.items()}
 _CIRCUIT_TO_PB = {
-    None: generation_service_pb2.CIRCUIT_STATE_UNSPECIFIED,
+    types.CircuitState.UNSPECIFIED: generation_service_pb2.CIRCUIT_STATE_UNSPECIFIED,
+    None: generation_service_pb2.CIRCUIT_STATE_UNSPECIFIED,  # as it is read, for a replica that has none
     types.CircuitState.CLOSED: generation_service_pb2.CIRCUIT_STATE_CLOSED,
     types.CircuitState.OPEN: generation_service_pb2.CIRCUIT_STATE_OPEN,
     types.CircuitState.HALF_OPEN: generation_service_pb2.CIRCUIT_STATE_HALF_OPEN,
 }
 _CIRCUIT_FROM_PB = {pb: state for state, pb in _CIRCUIT_TO_PB.items()}
+# What is in none of these tables, a newer coordinator may say: it is UNSPECIFIED here.
 _REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 
 
@@ -54,6 +58,7 @@ def _prompt_values(prompt: types.Prompt) -> dict[str, Any]:
             return {"user_message": value}
         case types.TokenIds(values):
             return {"token_ids": {"values": values}}
+    raise InvalidRequest(f"prompt is {prompt!r}; give Text, UserMessage or TokenIds", field="prompt")
 
 
 def _received_values(outputs: Sequence[types.ReceivedOutput]) -> dict[str, Any]:
@@ -150,11 +155,10 @@ def piece_from_pb(message: generation_service_pb2.GenerateTextResponse) -> types
 
 
 def _finish_from_pb(message: generation_service_pb2.GenerationFinish) -> types.GenerationFinish:
-    if message.reason not in _REASON_FROM_PB:
-        raise PeerFailed(f"finish reason {message.reason} is unknown here; use a client as new as the coordinator")
+    reason = _REASON_FROM_PB.get(message.reason, types.FinishReason.UNSPECIFIED)
     positions = tuple(message.usage.accepted_counts_by_position)
     usage = types.Usage(**values_of(types.Usage, message.usage) | {"accepted_counts_by_position": positions})
-    return types.GenerationFinish(_REASON_FROM_PB[message.reason], usage, message.seed)
+    return types.GenerationFinish(reason, usage, message.seed)
 
 
 def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.DescribeClusterResponse:
@@ -199,14 +203,9 @@ def _replica_to_pb(replica: types.ReplicaDescription) -> generation_service_pb2.
 
 
 def _replica_from_pb(message: generation_service_pb2.ReplicaDescription) -> types.ReplicaDescription:
-    if message.state not in _STATE_FROM_PB or message.circuit not in _CIRCUIT_FROM_PB:
-        raise PeerFailed(
-            f"replica state {message.state} or circuit state {message.circuit} is unknown here; use a client as new as "
-            "the coordinator"
-        )
-    return types.ReplicaDescription(
-        message.address, _STATE_FROM_PB[message.state], message.sequence_count, _CIRCUIT_FROM_PB[message.circuit]
-    )
+    state = _STATE_FROM_PB.get(message.state, types.ReplicaState.UNSPECIFIED)
+    circuit = _CIRCUIT_FROM_PB.get(message.circuit, types.CircuitState.UNSPECIFIED)
+    return types.ReplicaDescription(message.address, state, message.sequence_count, circuit)
 
 
 def _statistics_to_pb(statistics: types.ClusterStatistics) -> generation_service_pb2.ClusterStatistics:

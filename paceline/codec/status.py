@@ -4,9 +4,10 @@ A status carries ErrorInfo (domain `paceline`), and BadRequest or RetryInfo wher
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
@@ -68,7 +69,8 @@ def error_from_pb(status: status_pb2.Status) -> errors.PacelineError:
     retry = error_details_pb2.RetryInfo()
     for detail in status.details:
         for message in (info, bad_request, retry):
-            detail.Unpack(message)
+            with suppress(DecodeError):  # whoever wrote it: the code and the message say enough
+                detail.Unpack(message)
     kind = _kind(status, info)
     if issubclass(kind, errors.InvalidRequest):
         field = bad_request.field_violations[0].field if bad_request.field_violations else ""

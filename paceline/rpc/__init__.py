@@ -5,7 +5,7 @@ from paceline.rpc.exchange import Exchange
 from paceline.rpc.exchanges import Exchanges
 from paceline.rpc.process import termination
 from paceline.rpc.server import RunningServer, ServerOptions, running_server
-from paceline.rpc.status import ErrorInterceptor, Handler, ended_code, parsed, translated_errors
+from paceline.rpc.status import ErrorInterceptor, Handler, answered, ended_code, parsed, translated_errors
 
 __all__ = [
     "ErrorInterceptor",
@@ -14,6 +14,7 @@ __all__ = [
     "Handler",
     "RunningServer",
     "ServerOptions",
+    "answered",
     "ended_code",
     "open_channel",
     "parsed",

@@ -15,6 +15,7 @@ from paceline.security.channels import LOCAL, ChannelSecurity
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # without it a minute (seen with grpcio 1.85.1)
     # A peer that restarts is found again soon: by default the pauses between attempts grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),

@@ -1,7 +1,8 @@
 """Requests to a peer over streams that are kept: in Python a message on an open stream takes half the time of a call.
 
-Owns the streams of one method. Each carries one request at a time, so there are as many as were ever asked at once. A
-request that fails ends its stream, with the status that a call of its own would have had.
+Owns the streams of one method. Each carries one request at a time, so there are as many as were asked at once of late;
+one that was not needed for a while is ended. A request that fails ends its stream, with the status that a call of its
+own would have had.
 """
 
 import asyncio
@@ -11,6 +12,9 @@ from typing import Any
 
 import grpc
 
+UNUSED_S = 30.0
+"""A stream that no request needed for so long is ended: it was opened for a moment that is over."""
+
 
 class Exchange:
     """For a method whose requests are safe to repeat and have a field `context`, a `RequestContext`."""
@@ -18,10 +22,13 @@ class Exchange:
     def __init__(self, open_stream: Callable[[], Any]) -> None:
         """`open_stream` is a stub's method; it returns a `grpc.aio.StreamStreamCall`."""
         self._open_stream = open_stream
-        self._kept: list[Any] = []
+        self._kept: list[tuple[float, Any]] = []
+        """With the time of its last answer, in that order: the last is used first."""
+        self._trimming: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def ask(self, request: Any, timeout_s: float) -> Any:
-        """Return the answer. Raises AioRpcError, as a call would."""
+        """Return the answer, None for one that cannot be parsed. Raises AioRpcError, all as a call would."""
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return await self._ask(request, limit)
@@ -30,6 +37,8 @@ class Exchange:
 
     async def close(self) -> None:
         """Tell the peer that nothing more will be asked."""
+        if self._trimming:
+            self._trimming.cancel()
         while stream := self._take():
             await half_close(stream)
 
@@ -58,13 +67,29 @@ class Exchange:
             raise
         if answer is grpc.aio.EOF:
             raise _Gone
-        self._kept.append(stream)
+        self._keep(stream)
         return answer
+
+    def _keep(self, stream: Any) -> None:
+        loop = asyncio.get_running_loop()
+        self._kept.append((loop.time(), stream))
+        if self._trimming is None:
+            self._trimming = loop.call_later(UNUSED_S, self._end_unused)
+
+    def _end_unused(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._kept and self._kept[0][0] + UNUSED_S <= loop.time():
+            _, stream = self._kept.pop(0)
+            ending = asyncio.create_task(half_close(stream))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+        next_s = self._kept[0][0] + UNUSED_S if self._kept else None
+        self._trimming = None if next_s is None else loop.call_at(next_s, self._end_unused)
 
     def _take(self) -> Any:
         """A stream that is kept and not over, as far as is known here; None without one."""
         while self._kept:
-            stream = self._kept.pop()
+            _, stream = self._kept.pop()
             if not stream.done():
                 return stream
         return None

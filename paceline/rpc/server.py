@@ -26,7 +26,10 @@ _OPTIONS = [
     # Without this a second server shares the port silently instead of failing.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+"""A caller that vanished without a word is noticed, and its calls are cancelled: gRPC itself waits for two hours."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class ServerOptions:
     reflection: bool = True
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_concurrent_streams: int = MAX_CONCURRENT_STREAMS
+    max_connection_age_s: float | None = None
+    """After so long, less or more a tenth, a connection takes no new calls, and callers look up the name again. Calls
+    under way go on to their ends."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,12 @@ def _make_server(
     limits: list[tuple[str, Any]] = [
         *message_limits(options.max_message_bytes),
         ("grpc.max_concurrent_streams", options.max_concurrent_streams),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # without it a minute (seen with grpcio 1.85.1)
     ]
+    if options.max_connection_age_s is not None:
+        limits.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
     return grpc.aio.server(interceptors=[*interceptors, *inner, ErrorInterceptor()], options=[*limits, *_OPTIONS])
 
 

@@ -1,8 +1,9 @@
 """Errors become statuses on the server, and statuses errors again on the client."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -11,7 +12,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from paceline.codec.status import error_from_pb, error_to_pb
-from paceline.errors import InvalidRequest, PacelineError, PeerFailed
+from paceline.errors import InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
 log = structlog.get_logger()
 
@@ -20,6 +21,7 @@ DEADLINE_SLACK_S = 0.05
 
 Handler = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
 Deserializer = Callable[[bytes], Any]
+AnswerT = TypeVar("AnswerT")
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -125,11 +127,36 @@ def cut_off_code(remaining_s: float | None, timeout_s: float | None) -> grpc.Sta
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Raise a call's failure as the `PacelineError` its status carries."""
+    """Raise whatever a call to a peer fails with as the `PacelineError` that it means.
+
+    Only the cancellation of this task passes as it is. gRPC raises the same error in a task that nobody cancelled when
+    the channel is closed under its call, which would end whoever waits for the call.
+    """
     try:
         yield
     except grpc.aio.AioRpcError as error:
+        raise error_from_pb(_status_of(error)) from error
+    except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        raise PeerUnavailable(f"the call could not be made: {error}; open a new channel") from error
+    except grpc.aio.InternalError as error:
+        raise PeerFailed(f"gRPC failed: {error}") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise PeerUnavailable("the channel was closed while the call was under way") from error
+
+
+def answered(message: AnswerT | None) -> AnswerT:
+    """Return what a peer answered. Raises PeerFailed for what cannot be parsed, of which gRPC makes None."""
+    if message is None:
+        raise PeerFailed("the answer cannot be parsed; the peer is not compatible")
+    return message
+
+
+def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+    try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]
-        if status is None:
-            status = status_pb2.Status(code=error.code().value[0], message=error.details() or "")
-        raise error_from_pb(status) from error
+    except (DecodeError, ValueError):  # what stands between the hops wrote its own beside ours
+        status = None
+    return status or status_pb2.Status(code=error.code().value[0], message=error.details() or "")

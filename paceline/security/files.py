@@ -16,15 +16,18 @@ Value = TypeVar("Value")
 class WatchedFiles(Generic[Value]):
     """A value made of the content of files. Any thread may ask for it."""
 
-    def __init__(self, name: str, paths: Sequence[Path], read: Callable[[], Value]) -> None:
+    def __init__(
+        self, name: str, paths: Sequence[Path], read: Callable[[], Value], *, otherwise: Value | None = None
+    ) -> None:
         """`name` says in messages what the files are: the flags that gave them.
 
         `read` raises OSError or ValueError, without a secret in it, where the files are wrong; then StartupError is
-        raised here.
+        raised here. `otherwise` is the value while they are wrong or gone later on; None: what they held last.
         """
         self._name = name
         self._paths = tuple(paths)
         self._read = read
+        self._otherwise = otherwise
         self._seen = self._stamps()
         try:
             self._value = read()
@@ -33,7 +36,7 @@ class WatchedFiles(Generic[Value]):
             raise StartupError(f"{name}: {files} cannot be used: {error}") from error
 
     def value(self) -> Value:
-        """Return what the files hold; what they held last while they are wrong or being replaced.
+        """Return what the files hold; `otherwise`, or what they held last, while they are wrong or being replaced.
 
         Returns the same object until the content changes.
         """
@@ -44,7 +47,15 @@ class WatchedFiles(Generic[Value]):
             value = self._read()
         except (OSError, ValueError) as error:
             self._seen = stamps
-            log.warning("replaced files cannot be used; going on with what they held", files=self._name, error=error)
+            if self._otherwise is None:
+                log.warning(
+                    "replaced files cannot be used; going on with what they held", files=self._name, error=error
+                )
+            else:
+                self._value = self._otherwise
+                log.error(
+                    "replaced files cannot be used; what they held no longer holds", files=self._name, error=error
+                )
             return self._value
         # Only files that stood still meanwhile are surely of one piece; otherwise the next call looks again.
         if self._stamps() == stamps:

@@ -12,8 +12,13 @@ class KnownTokens:
     """The tokens that a service lets in: one a line of its file. Only their hashes are kept."""
 
     def __init__(self, path: Path) -> None:
-        """Raises StartupError when the file cannot be read or has no token. Emptied later, it lets nobody in."""
-        self._hashes = WatchedFiles("--token-file", [path], lambda: [_hash(token) for token in _tokens(path)])
+        """Raises StartupError when the file cannot be read or has no token.
+
+        Emptied, deleted or made unreadable later, it lets nobody in: who did that may have meant to revoke its tokens.
+        """
+        self._hashes: WatchedFiles[list[bytes]] = WatchedFiles(
+            "--token-file", [path], lambda: [_hash(token) for token in _tokens(path)], otherwise=[]
+        )
         if not self._hashes.value():
             raise StartupError(f"--token-file: {path} holds no token; write one a line, or leave the flag out")
 
@@ -39,8 +44,9 @@ def watch_token(path: Path) -> Token:
 
 def _tokens(path: Path) -> list[bytes]:
     tokens = path.read_bytes().split()
-    if not all(token.isascii() for token in tokens):
-        raise ValueError("a token may hold ASCII characters only")
+    # Others cannot be sent in metadata.
+    if not all(token.isascii() and token.decode().isprintable() for token in tokens):
+        raise ValueError("a token may hold printable ASCII characters only")
     return tokens
 
 

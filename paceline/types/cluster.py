@@ -30,6 +30,8 @@ class ClusterStatistics:
 
 
 class ReplicaState(Enum):
+    UNSPECIFIED = "unspecified"
+    """One that this version does not know."""
     UP = "up"
     DRAINING = "draining"
     """It answers, but wants nothing new, or no name leads to it any more: what it has moves away."""
@@ -39,6 +41,8 @@ class ReplicaState(Enum):
 
 
 class CircuitState(Enum):
+    UNSPECIFIED = "unspecified"
+    """One that this version does not know."""
     CLOSED = "closed"
     """Calls go through."""
     OPEN = "open"

@@ -63,6 +63,8 @@ class GenerationRequest:
 
 
 class FinishReason(Enum):
+    UNSPECIFIED = "unspecified"
+    """One that this version does not know: the output is whole all the same."""
     END_TOKEN = "end_token"
     LENGTH = "length"
     STOP_STRING = "stop_string"
