@@ -1,19 +1,30 @@
 """The soak and the overload run judge rightly: over fake models, whose outputs are known."""
 
 import asyncio
+import signal
 from dataclasses import replace
 from itertools import repeat
+from pathlib import Path
+from typing import Any, cast
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from benchmarks.overload import Watched
+from benchmarks.soak import clients, faults
+from benchmarks.soak.changing_model import WEIGHTS, ChangingModel
 from benchmarks.soak.clients import Failure, Soaker, Tally
-from benchmarks.soak.faults import Fault
+from benchmarks.soak.cluster import Member, ProcessCluster
+from benchmarks.soak.faults import KINDS, TWIN_KINDS, Fault, Faults
 from benchmarks.soak.report import is_sound, problems, summary, table, untolerated
 from benchmarks.soak.requests import Asked, make_requests, with_references
 from benchmarks.soak.run import Plan, Result
 from benchmarks.soak.samples import Sample, broken_requests, growth, leaks
+from benchmarks.soak.troubles import ERRORS, HANG, Trouble
+from paceline.builtin import resolve_model
 from paceline.client import Client
+from paceline.errors import PeerFailed
+from paceline.launcher import Endpoint
 from paceline.measure.load import LoadLog, Outcome, run_load
 from paceline.types import GenerationRequest, TokenIds
 from tests.coordinators import fake_cluster
@@ -21,6 +32,11 @@ from tests.fakes import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 
 REQUESTS = [("greedy", GenerationRequest(TokenIds((5, number)), 30)) for number in range(4)]
 IDLE = Sample("target-0", at_s=0, rss_bytes=400 << 20, open_files=30, tasks=5, sequences=0)
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MAX_READING_PAUSE_S", 0.0)
 
 
 async def soaked(client: Client, asked: list[Asked], request_count: int) -> Tally:
@@ -45,7 +61,7 @@ async def test_references_are_the_targets_own_and_right_outputs_pass_however_the
         tally = await soaked(client, asked, 60)
     assert not tally.mismatches
     assert not tally.failures
-    assert set(tally.ended) == {"to the end", "cancelled", "deadline", "in two parts"}
+    assert set(tally.ended) == {"to the end", "cancelled", "deadline", "in two parts", "with a pause"}
     assert is_sound(result(tally))
 
 
@@ -136,3 +152,97 @@ async def test_under_overload_all_refusals_say_when_to_come_again_and_what_is_ac
     assert log.count(Outcome.REJECTED) == watched.refusals["RetryInfo"] >= 10
     assert log.count(Outcome.COMPLETED) == 20 - log.count(Outcome.REJECTED) > 0
     assert (watched.refusals["no RetryInfo"], watched.mismatch_count) == (0, 0)
+
+
+class Recorded:
+    """A process and a model that only write down what is done to them."""
+
+    def __init__(self, done: list[str]) -> None:
+        self._done = done
+
+    def __getattr__(self, name: str) -> Any:
+        async def act() -> None:
+            self._done.append(name)
+
+        return act
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._done.append(number.name)
+
+    def change(self) -> None:
+        self._done.append("change")
+
+    def restore(self) -> None:
+        self._done.append("restore")
+
+
+async def disturbed(kinds: tuple[str, ...], target_count: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was done to a cluster until every kind that can be had came once."""
+    monkeypatch.setattr(faults, "MAX_DOWN_S", 0.0)
+    monkeypatch.setattr(faults, "MAX_PAUSE_S", 0.0)
+    done: list[str] = []
+    recorded = cast(Any, Recorded(done))
+    roles = ["target"] * target_count + ["draft", "coordinator"]
+    members = tuple(Member(role, role, recorded, Endpoint("x:1", None)) for role in roles)
+    disturbing, over = (
+        Faults(ProcessCluster(members, recorded), kinds, gap_s=(0.001, 0.001), seed=1, began_s=0),
+        asyncio.Event(),
+    )
+    wanted = set(kinds) if target_count > 1 else set(kinds) - set(TWIN_KINDS)
+    running = asyncio.create_task(disturbing.run(over))
+    while {one.kind for one in disturbing.done} != wanted:
+        await asyncio.sleep(0)
+    over.set()
+    await running
+    return done
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(
+    ("kind", "done"),
+    [
+        ("pause draft", ["SIGSTOP", "SIGCONT"]),
+        ("fail target", [ERRORS.name, ERRORS.name]),
+        ("hang target", [HANG.name, HANG.name]),
+        ("join target", ["stop", "start"]),
+        ("change target", ["change", "kill", "start", "restore", "kill", "start"]),
+    ],
+)
+async def test_after_a_fault_the_service_is_as_it_was(
+    kind: str, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = await disturbed((kind,), 2, monkeypatch)
+    assert found[: len(done)] == done
+    assert len(found) % len(done) == 0
+
+
+@pytest.mark.review
+async def test_a_target_without_a_twin_is_spared_what_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(await disturbed(KINDS, 1, monkeypatch)) == {"kill", "start", "SIGSTOP", "SIGCONT"}
+
+
+async def test_a_troubled_target_fails_or_hangs_until_it_is_told_again() -> None:
+    trouble = Trouble()
+    await trouble.strike()
+    trouble.toggle(ERRORS, None)
+    with pytest.raises(PeerFailed):
+        await trouble.strike()
+    trouble.toggle(ERRORS, None)
+    trouble.toggle(HANG, None)
+    hanging = asyncio.create_task(trouble.strike())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not hanging.done()
+    trouble.toggle(HANG, None)
+    await hanging
+
+
+def test_a_model_that_changes_has_the_same_name_and_other_weights(tmp_path: Path) -> None:
+    model = ChangingModel(resolve_model("builtin:draft"), tmp_path)
+    own = (model.path / WEIGHTS).read_bytes()
+    model.change()
+    other = (model.path / WEIGHTS).read_bytes()
+    assert len(other) == len(own)
+    assert other != own
+    model.restore()
+    assert (model.path / WEIGHTS).read_bytes() == own

@@ -1,4 +1,4 @@
-"""Clients that ask again and again, each time to the end, up to a token, up to a time, or in two parts."""
+"""Clients that ask again and again: to the end, up to a token, up to a time, in two parts, or pausing in reading."""
 
 import asyncio
 import random
@@ -17,7 +17,9 @@ PATIENCE_S = 600.0
 """For one request; whoever waits longer counts as failed."""
 MAX_SHORT_S = 2.0
 """Deadlines of those who want only what there is by then."""
-WEIGHTS = (5, 1, 1, 2)
+MAX_READING_PAUSE_S = 3.0
+"""Those who stop reading for a while go on after so long at most."""
+WEIGHTS = (5, 1, 1, 2, 1)
 """How often each way of asking is taken."""
 
 Outputs = dict[int, list[int]]
@@ -75,6 +77,7 @@ class Soaker:
                 "cancelled": self._cancelled,
                 "deadline": self._deadline,
                 "in two parts": self._in_two_parts,
+                "with a pause": self._with_pause,
             }
             way = self._rng.choices(list(ways), WEIGHTS)[0]
             began_s = time.perf_counter() - self._began_s
@@ -100,8 +103,16 @@ class Soaker:
         rest = await self._read(replace(asked.request, received_outputs=received, seed=asked.request.seed or 0))
         return {index: first.get(index, []) + rest.get(index, []) for index in first | rest}
 
+    async def _with_pause(self, asked: Asked) -> Outputs:
+        return await self._read(asked.request, pause_s=self._rng.uniform(0, MAX_READING_PAUSE_S))
+
     async def _read(
-        self, request: GenerationRequest, *, token_limit: int | None = None, timeout_s: float | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        token_limit: int | None = None,
+        timeout_s: float | None = None,
+        pause_s: float = 0.0,
     ) -> Outputs:
         """Token ids by completion: all, or those that came before the limit."""
         outputs: Outputs = {}
@@ -111,13 +122,15 @@ class Soaker:
                     outputs.setdefault(piece.completion_index, []).extend(one.token_id for one in piece.tokens)
                     if token_limit is not None and sum(map(len, outputs.values())) >= token_limit:
                         break
+                    await asyncio.sleep(pause_s)
+                    pause_s = 0.0
         except (CallTimedOut, PeerUnavailable):
             if timeout_s is None:
                 raise
         return outputs
 
     def _compare(self, asked: Asked, way: str, outputs: Outputs) -> None:
-        whole = way in ("to the end", "in two parts")
+        whole = way in ("to the end", "in two parts", "with a pause")
         for index, expected in enumerate(asked.outputs):
             tokens = outputs.get(index, [])
             if list(expected if whole else expected[: len(tokens)]) != tokens:

@@ -4,10 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from benchmarks.soak.changing_model import ChangingModel
+from paceline.builtin import resolve_model
 from paceline.launcher import HOST, Endpoint, ServiceProcess
 
 ROLES = ("target", "draft", "coordinator")
+_MODULES = {
+    # By name: it imports torch.
+    "target": "benchmarks.soak.troubled_target",
+    "draft": "draft_service",
+    "coordinator": "coordinator",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,7 @@ class Member:
 @dataclass(frozen=True)
 class ProcessCluster:
     members: tuple[Member, ...]
+    target_model: ChangingModel
 
     def of_role(self, role: str) -> list[Member]:
         return [member for member in self.members if member.role == role]
@@ -54,12 +65,13 @@ class ProcessCluster:
 async def running_processes(options: SoakOptions) -> AsyncIterator[ProcessCluster]:
     """Start everything, yield it, stop it: the coordinator first."""
     async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        target_model = ChangingModel(resolve_model(options.target_model), folder)
+        target_flags = _model_flags(options, str(target_model.path))
+        draft_flags = _model_flags(options, options.draft_model)
         models = await asyncio.gather(
-            *(
-                _start(stack, f"target-{n}", "target", _model_flags(options, "target"))
-                for n in range(options.target_count)
-            ),
-            *(_start(stack, f"draft-{n}", "draft", _model_flags(options, "draft")) for n in range(options.draft_count)),
+            *(_start(stack, f"target-{n}", "target", target_flags) for n in range(options.target_count)),
+            *(_start(stack, f"draft-{n}", "draft", draft_flags) for n in range(options.draft_count)),
         )
         addresses = {
             role: ",".join(one.endpoint.address for one in models if one.role == role) for role in ("target", "draft")
@@ -67,19 +79,18 @@ async def running_processes(options: SoakOptions) -> AsyncIterator[ProcessCluste
         flags = ["--target", addresses["target"], "--draft", addresses["draft"]]
         flags += [*options.coordinator_flags, *options.tls_flags]
         coordinator = await _start(stack, "coordinator", "coordinator", flags)
-        yield ProcessCluster((*models, coordinator))
+        yield ProcessCluster((*models, coordinator), target_model)
 
 
 async def _start(stack: AsyncExitStack, name: str, role: str, flags: Sequence[str]) -> Member:
-    module = role if role == "coordinator" else f"{role}_service"
-    process = ServiceProcess(module, [*flags, "--host", HOST, "--metrics-port", "0", "--log-level", "error"])
+    process = ServiceProcess(_MODULES[role], [*flags, "--host", HOST, "--metrics-port", "0", "--log-level", "error"])
     stack.push_async_callback(process.stop)
     return Member(name, role, process, await process.start())
 
 
-def _model_flags(options: SoakOptions, role: str) -> list[str]:
+def _model_flags(options: SoakOptions, model: str) -> list[str]:
     return [
-        *("--model", options.target_model if role == "target" else options.draft_model),
+        *("--model", model),
         *("--kv-memory", options.kv_memory, "--threads", str(options.threads)),
         *("--sequence-ttl-s", str(options.sequence_ttl_s)),
         *options.tls_flags,

@@ -50,9 +50,10 @@ Connect = Callable[[str], Client]
 
 async def soak(options: SoakOptions, plan: Plan, connect: Connect) -> Result:
     async with running_processes(options) as cluster, connect(cluster.coordinator.endpoint.address) as client:
+        # Before anything was asked: what there is then is what has to be there.
+        idle = await _settled(cluster, None, time.perf_counter(), options.sequence_ttl_s)
         asked = await with_references(client, make_requests(plan.request_count, plan.seed))
         began_s = time.perf_counter()
-        idle = await _settled(cluster, None, began_s, options.sequence_ttl_s)
         soaker = Soaker(client, asked, seed=plan.seed, began_s=began_s)
         faults = Faults(cluster, plan.faults, gap_s=plan.gap_s, seed=plan.seed, began_s=began_s)
         samples: list[Sample] = []

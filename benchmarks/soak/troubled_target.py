@@ -1,0 +1,54 @@
+"""A target service that fails or hangs when it is told to: `python -m benchmarks.soak.troubled_target`.
+
+Signals tell it, those of `troubles`. Health checks are answered all the time, and all else is the target service's own.
+"""
+
+import signal
+from typing import Any
+
+import grpc
+
+from benchmarks.soak.troubles import ERRORS, HANG, Trouble
+from paceline.checks import MAX_ROWS
+from paceline.engine.runner import Runner
+from paceline.engine.serving import serve_model
+from paceline.engine.worker import ModelWorker
+from paceline.rpc import Exchanges
+from paceline.service import run_service, server_options
+from paceline.settings import parse_settings
+from paceline.v1 import target_service_pb2 as pb
+from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
+from target_service.config import TargetSettings
+from target_service.servicer import SERVICE_NAME, TargetServicer
+from target_service.verifier import Verifier
+
+MODULE = "benchmarks.soak.troubled_target"
+
+
+class TroubledServicer(TargetServicer):
+    def __init__(self, trouble: Trouble, *own: Any) -> None:
+        """`own` is what the target service's own servicer takes."""
+        super().__init__(*own)
+        self._trouble = trouble
+
+    async def _verify(self, scope: str, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:
+        await self._trouble.strike()
+        return await super()._verify(scope, request)
+
+
+def main() -> None:
+    settings, trouble = parse_settings(TargetSettings, "target_service"), Trouble()
+    for number in (ERRORS, HANG):
+        signal.signal(number, trouble.toggle)
+
+    def add(
+        runner: Runner, worker: ModelWorker, exchanges: Exchanges, server: grpc.aio.Server, max_rows: int = MAX_ROWS
+    ) -> None:
+        verifier = Verifier(runner, settings.threads_beside_draft)
+        add_TargetServiceServicer_to_server(TroubledServicer(trouble, verifier, worker, exchanges, max_rows), server)
+
+    run_service(MODULE, settings, serve_model(MODULE, settings, server_options(settings), SERVICE_NAME, add))
+
+
+if __name__ == "__main__":
+    main()
