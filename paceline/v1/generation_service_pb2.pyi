@@ -163,7 +163,9 @@ class GenerateTextRequest(_message.Message):
 
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Strings that end the output; the text stops before the first one found. At most 16, none empty."""
+        """Strings that end the output; the text stops before the first one found. At most 16, of 1024
+        characters together, none empty.
+        """
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -561,7 +563,7 @@ class ReplicaDescription(_message.Message):
     SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
     CIRCUIT_FIELD_NUMBER: _builtins.int
     address: _builtins.str
-    """`IP:PORT` it is called at."""
+    """`IP:PORT` it is called at; empty where callers show tokens."""
     state: Global___ReplicaState.ValueType
     """Whether it is used."""
     sequence_count: _builtins.int
