@@ -40,6 +40,10 @@ class SequencePool:
         return len(self._waiting)
 
     @property
+    def sequences(self) -> list[Sequence]:
+        return [*self._live, *self._waiting]
+
+    @property
     def free_count(self) -> int:
         """How many more may be taken in: none while some wait here, and one by one where the cache is full."""
         free = 0 if self._waiting else self._capacity - len(self._live)
@@ -53,7 +57,7 @@ class SequencePool:
     def give_up(self) -> list[Sequence]:
         """Take out all sequences, none of which is in a round now."""
         assert not self._in_flight
-        given = [*self._live, *self._waiting]
+        given = self.sequences
         self._live.clear()
         self._waiting.clear()
         self._room = CacheRoom()

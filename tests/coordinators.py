@@ -16,6 +16,7 @@ from coordinator.ahead import AheadDrafter, ReleasingDrafter
 from coordinator.background import background
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
+from coordinator.current_model import CurrentModel
 from coordinator.dispatcher import Dispatcher
 from coordinator.draft_length import AutoDraftLength, FixedDraftLength
 from coordinator.guarded_target import GuardedTarget, UsualTime
@@ -31,8 +32,8 @@ from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Others, Scheduler
 from coordinator.sequence import Request
 from coordinator.sequence import Sequence as Generation
+from coordinator.served import Served
 from coordinator.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
-from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from coordinator.target import Serving
 from paceline.client import NO_RETRIES, Client
@@ -109,7 +110,7 @@ async def scheduling(
     scheduler = make_serving(drafter, verifier, residency=residency, **settings).scheduler
     task = asyncio.create_task(scheduler.run())
     try:
-        yield Admission(SERVED, default_max_new_tokens=40), scheduler
+        yield admission(SERVED), scheduler
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -122,7 +123,7 @@ async def scheduling(
 class Dispatched:
     """Targets and drafts behind a dispatcher; how they are is looked at when a test says so."""
 
-    admission: Admission
+    model: CurrentModel
     dispatcher: Dispatcher
     drafter: ReplicatedDrafter
     statistics: Statistics
@@ -130,9 +131,17 @@ class Dispatched:
     targets: list[Replica[FakeVerifier]]
     drafts: list[Replica[FakeDrafter]]
 
+    @property
+    def admission(self) -> Admission:
+        return self.model.admission
 
-def fits(model: ModelDescription) -> None:
+
+async def fits(replica: Replica[Any], model: ModelDescription) -> None:
     """Every model does."""
+
+
+def admission(served: Served) -> Admission:
+    return Admission(served, default_max_new_tokens=40)
 
 
 @asynccontextmanager
@@ -142,7 +151,6 @@ async def dispatching(
     *,
     queue_limit: int = 100,
     target_wait_s: float = 60,
-    check_fit: Callable[[ModelDescription], None] = fits,
     clock: Callable[[], float] = time.perf_counter,
     registry: CollectorRegistry | None = None,
     **settings: Any,
@@ -172,8 +180,15 @@ async def dispatching(
         dispatcher = Dispatcher(
             make, residency, tasks, queue_limit=queue_limit, target_wait_s=target_wait_s, clock=clock
         )
-        targets = [Replica(f"target:{n}", one, check_fit, dispatcher.changed) for n, one in enumerate(verifiers)]
-        drafts = [Replica(f"draft:{n}", one, fits, drafter.changed) for n, one in enumerate(drafters)]
+        model = CurrentModel(admission, dispatcher, drafter)
+        # A target was there that is gone: requests can be made before one of these is.
+        gone = FakeVerifier()
+        gone.description = verifiers[0].description
+        await model.check_target(Replica("gone:1", gone, fits), gone.description)
+        targets = [
+            Replica(f"target:{n}", one, model.check_target, dispatcher.changed) for n, one in enumerate(verifiers)
+        ]
+        drafts = [Replica(f"draft:{n}", one, model.check_draft, drafter.changed) for n, one in enumerate(drafters)]
         for target in targets:
             dispatcher.changed(target)
         for draft in drafts:
@@ -181,15 +196,7 @@ async def dispatching(
         for replica in (*targets, *drafts):
             await replica.look()
         try:
-            yield Dispatched(
-                Admission(SERVED, default_max_new_tokens=40),
-                dispatcher,
-                drafter,
-                statistics,
-                residency,
-                targets,
-                drafts,
-            )
+            yield Dispatched(model, dispatcher, drafter, statistics, residency, targets, drafts)
         finally:
             await dispatcher.close()
 
@@ -214,7 +221,6 @@ async def fake_server(
     *,
     queue_limit: int = 100,
     options: ServerOptions | None = None,
-    served: Served = SERVED,
 ) -> AsyncIterator[RunningServer]:
     """As `fake_cluster`, for clients of any kind."""
     async with (
@@ -229,8 +235,7 @@ async def fake_server(
         settings = CoordinatorSettings(draft="unused:1", target="unused:1")
         servicer = GenerationServicer(
             settings,
-            served,
-            Admission(served, default_max_new_tokens=40),
+            running.model,
             threads,
             running.dispatcher,
             running.drafter,

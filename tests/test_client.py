@@ -38,7 +38,7 @@ from paceline.v1.generation_service_pb2_grpc import (
 )
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
-from tests.coordinators import SERVED, fake_cluster, fake_server
+from tests.coordinators import fake_cluster, fake_server
 from tests.fakes import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.proxy import Proxy, running_proxy
 
@@ -175,8 +175,8 @@ async def test_any_client_can_continue_a_stream_it_gave_no_seed(pairs: dict[str,
 
 
 def serving(model_digest: str, verifier: FakeVerifier) -> contextlib.AbstractAsyncContextManager[RunningServer]:
-    served = replace(SERVED, target=replace(SERVED.target, identity=ModelIdentity(model_digest, "process")))
-    return fake_server(FakeDrafter(0.7), verifier, CollectorRegistry(), served=served)
+    verifier.description = replace(verifier.description, identity=ModelIdentity(model_digest, "process"))
+    return fake_server(FakeDrafter(0.7), verifier, CollectorRegistry())
 
 
 ONE, OTHER = "1" * 64, "2" * 64
