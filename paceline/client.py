@@ -184,10 +184,11 @@ class Client:
             except ModelChanged as error:
                 if received.is_bound:
                     of_other_models.add(asked)
-                    others = [one for one in range(len(self._channels)) if one not in of_other_models]
-                    if not (others and self._retries.retry_for_s and received.rest().model_digest):
+                    is_last = len(of_other_models) == len(self._channels)
+                    if is_last or not self._retries.retry_for_s or not received.rest().model_digest:
                         raise
-                    self._next = others[0]
+                    while self._next in of_other_models:
+                        self._turn()
                 else:
                     await outage.wait(error, self._addresses[asked])
             except (PeerUnavailable, Overloaded) as error:

@@ -234,6 +234,29 @@ async def test_an_output_never_mixes_two_models(received_something: bool, monkey
         first.open.set()
 
 
+@pytest.mark.review
+async def test_an_output_goes_on_where_its_model_is_served_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review C2: the first coordinator of another model ended it."""
+    monkeypatch.setattr("paceline.client.random.randrange", lambda count: 0)
+    first, other, second = HeldVerifier(1), FakeVerifier(), FakeVerifier()
+    async with (
+        serving(ONE, first) as server,
+        serving(OTHER, other) as another,
+        serving(ONE, second) as last,
+        running_proxy(server.address) as proxy,
+        Client(f"{proxy.address},{another.address},{last.address}", QUICK) as client,
+    ):
+        stream = client.generate(GenerationRequest(PROMPT, 30))
+        pieces = [await anext(stream)]
+        proxy.refuses = True
+        proxy.cut()
+        pieces += [one async for one in stream]
+        first.open.set()
+    assert [token.token_id for one in pieces for token in one.tokens] == continuation(PROMPT.values, 30)
+    assert second.calls
+    assert not other.calls
+
+
 class OutageTime:
     """A clock that only pauses move, and an outage of the proxy's connections that ends by it."""
 

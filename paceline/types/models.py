@@ -75,8 +75,8 @@ class ModelDescription:
     @property
     def lasting(self) -> "ModelDescription":
         """What any process of this model and these settings says, at any time."""
-        now = {"used_bytes": 0, "idle_bytes": 0, "sequence_count": 0, "shared_token_count": 0}
-        cache = replace(self.cache, **now, realigned_bytes=0, realignment_s=0.0)
+        cache = replace(self.cache, used_bytes=0, idle_bytes=0, sequence_count=0, shared_token_count=0)
+        cache = replace(cache, realigned_bytes=0, realignment_s=0.0)
         return replace(self, cache=cache, identity=ModelIdentity(self.identity.model_digest))
 
     @property
