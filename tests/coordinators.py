@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
-from coordinator.admission_threads import admission_threads
+from coordinator.admission_threads import AdmissionThreads, admission_threads
 from coordinator.ahead import AheadDrafter, ReleasingDrafter
 from coordinator.background import background
 from coordinator.cluster_metrics import ClusterCollector
@@ -232,25 +232,32 @@ async def fake_server(
         registry.register(
             ClusterCollector(running.dispatcher, running.drafter, AheadDrafter(running.drafter), running.statistics)
         )
-        settings = CoordinatorSettings(draft="unused:1", target="unused:1")
-        servicer = GenerationServicer(
-            settings,
-            running.model,
-            threads,
-            running.dispatcher,
-            running.drafter,
-            running.statistics,
-            RequestMetrics(registry),
-        )
-        async with running_server(
-            "127.0.0.1",
-            0,
-            [SERVICE_NAME],
-            lambda server: add_generation_service(servicer, server),
-            grace_s=1,
-            options=options or ServerOptions(),
-        ) as server:
+        async with generation_server(running, threads, registry, options) as server:
             yield server
+
+
+@asynccontextmanager
+async def generation_server(
+    running: Dispatched, threads: AdmissionThreads, registry: CollectorRegistry, options: ServerOptions | None = None
+) -> AsyncIterator[RunningServer]:
+    servicer = GenerationServicer(
+        CoordinatorSettings(draft="unused:1", target="unused:1"),
+        running.model,
+        threads,
+        running.dispatcher,
+        running.drafter,
+        running.statistics,
+        RequestMetrics(registry),
+    )
+    async with running_server(
+        "127.0.0.1",
+        0,
+        [SERVICE_NAME],
+        lambda server: add_generation_service(servicer, server),
+        grace_s=1,
+        options=options or ServerOptions(),
+    ) as server:
+        yield server
 
 
 def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:

@@ -1,13 +1,16 @@
 """Another model under a running coordinator: when it is taken over, and what becomes of what was asked before."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from coordinator.admission_threads import AdmissionThreads
 from coordinator.config import CoordinatorSettings
 from coordinator.sequence import Request
 from coordinator.serving import running_coordinator
@@ -18,12 +21,14 @@ from paceline.metrics import new_registry
 from paceline.types import GenerationRequest, ModelIdentity, ReplicaState, TokenIds, TokenizerFiles
 from tests.checkpoints import write_model
 from tests.clusters import model_server
-from tests.coordinators import Dispatched, dispatching
+from tests.coordinators import Dispatched, dispatching, generation_server
 from tests.dispatches import SteppedVerifier, output, submit, until, whole
 from tests.fakes import FakeDrafter
 from tests.ports import port_for_later
 
 pytestmark = pytest.mark.review  # C2
+
+T = TypeVar("T")
 
 OLD, NEW = 17, 23
 """Languages of the made-up targets."""
@@ -223,6 +228,38 @@ async def test_a_smaller_cache_is_refused_while_a_larger_one_is_there() -> None:
         await lose(running, 0)
         await running.targets[1].look()
         assert await output(submit(running, (5, 6))) == whole((5, 6))
+
+
+class Threads(AdmissionThreads):
+    """Lets something happen once while a request is read."""
+
+    def __init__(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(1)
+        self._meanwhile: Callable[[], Awaitable[None]] | None = meanwhile
+
+    async def run(self, admit: Callable[[], T], byte_count: int) -> T:
+        read = await super().run(admit, byte_count)
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile:
+            await meanwhile()
+        return read
+
+
+async def test_a_request_that_was_read_for_the_old_model_is_read_again_for_the_new_one() -> None:
+    only = target(OLD)
+
+    async def change() -> None:
+        await lose(running, 0)
+        become(only, NEW, "second")
+        await running.targets[0].look()
+
+    async with (
+        dispatching([], [only]) as running,
+        generation_server(running, Threads(change), CollectorRegistry()) as server,
+        Client(server.address, NO_RETRIES) as client,
+    ):
+        asked = GenerationRequest(TokenIds((5, 6)), 30, ignore_end_tokens=True)
+        assert (await client.complete(asked)).token_ids == whole((5, 6), language=NEW)
 
 
 PROMPTS = [(20 + n, 21, 22) for n in range(4)]
