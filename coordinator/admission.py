@@ -10,7 +10,7 @@ from coordinator.committed_tokens import CommittedTokens, packed
 from coordinator.limits import NO_LIMITS, RequestLimits
 from coordinator.output import Output, StopRules
 from coordinator.sequence import Request, Sequence
-from coordinator.startup import Served
+from coordinator.served import Served, named
 from coordinator.stream import Stream
 from paceline.checks import MAX_DRAFT_COUNT, check_token_ids
 from paceline.detokenizer import TokenDecoder
@@ -41,7 +41,7 @@ of more, and so may one that knows no bytes, of an unknown word: texts of little
 
 class Admission:
     def __init__(self, served: Served, *, default_max_new_tokens: int, limits: RequestLimits = NO_LIMITS) -> None:
-        self._served = served
+        self.served = served
         self._decoder = TokenDecoder(served.text.tokenizer) if served.text else None
         self._default_max_new_tokens = limits.default_output_tokens(default_max_new_tokens)
         self._limits = limits
@@ -60,7 +60,7 @@ class Admission:
         prompt = self._encode(request.prompt)
         rules = StopRules(
             max_new_tokens=self._max_new_tokens(request, len(prompt)),
-            end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self._served.target.end_token_ids),
+            end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self.served.target.end_token_ids),
             stop_token_ids=frozenset(request.stop_token_ids),
             stop_strings=stop_strings,
         )
@@ -97,12 +97,12 @@ class Admission:
         return sequence
 
     def _check_model(self, wanted: str) -> None:
-        served = self._served.target
+        served = self.served.target
         # A target that does not tell which model it is was known by its name to whoever began.
         if wanted and (own := served.identity.model_digest) and wanted != own:
             raise ModelChanged(
-                f"model_digest is {wanted[:12]!r}, which what was received is of, and {served.model_id} with digest "
-                f"{own[:12]!r} is served now; leave both out to begin anew, or ask where the other model is served"
+                f"model_digest is {wanted[:12]!r}, which what was received is of, and {named(served)} is served now; "
+                "leave both out to begin anew, or ask where the other model is served"
             )
 
     def _received(self, request: GenerationRequest) -> list[ReceivedOutput]:
@@ -122,7 +122,7 @@ class Admission:
                 raise _wrong_received(
                     f"names output {index} twice; give all of it once (received_token_ids is output 0)"
                 )
-            check_token_ids(one.token_ids, self._served.target.vocabulary_size, "received_outputs.token_ids")
+            check_token_ids(one.token_ids, self.served.target.vocabulary_size, "received_outputs.token_ids")
             named.add(index)
             received[index] = one
         if all(one.ended for one in received.values()):
@@ -135,10 +135,10 @@ class Admission:
                 f"stop_token_ids has {len(token_ids)} entries; give {MAX_STOP_TOKEN_IDS} at most",
                 field="stop_token_ids",
             )
-        check_token_ids(token_ids, self._served.target.vocabulary_size, "stop_token_ids")
+        check_token_ids(token_ids, self.served.target.vocabulary_size, "stop_token_ids")
 
     def _check_sampling(self, sampling: SamplingParameters, rules: StopRules) -> None:
-        vocabulary_size = self._served.target.vocabulary_size
+        vocabulary_size = self.served.target.vocabulary_size
         check_sampling(sampling, vocabulary_size)
         check_min_new_tokens(sampling, rules.end_token_ids | rules.stop_token_ids, vocabulary_size)
         if sampling.min_new_tokens > rules.max_new_tokens:
@@ -152,21 +152,21 @@ class Admission:
         token_ids: Tokens[int]
         if isinstance(prompt, TokenIds):
             token_ids = prompt.values
-        elif self._served.text:
-            self._check_text(prompt.value, self._served.text)
-            token_ids = self._served.text.encode(prompt)
+        elif self.served.text:
+            self._check_text(prompt.value, self.served.text)
+            token_ids = self.served.text.encode(prompt)
         else:
             raise InvalidRequest("the models have no tokenizer; send the prompt as token_ids", field="prompt")
         if not token_ids:
             raise InvalidRequest("prompt is empty; give it at least one token", field="prompt")
         self._limits.check_prompt(len(token_ids))
         self._check_room(len(token_ids))
-        check_token_ids(token_ids, self._served.target.vocabulary_size, "prompt.token_ids")
+        check_token_ids(token_ids, self.served.target.vocabulary_size, "prompt.token_ids")
         return packed(token_ids)
 
     def _check_text(self, text: str, codec: TextCodec) -> None:
         """Raise InvalidRequest for a text that cannot fit, were each of its tokens the longest there is."""
-        most = min(self._served.target.longest_sequence, self._limits.max_prompt_tokens or sys.maxsize)
+        most = min(self.served.target.longest_sequence, self._limits.max_prompt_tokens or sys.maxsize)
         most_characters = MAX_SHRINKAGE * codec.longest_token_characters * most
         if len(text) > most_characters:
             raise InvalidRequest(
@@ -176,7 +176,7 @@ class Admission:
             )
 
     def _check_room(self, prompt_count: int) -> None:
-        most = self._served.target.longest_sequence
+        most = self.served.target.longest_sequence
         if prompt_count >= most:
             raise InvalidRequest(
                 f"prompt has {prompt_count} tokens and leaves no room for output: {self._limited_by} {most} tokens, "
@@ -186,12 +186,12 @@ class Admission:
 
     @property
     def _limited_by(self) -> str:
-        target = self._served.target
+        target = self.served.target
         is_model = target.longest_sequence == target.max_length
         return "the model takes" if is_model else "the target's whole cache holds"
 
     def _max_new_tokens(self, request: GenerationRequest, prompt_count: int) -> int:
-        most = self._served.target.longest_sequence
+        most = self.served.target.longest_sequence
         room = most - prompt_count
         if request.max_new_tokens is None:
             return min(self._default_max_new_tokens, room)
@@ -228,7 +228,7 @@ class Admission:
             raise InvalidRequest(
                 "stop_strings holds an empty string, which would match anywhere; drop it", field="stop_strings"
             )
-        if stops and not self._served.text:
+        if stops and not self.served.text:
             raise InvalidRequest(
                 "stop_strings need a tokenizer, which the models lack; use stop_token_ids", field="stop_strings"
             )

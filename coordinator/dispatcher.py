@@ -14,7 +14,7 @@ import structlog
 
 from coordinator.background import Background
 from coordinator.queue import WaitingQueue
-from coordinator.replica import Replica
+from coordinator.replica import Remote, Replica
 from coordinator.residency import Residency
 from coordinator.scheduler import TARGET_AWAY
 from coordinator.sequence import Request, Sequence
@@ -49,6 +49,8 @@ class Dispatcher:
         self._target_wait_s = target_wait_s
         self._clock = clock
         self._targets: dict[str, Target] = {}
+        self._leaving: set[Target] = set()
+        """Their replicas are gone, and their rounds have not ended yet."""
         self._queue = WaitingQueue(queue_limit, clock)
         self._none_serves_since_s: float | None = clock()
         self._serving_changed = asyncio.Event()
@@ -104,9 +106,27 @@ class Dispatcher:
             sequence.ended = True
         self._retire(left)
 
+    def end(self, reason: Callable[[Sequence], PacelineError | None]) -> None:
+        """End what waits or is served, where there is a reason."""
+        sequences = [*self._queue, *(one for target in self._with_leaving for one in target.sequences)]
+        ended = []
+        for sequence in sequences:
+            if not sequence.ended and (error := reason(sequence)):
+                sequence.fail(error)
+                ended.append(sequence)
+        self._retire(ended)
+
+    def has_fitting(self, besides: Replica[Remote]) -> bool:
+        """Whether another target is left that was seen to fit."""
+        return any(one.replica.fits for one in self._targets.values() if one.replica is not besides)
+
+    @property
+    def _with_leaving(self) -> list[Target]:
+        return [*self._targets.values(), *self._leaving]
+
     def _retire(self, ended: list[Sequence]) -> None:
         self._residency.free(self._queue.remove(ended))
-        for target in self._targets.values():
+        for target in self._with_leaving:
             target.retire(ended)
 
     async def run(self) -> None:
@@ -139,11 +159,15 @@ class Dispatcher:
 
     def left(self, replica: Replica[TargetRemote]) -> None:
         """Forget a replica that is gone."""
-        self._targets.pop(replica.address).stop()
+        target = self._targets.pop(replica.address)
+        if target.is_running:
+            self._leaving.add(target)
+            target.stop()
         self._settle()
 
     def _ended(self, target: Target, rounds: asyncio.Task[PacelineError]) -> None:
         """The rounds of a target are over: move its sequences."""
+        self._leaving.discard(target)
         failure = None if rounds.cancelled() else rounds.exception() or rounds.result()
         if self._is_closed or (failure and not isinstance(failure, PacelineError)):
             return
@@ -208,9 +232,10 @@ class Dispatcher:
     async def close(self) -> None:
         """Stop all rounds, and wait until the services were told of what they may free."""
         self._is_closed = True
-        for target in self._targets.values():
+        targets = self._with_leaving
+        for target in targets:
             target.stop()
-        for target in self._targets.values():
+        for target in targets:
             await target.stopped()
             if target.is_running:
                 self._residency.free(target.ended())

@@ -42,6 +42,10 @@ class SequencePool:
         return len(self._waiting)
 
     @property
+    def sequences(self) -> list[Sequence]:
+        return [*self._live, *self._waiting, *self._unread]
+
+    @property
     def free_count(self) -> int:
         """How many more may be taken in: none while some wait here, and one by one where the cache is full."""
         free = 0 if self._waiting else self._capacity - len(self._live)
@@ -62,7 +66,7 @@ class SequencePool:
     def give_up(self) -> list[Sequence]:
         """Take out all sequences, none of which is in a round now."""
         assert not self._in_flight
-        given = [*self._live, *self._waiting, *self._unread]
+        given = self.sequences
         self._live.clear()
         self._waiting.clear()
         self._unread.clear()
@@ -139,7 +143,7 @@ class SequencePool:
 
     def ran_short(self, free_count: int) -> None:
         """The target has no room for more than what it caches now, and so many tokens beside."""
-        self._room.ran_short([*self._live, *self._waiting, *self._unread], free_count)
+        self._room.ran_short(self.sequences, free_count)
 
     def settle(self, group: Iterable[Sequence]) -> list[Sequence]:
         """Put a round's sequences back; return those that ended and so left the pool."""

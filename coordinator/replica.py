@@ -5,13 +5,13 @@ the replica. Knows nothing of sequences or rounds.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from paceline.errors import IncompatiblePair, PacelineError
+from paceline.errors import IncompatiblePair, PacelineError, PeerUnavailable
 from paceline.types import ModelDescription, ModelIdentity, ReplicaState
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class Replica(Generic[RemoteT_co]):
         self,
         address: str,
         remote: RemoteT_co,
-        check_fit: Callable[[ModelDescription], None],
+        check_fit: Callable[["Replica[RemoteT_co]", ModelDescription], Awaitable[None]],
         on_change: Callable[["Replica[RemoteT_co]"], None] = lambda replica: None,
     ) -> None:
         """`check_fit` raises IncompatiblePair when a model is not what this coordinator works with."""
@@ -61,6 +61,8 @@ class Replica(Generic[RemoteT_co]):
         self.description: ModelDescription | None = None
         """As it said last; None before it ever did."""
         self.state = ReplicaState.DOWN
+        self.fits = False
+        """It was seen to be what this coordinator works with, and no look has found it gone or changed since."""
         self.error: PacelineError | None = None
         """Why it is down or refused, once that is known."""
         self.looked = asyncio.Event()
@@ -87,9 +89,14 @@ class Replica(Generic[RemoteT_co]):
         return cache.used_bytes / cache.capacity_bytes if cache and cache.capacity_bytes else 0.0
 
     def lose(self, error: PacelineError) -> None:
-        """A call found it gone: it is down until a look finds it well. The next look is now, and asks what it is."""
-        self._checks = 0
-        self._set(ReplicaState.DOWN, error)
+        """A call found it gone: it is down until a look finds it well. The next look is now, and asks what it is.
+
+        It fits as before until that look: a connection may be gone, and the service there.
+        """
+        self._lose(error, fits=self.fits)
+
+    def look_soon(self) -> None:
+        """Do not wait with the next look: what it found last may have changed."""
         self._look_soon.set()
 
     def set_named(self, is_named: bool) -> None:
@@ -119,11 +126,11 @@ class Replica(Generic[RemoteT_co]):
             self._failed_checks = 0
             await self._release_owed()
         except IncompatiblePair as error:
-            self._set(ReplicaState.REFUSED, IncompatiblePair(f"{self.address}: {error.message}"))
+            self._set(ReplicaState.REFUSED, IncompatiblePair(f"{self.address}: {error.message}"), fits=False)
         except PacelineError as error:
             self._failed_checks += 1
             if not self.is_up or self._failed_checks >= FAILED_CHECKS_TO_LOSE:
-                self._set(ReplicaState.DOWN, error)
+                self._set(ReplicaState.DOWN, error, fits=False)
         finally:
             self.looked.set()
 
@@ -132,7 +139,11 @@ class Replica(Generic[RemoteT_co]):
         is_due, self._checks = self._checks % CHECKS_BETWEEN_DESCRIPTIONS == 0, self._checks + 1
         if not self.is_up or is_due:
             description = await self._remote.describe(CHECK_TIMEOUT_S)
-            self._check_fit(description)
+            if self.fits and self.description and self.description.identity != description.identity:
+                # Whatever it is now: it holds nothing of what was given to it.
+                self._lose(PeerUnavailable("another process answers in its place"), fits=False)
+            await self._check_fit(self, description)
+            self.fits = True
             self._remote.trust(description.identity)
             self.description = description
 
@@ -140,13 +151,24 @@ class Replica(Generic[RemoteT_co]):
         if self._remote.owed_count:
             await self._remote.release([])
 
-    def _set(self, state: ReplicaState, error: PacelineError | None = None) -> None:
-        before, self.state, self.error = self.state, state, error
-        if state is before:
-            return
+    def _lose(self, error: PacelineError, *, fits: bool) -> None:
+        self._checks = 0
+        self._set(ReplicaState.DOWN, error, fits=fits)
+        self._look_soon.set()
+
+    def _set(self, state: ReplicaState, error: PacelineError | None = None, *, fits: bool = True) -> None:
+        """`fits`: whether it does if it did before."""
+        before, fitted = self.state, self.fits
+        self.state, self.error, self.fits = state, error, fitted and fits
+        if state is not before:
+            self._log()
+        if state is not before or self.fits is not fitted:
+            self._on_change(self)
+
+    def _log(self) -> None:
+        state, error = self.state, self.error
         write = log.info if state in (ReplicaState.UP, ReplicaState.DRAINING) else log.warning
         model = self.description.model_id if self.description else None
         write(
             f"replica is {state.value}", address=self.address, model=model, **({"error": str(error)} if error else {})
         )
-        self._on_change(self)

@@ -40,7 +40,7 @@ class Replicas(Generic[RemoteT]):
         self,
         addresses: Sequence[HostPort],
         connect: Callable[[str, HostPort], RemoteT],
-        check_fit: Callable[[ModelDescription], None],
+        check_fit: Callable[[Replica[RemoteT], ModelDescription], Awaitable[None]],
         user: ReplicaUser[RemoteT],
         tasks: Background,
         resolve: Callable[[HostPort], Awaitable[set[str]]] = resolve,
@@ -102,6 +102,9 @@ class Replicas(Generic[RemoteT]):
 
     def _on_change(self, replica: Replica[RemoteT]) -> None:
         self._user.changed(replica)
+        for other in self._replicas.values():
+            if other is not replica and other.state is ReplicaState.REFUSED:
+                other.look_soon()  # what it had to be like may be gone
         self._changed.set()
 
     async def wait_until_up(self) -> Replica[RemoteT]:

@@ -63,6 +63,11 @@ class ReplicatedDrafter:
         """Forget a replica that is gone."""
         self._evict(self._drafts.pop(replica.address))
 
+    def look_anew(self, reason: PacelineError) -> None:
+        """Ask none of them before it was looked at again."""
+        for draft in self._drafts.values():
+            draft.replica.lose(reason)
+
     async def propose(self, rows: Sequence[ProposeRow], patience: Patience) -> Proposals:
         """Ask the replicas of the rows, side by side. Raises a PacelineError when every one of them failed."""
         results: dict[int, Proposal | PacelineError] = {}

@@ -25,7 +25,8 @@ Clock = Callable[[], float]
 _OUR_FAULT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
 _CODES = (
     *(grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED),
-    *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, *_OUR_FAULT),
+    *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION),
+    *_OUR_FAULT,
 )
 
 

@@ -12,12 +12,12 @@ import grpc
 from coordinator.admission import Admission
 from coordinator.admission_threads import AdmissionThreads
 from coordinator.config import CoordinatorSettings
+from coordinator.current_model import CurrentModel
 from coordinator.dispatcher import Dispatcher
 from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.request_tracer import begin_request, end_request
 from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.sequence import Request
-from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
 from paceline.errors import PacelineError
@@ -33,8 +33,7 @@ class GenerationServicer:
     def __init__(
         self,
         settings: CoordinatorSettings,
-        served: Served,
-        admission: Admission,
+        model: CurrentModel,
         threads: AdmissionThreads,
         dispatcher: Dispatcher,
         drafter: ReplicatedDrafter,
@@ -42,8 +41,7 @@ class GenerationServicer:
         metrics: RequestMetrics,
     ) -> None:
         self._settings = settings
-        self._served = served
-        self._admission = admission
+        self._model = model
         self._threads = threads
         self._dispatcher = dispatcher
         self._drafter = drafter
@@ -64,14 +62,18 @@ class GenerationServicer:
         try:
             # How many it wants is not known yet, but that there is no room for one: its tokens may take long.
             self._dispatcher.check_room(1)
-            admitted = await self._threads.run(partial(self._admit, request), len(request))
+            admission = None
+            while admission is not self._model.admission:
+                # Again, where another model took the place of the one that it was read for.
+                admission = self._model.admission
+                admitted = await self._threads.run(partial(_admit, admission, request), len(request))
             admitted.request_id = record.request_id
             if timeout_s is not None:
                 admitted.deadline_s = time.perf_counter() + timeout_s
             self._dispatcher.submit(admitted)
             record.queue(admitted)
             # Before any token: whoever loses the stream later on can continue it from here.
-            model_digest = self._served.target.identity.model_digest
+            model_digest = self._model.target.identity.model_digest
             accepted = GenerationAccepted(record.request_id, admitted.seed, admitted.prompt_count, model_digest)
             yield accepted_to_pb(accepted)
             async for piece in admitted.stream.pieces():
@@ -81,17 +83,10 @@ class GenerationServicer:
             record.fail(error)
             raise _without_sequence_ids(error, record) from error
 
-    def _admit(self, message: bytes) -> Request:
-        """In a thread: whatever grows with a request is done here, for nobody else is to wait for it."""
-        asked = request_from_pb(parsed(message, pb.GenerateTextRequest.FromString))
-        request = self._admission.admit(asked)
-        begin_request(asked, request, self._served.target.model_id)
-        return request
-
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         return cluster_to_pb(
             ClusterDescription(
-                target=self._served.target,
+                target=self._model.target,
                 draft=self._drafter.description,
                 batch_size=self._settings.batch_size,
                 draft_count=None if self._settings.draft_count == "auto" else self._settings.draft_count,
@@ -121,6 +116,14 @@ def _without_sequence_ids(error: Exception, record: RequestRecord) -> Exception:
     for sequence in record.queued.sequences if record.queued else ():
         shown.message = shown.message.replace(sequence.sequence_id, record.request_id)
     return shown
+
+
+def _admit(admission: Admission, message: bytes) -> Request:
+    """In a thread: whatever grows with a request is done here, for nobody else is to wait for it."""
+    asked = request_from_pb(parsed(message, pb.GenerateTextRequest.FromString))
+    request = admission.admit(asked)
+    begin_request(asked, request, admission.served.target.model_id)
+    return request
 
 
 def add_generation_service(servicer: GenerationServicer, server: grpc.aio.Server) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 import structlog
@@ -13,6 +14,7 @@ from coordinator.background import Background, background
 from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
+from coordinator.current_model import CurrentModel
 from coordinator.discovery import HostPort, parse_addresses
 from coordinator.dispatcher import Dispatcher, MakeServing
 from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
@@ -30,15 +32,15 @@ from coordinator.round import RoundLimits
 from coordinator.round_tracer import RoundTracer
 from coordinator.scheduler import Scheduler
 from coordinator.security import clients_options, models_security
+from coordinator.served import Served
 from coordinator.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
-from coordinator.startup import Fit, Served, wait_for_target
+from coordinator.startup import wait_for_target
 from coordinator.statistics import Statistics
 from coordinator.target import Serving, TargetRemote
 from paceline.instruments import Instruments, instruments
 from paceline.rpc import RunningServer, open_channel, running_server, termination
 from paceline.security.channels import ChannelSecurity
 from paceline.service import announce, freeze_heap
-from paceline.text import TextCodec
 
 log = structlog.get_logger()
 
@@ -70,20 +72,11 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
             target_wait_s=settings.target_wait_s,
         )
         try:
-            served = await _find_models(settings, security, drafter, dispatcher, tasks, watched)
+            model = CurrentModel(partial(_admission, settings), dispatcher, drafter)
+            await _find_models(settings, security, model, drafter, dispatcher, tasks, watched)
             watched.registry.register(ClusterCollector(dispatcher, drafter, ahead, statistics))
-            admission = Admission(
-                served,
-                default_max_new_tokens=settings.max_new_tokens,
-                limits=RequestLimits(
-                    settings.max_prompt_tokens,
-                    settings.max_output_tokens,
-                    settings.max_completions,
-                    max_together=_places(settings) + settings.queue_limit,
-                ),
-            )
             servicer = GenerationServicer(
-                settings, served, admission, threads, dispatcher, drafter, statistics, RequestMetrics(watched.registry)
+                settings, model, threads, dispatcher, drafter, statistics, RequestMetrics(watched.registry)
             )
             tasks.start(dispatcher.run())
             async with running_server(
@@ -105,11 +98,12 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
 async def _find_models(
     settings: CoordinatorSettings,
     security: ChannelSecurity,
+    model: CurrentModel,
     drafter: ReplicatedDrafter,
     dispatcher: Dispatcher,
     tasks: Background,
     watched: Instruments,
-) -> Served:
+) -> None:
     """Begin to watch the replicas; wait for one target, but not for drafts. Raises StartupError."""
 
     def channel(place: str, address: HostPort, retried_services: Sequence[str] = ()) -> grpc.aio.Channel:
@@ -128,20 +122,19 @@ async def _find_models(
     def connect_draft(place: str, address: HostPort) -> RemoteDrafter:
         return RemoteDrafter(channel(place, address), settings.call_timeout_s)
 
-    fit = Fit()
     targets: Replicas[RemoteVerifier] = Replicas(
-        parse_addresses(settings.target), connect_target, fit.check_target, dispatcher, tasks
+        parse_addresses(settings.target), connect_target, model.check_target, dispatcher, tasks
     )
     await targets.refresh()
     tasks.start(targets.run())
-    target = await wait_for_target(
+    await wait_for_target(
         targets,
         addresses=settings.target,
         timeout_s=settings.startup_timeout_s,
         encrypted=security.certificates is not None,
     )
     drafts: Replicas[RemoteDrafter] = Replicas(
-        parse_addresses(settings.draft), connect_draft, fit.check_draft, drafter, tasks
+        parse_addresses(settings.draft), connect_draft, model.check_draft, drafter, tasks
     )
     await drafts.refresh()
     tasks.start(drafts.run())
@@ -149,9 +142,16 @@ async def _find_models(
     await drafts.looked()
     if not drafts.up:
         log.warning("no draft service is there; decoding plainly until one is", address=settings.draft)
-    files = await target.remote.download_tokenizer()
-    assert target.description
-    return Served(target.description, TextCodec(files) if files else None)
+
+
+def _admission(settings: CoordinatorSettings, served: Served) -> Admission:
+    limits = RequestLimits(
+        settings.max_prompt_tokens,
+        settings.max_output_tokens,
+        settings.max_completions,
+        max_together=_places(settings) + settings.queue_limit,
+    )
+    return Admission(served, default_max_new_tokens=settings.max_new_tokens, limits=limits)
 
 
 def _serving_maker(

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.background import Background
+from coordinator.current_model import WithTokenizer
 from coordinator.guarded_target import GuardedTarget, RemoteTarget
-from coordinator.replica import Remote, Replica
+from coordinator.replica import Replica
 from coordinator.scheduler import Scheduler
 from coordinator.sequence import Sequence
 from paceline.errors import PacelineError
-from paceline.types import CircuitState, ReplicaDescription
+from paceline.types import CircuitState, ModelDescription, ReplicaDescription
 
 
-class TargetRemote(Remote, RemoteTarget, Protocol): ...
+class TargetRemote(WithTokenizer, RemoteTarget, Protocol): ...
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,12 @@ class Serving:
 
 class Target:
     def __init__(self, replica: Replica[TargetRemote], make: Callable[[], Serving], tasks: Background) -> None:
-        """`make` is called when it is up for the first time."""
+        """`make` is called when it is up for the first time, and again when it comes back as another."""
         self.replica = replica
         self._make = make
         self._tasks = tasks
         self._serving: Serving | None = None
+        self._made_for: ModelDescription | None = None
         self._rounds: asyncio.Task[PacelineError] | None = None
         self._is_stopping = False
         """Its rounds were cancelled, and its sequences are about to move."""
@@ -62,6 +64,10 @@ class Target:
         return int(self._may_be_tried)
 
     @property
+    def sequences(self) -> list[Sequence]:
+        return self._serving.scheduler.pool.sequences if self._serving else []
+
+    @property
     def live_count(self) -> int:
         return self._serving.scheduler.pool.live_count if self._serving else 0
 
@@ -85,7 +91,11 @@ class Target:
 
     def start(self, on_end: "Callable[[Target, asyncio.Task[PacelineError]], None]") -> None:
         """Run rounds, until it is stopped or given up."""
-        self._serving = self._serving or self._make()
+        assert self.replica.description
+        model = self.replica.description.lasting
+        # One that only restarted keeps its circuit: it may be what ends it again and again.
+        if self._serving is None or self._made_for != model:
+            self._serving, self._made_for = self._make(), model
         self._rounds = self._tasks.start(self._serving.scheduler.run())
         self._rounds.add_done_callback(lambda rounds: on_end(self, rounds))
 

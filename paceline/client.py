@@ -5,7 +5,8 @@ async with Client("127.0.0.1:7700") as client:
         print("".join(token.text for token in piece.tokens), end="")
 
 A stream that breaks is taken up again, at this or another coordinator, from the tokens received of each output: the
-continuation is the same, token for token. Where another model is served meanwhile, that is an error, `ModelChanged`.
+continuation is the same, token for token. Where another model is served meanwhile, that is an error, `ModelChanged`, if
+no other coordinator serves the model of what was received; a request of which nothing was received begins anew.
 When to call again, `paceline.retries` knows.
 """
 
@@ -23,7 +24,7 @@ from opentelemetry.trace import Tracer
 
 from paceline.codec.generation import accepted_from_pb, cluster_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, ModelChanged, Overloaded, PeerFailed, PeerUnavailable
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
 from paceline.rpc import answered, open_channel, translated_errors
 from paceline.security.channels import LOCAL, ChannelSecurity
@@ -98,6 +99,11 @@ class _Received:
     def is_whole(self) -> bool:
         return self._ended >= set(range(self._request.completion_count or 1))  # 0 means 1 on the wire
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether no other model will do: there are tokens of one, or its caller named it."""
+        return bool(self._request.model_digest or self._ended or any(self._token_ids.values()))
+
     def rest(self) -> GenerationRequest:
         """Return the request for what is missing."""
         begun = sorted(index for index, token_ids in self._token_ids.items() if token_ids and index not in self._ended)
@@ -169,6 +175,7 @@ class Client:
             # Drawn here, so that the output can be continued even if the stream breaks before its first message.
             request = replace(request, seed=secrets.randbits(64))
         received, outage, rest = _Received(request), self._outage(ends_at_s), request
+        of_other_models: set[int] = set()
         while True:
             remaining_s = None if ends_at_s is None else max(0.0, ends_at_s - self._clock())
             asked = self._next
@@ -178,6 +185,16 @@ class Client:
                     outage.over()
                     yield piece
                 break
+            except ModelChanged as error:
+                if received.is_bound:
+                    of_other_models.add(asked)
+                    is_last = len(of_other_models) == len(self._channels)
+                    if is_last or not self._retries.retry_for_s or not received.rest().model_digest:
+                        raise
+                    while self._next in of_other_models:
+                        self._turn()
+                else:
+                    await outage.wait(error, self._addresses[asked])
             except (PeerUnavailable, Overloaded) as error:
                 if received.is_whole:
                     return  # only the stream's end was lost
@@ -186,7 +203,7 @@ class Client:
                 if asked == self._next:
                     self._turn()
                 await outage.wait(error, self._addresses[asked])
-                rest = received.rest()
+            rest = received.rest()
         if not received.is_whole:
             raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
 

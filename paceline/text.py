@@ -56,8 +56,11 @@ class TextCodec:
         self._normalizes = self.tokenizer.normalizer is not None and any(
             one.normalized for one in self._special_tokens.values()
         )
-        self._template_tokens: Mapping[str, str] = json.loads(files.special_tokens_json)
-        self._template = _environment().from_string(files.chat_template) if files.chat_template else None
+        try:
+            self._template_tokens: Mapping[str, str] = json.loads(files.special_tokens_json)
+            self._template = _environment().from_string(files.chat_template) if files.chat_template else None
+        except (ValueError, TemplateError) as error:
+            raise ModelNotUsable(f"the chat template cannot be read: {error}") from error
 
     @property
     def has_chat_template(self) -> bool:

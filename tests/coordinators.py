@@ -11,11 +11,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
-from coordinator.admission_threads import admission_threads
+from coordinator.admission_threads import AdmissionThreads, admission_threads
 from coordinator.ahead import AheadDrafter, ReleasingDrafter
 from coordinator.background import background
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
+from coordinator.current_model import CurrentModel
 from coordinator.dispatcher import Dispatcher
 from coordinator.draft_length import AutoDraftLength, FixedDraftLength
 from coordinator.guarded_target import GuardedTarget, UsualTime
@@ -32,8 +33,8 @@ from coordinator.scheduler import Others, Scheduler
 from coordinator.security import clients_options
 from coordinator.sequence import Request
 from coordinator.sequence import Sequence as Generation
+from coordinator.served import Served
 from coordinator.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
-from coordinator.startup import Served
 from coordinator.statistics import Statistics
 from coordinator.target import Serving
 from paceline.client import NO_RETRIES, Client
@@ -111,7 +112,7 @@ async def scheduling(
     scheduler = make_serving(drafter, verifier, residency=residency, **settings).scheduler
     task = asyncio.create_task(scheduler.run())
     try:
-        yield Admission(SERVED, default_max_new_tokens=40), scheduler
+        yield admission(SERVED), scheduler
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -124,7 +125,7 @@ async def scheduling(
 class Dispatched:
     """Targets and drafts behind a dispatcher; how they are is looked at when a test says so."""
 
-    admission: Admission
+    model: CurrentModel
     dispatcher: Dispatcher
     drafter: ReplicatedDrafter
     statistics: Statistics
@@ -132,9 +133,17 @@ class Dispatched:
     targets: list[Replica[FakeVerifier]]
     drafts: list[Replica[FakeDrafter]]
 
+    @property
+    def admission(self) -> Admission:
+        return self.model.admission
 
-def fits(model: ModelDescription) -> None:
+
+async def fits(replica: Replica[Any], model: ModelDescription) -> None:
     """Every model does."""
+
+
+def admission(served: Served) -> Admission:
+    return Admission(served, default_max_new_tokens=40)
 
 
 @asynccontextmanager
@@ -144,7 +153,6 @@ async def dispatching(
     *,
     queue_limit: int = 100,
     target_wait_s: float = 60,
-    check_fit: Callable[[ModelDescription], None] = fits,
     clock: Callable[[], float] = time.perf_counter,
     registry: CollectorRegistry | None = None,
     **settings: Any,
@@ -174,8 +182,15 @@ async def dispatching(
         dispatcher = Dispatcher(
             make, residency, tasks, queue_limit=queue_limit, target_wait_s=target_wait_s, clock=clock
         )
-        targets = [Replica(f"target:{n}", one, check_fit, dispatcher.changed) for n, one in enumerate(verifiers)]
-        drafts = [Replica(f"draft:{n}", one, fits, drafter.changed) for n, one in enumerate(drafters)]
+        model = CurrentModel(admission, dispatcher, drafter)
+        # A target was there that is gone: requests can be made before one of these is.
+        gone = FakeVerifier()
+        gone.description = verifiers[0].description
+        await model.check_target(Replica("gone:1", gone, fits), gone.description)
+        targets = [
+            Replica(f"target:{n}", one, model.check_target, dispatcher.changed) for n, one in enumerate(verifiers)
+        ]
+        drafts = [Replica(f"draft:{n}", one, model.check_draft, drafter.changed) for n, one in enumerate(drafters)]
         for target in targets:
             dispatcher.changed(target)
         for draft in drafts:
@@ -183,15 +198,7 @@ async def dispatching(
         for replica in (*targets, *drafts):
             await replica.look()
         try:
-            yield Dispatched(
-                Admission(SERVED, default_max_new_tokens=40),
-                dispatcher,
-                drafter,
-                statistics,
-                residency,
-                targets,
-                drafts,
-            )
+            yield Dispatched(model, dispatcher, drafter, statistics, residency, targets, drafts)
         finally:
             await dispatcher.close()
 
@@ -216,7 +223,6 @@ async def fake_server(
     *,
     queue_limit: int = 100,
     settings: CoordinatorSettings = NOWHERE,
-    served: Served = SERVED,
 ) -> AsyncIterator[RunningServer]:
     """As `fake_cluster`, for clients of any kind."""
     async with (
@@ -228,25 +234,35 @@ async def fake_server(
         registry.register(
             ClusterCollector(running.dispatcher, running.drafter, AheadDrafter(running.drafter), running.statistics)
         )
-        servicer = GenerationServicer(
-            settings,
-            served,
-            Admission(served, default_max_new_tokens=40),
-            threads,
-            running.dispatcher,
-            running.drafter,
-            running.statistics,
-            RequestMetrics(registry),
-        )
-        async with running_server(
-            "127.0.0.1",
-            0,
-            [SERVICE_NAME],
-            lambda server: add_generation_service(servicer, server),
-            grace_s=1,
-            options=clients_options(settings),
-        ) as server:
+        async with generation_server(running, threads, registry, settings) as server:
             yield server
+
+
+@asynccontextmanager
+async def generation_server(
+    running: Dispatched,
+    threads: AdmissionThreads,
+    registry: CollectorRegistry,
+    settings: CoordinatorSettings = NOWHERE,
+) -> AsyncIterator[RunningServer]:
+    servicer = GenerationServicer(
+        settings,
+        running.model,
+        threads,
+        running.dispatcher,
+        running.drafter,
+        running.statistics,
+        RequestMetrics(registry),
+    )
+    async with running_server(
+        "127.0.0.1",
+        0,
+        [SERVICE_NAME],
+        lambda server: add_generation_service(servicer, server),
+        grace_s=1,
+        options=clients_options(settings),
+    ) as server:
+        yield server
 
 
 def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:

@@ -37,9 +37,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def whole(prompt: tuple[int, ...], count: int = 30) -> list[int]:
+def whole(prompt: tuple[int, ...], count: int = 30, language: int = 17) -> list[int]:
     """The target's own output, past its end tokens."""
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + count:
-        token_ids += continuation(token_ids, 1)
+        token_ids += continuation(token_ids, 1, language)
     return token_ids[len(prompt) :]

@@ -19,6 +19,7 @@ from paceline.types import (
     ProposeRow,
     RolledBack,
     SequenceLength,
+    TokenizerFiles,
     Verdict,
     Verdicts,
     VerifyOutcome,
@@ -44,19 +45,19 @@ class Clock:
         self.now_s += seconds
 
 
-def next_token(prefix: Sequence[int]) -> int:
+def next_token(prefix: Sequence[int], language: int = 17) -> int:
     """What the made-up target chooses after `prefix`; every token of it matters."""
-    value = 17
+    value = language
     for token in prefix:
         value = (value * 31 + token + 1) % 1_000_003
     return value % VOCABULARY_SIZE
 
 
-def continuation(prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+def continuation(prompt: Sequence[int], max_new_tokens: int, language: int = 17) -> list[int]:
     """The target's own output: the truth that every test compares with."""
     token_ids = list(prompt)
     while len(token_ids) - len(prompt) < max_new_tokens:
-        token_ids.append(next_token(token_ids))
+        token_ids.append(next_token(token_ids, language))
         if token_ids[-1] == END_TOKEN_ID:
             break
     return token_ids[len(prompt) :]
@@ -152,8 +153,11 @@ class FakeVerifier(FakeModel):
         *,
         capacity_tokens: int = 10**6,
         timing: CallTiming = UNTIMED,
+        language: int = 17,
     ) -> None:
         super().__init__("target", capacity_tokens)
+        self.language = language
+        self.tokenizer: TokenizerFiles | None = None
         self.calls: list[list[VerifyRow]] = []
         self.timeouts_s: list[float | None] = []
         self.before = before
@@ -179,10 +183,17 @@ class FakeVerifier(FakeModel):
             return Prefilled(len(prefix))
         accepted = 0
         start = len(prefix) - len(row.draft_token_ids)
-        while start + accepted < len(prefix) and prefix[start + accepted] == next_token(prefix[: start + accepted]):
+        while start + accepted < len(prefix) and prefix[start + accepted] == self._choice(prefix[: start + accepted]):
             accepted += 1
         del prefix[start + accepted :]
-        return Verdict(accepted, next_token(prefix), len(prefix))
+        return Verdict(accepted, self._choice(prefix), len(prefix))
+
+    def _choice(self, prefix: Sequence[int]) -> int:
+        return next_token(prefix, self.language)
+
+    async def download_tokenizer(self) -> TokenizerFiles | None:
+        self.answer()
+        return self.tokenizer
 
 
 class HeldVerifier(FakeVerifier):

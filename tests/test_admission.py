@@ -5,7 +5,7 @@ import pytest
 from coordinator.admission import Admission
 from coordinator.committed_tokens import CommittedTokens
 from coordinator.limits import RequestLimits
-from coordinator.startup import Served
+from coordinator.served import Served
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.text import TextCodec
 from paceline.types import (

@@ -40,7 +40,7 @@ from paceline.v1.generation_service_pb2_grpc import (
 )
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
-from tests.coordinators import SERVED, fake_cluster, fake_server
+from tests.coordinators import fake_cluster, fake_server
 from tests.fakes import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.proxy import Proxy, running_proxy
 
@@ -177,8 +177,8 @@ async def test_any_client_can_continue_a_stream_it_gave_no_seed(pairs: dict[str,
 
 
 def serving(model_digest: str, verifier: FakeVerifier) -> contextlib.AbstractAsyncContextManager[RunningServer]:
-    served = replace(SERVED, target=replace(SERVED.target, identity=ModelIdentity(model_digest, "process")))
-    return fake_server(FakeDrafter(0.7), verifier, CollectorRegistry(), served=served)
+    verifier.description = replace(verifier.description, identity=ModelIdentity(model_digest, "process"))
+    return fake_server(FakeDrafter(0.7), verifier, CollectorRegistry())
 
 
 ONE, OTHER = "1" * 64, "2" * 64
@@ -234,6 +234,29 @@ async def test_an_output_never_mixes_two_models(received_something: bool, monkey
             assert [token.token_id for one in rest for token in one.tokens] == continuation(PROMPT.values, 30)
         await stream.aclose()
         first.open.set()
+
+
+@pytest.mark.review
+async def test_an_output_goes_on_where_its_model_is_served_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review C2: the first coordinator of another model ended it."""
+    monkeypatch.setattr("paceline.client.random.randrange", lambda count: 0)
+    first, other, second = HeldVerifier(1), FakeVerifier(), FakeVerifier()
+    async with (
+        serving(ONE, first) as server,
+        serving(OTHER, other) as another,
+        serving(ONE, second) as last,
+        running_proxy(server.address) as proxy,
+        Client(f"{proxy.address},{another.address},{last.address}", QUICK) as client,
+    ):
+        stream = client.generate(GenerationRequest(PROMPT, 30))
+        pieces = [await anext(stream)]
+        proxy.refuses = True
+        proxy.cut()
+        pieces += [one async for one in stream]
+        first.open.set()
+    assert [token.token_id for one in pieces for token in one.tokens] == continuation(PROMPT.values, 30)
+    assert second.calls
+    assert not other.calls
 
 
 class OutageTime:

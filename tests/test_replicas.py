@@ -1,5 +1,6 @@
 """Replicas found, watched and let go: names that lead to several, health, models that do not fit."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,14 +8,16 @@ import structlog
 
 from coordinator.background import background
 from coordinator.config import CoordinatorSettings
+from coordinator.current_model import CurrentModel
 from coordinator.discovery import HostPort, parse_addresses, resolve
-from coordinator.replica import FAILED_CHECKS_TO_LOSE, Replica
+from coordinator.replica import FAILED_CHECKS_TO_LOSE, Remote, Replica
 from coordinator.replicas import Replicas
-from coordinator.startup import Fit
-from paceline.errors import CallTimedOut, IncompatiblePair, PeerUnavailable
+from coordinator.replicated_drafter import ReplicatedDrafter
+from coordinator.sequence import Sequence
+from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
 from paceline.settings import parse_settings
 from paceline.types import CacheDescription, ModelDescription, ReplicaState
-from tests.coordinators import fits
+from tests.coordinators import admission, fits
 from tests.fakes import FakeDrafter, FakeVerifier, describe
 
 NAME = HostPort("targets", 7702)
@@ -132,28 +135,48 @@ def other(**changes: str | int) -> ModelDescription:
     return replace(describe("target", "print"), **changes)  # type: ignore[arg-type]
 
 
+async def serving(first: ModelDescription) -> CurrentModel:
+    """What such a target is served of, which is left."""
+
+    class Left:
+        def has_fitting(self, besides: Replica[Remote]) -> bool:
+            return besides.remote is not remote
+
+        def end(self, reason: Callable[[Sequence], PacelineError | None]) -> None:
+            raise AssertionError("nothing ends")
+
+    remote = FakeVerifier()
+    remote.description = first
+    model = CurrentModel(admission, Left(), ReplicatedDrafter())
+    await Replica("0:1", remote, model.check_target).look()
+    return model
+
+
+async def judged(model: CurrentModel, described: ModelDescription) -> Replica[FakeVerifier]:
+    remote = FakeVerifier()
+    remote.description = described
+    replica = Replica("1:1", remote, model.check_target)
+    await replica.look()
+    return replica
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (other(model_id="another"), "has model_id 'another', and the first one (target) 'target'"),
+        (other(model_id="another"), "has model_id 'another', and what is served (target) 'target'"),
         (other(tokenizer_fingerprint="x"), "tokenizer_fingerprint 'x'"),
-        (other(dtype="bfloat16"), "dtype 'bfloat16', and the first one (target) 'float32'"),
+        (other(dtype="bfloat16"), "dtype 'bfloat16', and what is served (target) 'float32'"),
         (other(numerics="strict"), "numerics 'strict'"),
-        (replace(other(), cache=CacheDescription(max_length=9)), "sequences of 9 tokens, and the first one 1000"),
+        (replace(other(), cache=CacheDescription(max_length=9)), "sequences of 9 tokens, and what is served 1000"),
     ],
 )
 async def test_a_target_unlike_the_first_is_refused_by_name_until_it_comes_back_as_it_should(
     model: ModelDescription, words: str
 ) -> None:
-    fit = Fit()
-    fit.check_target(other())
-    remote = FakeVerifier()
-    remote.description = model
-    replica = Replica("1:1", remote, fit.check_target)
-    await replica.look()
+    replica = await judged(await serving(other()), model)
     assert replica.state is ReplicaState.REFUSED
     assert words in str(replica.error)
-    remote.description = other()
+    replica.remote.description = other()
     await replica.look()
     assert replica.is_up
 
@@ -166,42 +189,44 @@ def digested(**changes: str | int) -> ModelDescription:
 
 
 @pytest.mark.review  # C1
-def test_replicas_are_told_apart_by_their_weights_whatever_their_names() -> None:
-    fit = Fit()
-    fit.check_target(digested())
-    fit.check_target(digested(model_id="/models/of/another/path", revision="main"))
+async def test_replicas_are_told_apart_by_their_weights_whatever_their_names() -> None:
+    model = await serving(digested())
+    assert (await judged(model, digested(model_id="/models/of/another/path", revision="main"))).is_up
     for field in ("weights_digest", "configuration_digest"):
-        words = rf"\(target\) has {field} '{ANOTHER[:12]}', and the first one \(target\) '{ONE[:12]}'"
-        with pytest.raises(IncompatiblePair, match=words):
-            fit.check_target(digested(**{field: ANOTHER}))
+        words = f"(target) has {field} '{ANOTHER[:12]}', and what is served (target) '{ONE[:12]}'"
+        assert words in str((await judged(model, digested(**{field: ANOTHER}))).error)
 
 
 @pytest.mark.review  # C1
-def test_a_replica_that_tells_no_digest_is_known_by_its_name() -> None:
+async def test_a_replica_that_tells_no_digest_is_known_by_its_name() -> None:
     for first, second in ((digested(), other()), (other(), digested())):
-        fit = Fit()
-        fit.check_target(first)
-        fit.check_target(second)
-        with pytest.raises(IncompatiblePair, match="model_id 'another'"):
-            fit.check_target(replace(second, model_id="another"))
+        model = await serving(first)
+        assert (await judged(model, second)).is_up
+        assert "model_id 'another'" in str((await judged(model, replace(second, model_id="another"))).error)
 
 
 @pytest.mark.review  # C1
-def test_other_kernels_are_refused_where_bits_are_promised_and_else_told_once() -> None:
-    strict = Fit()
-    strict.check_target(digested(numerics="strict", kernels="cpu AVX2"))
-    with pytest.raises(IncompatiblePair, match="kernels 'cpu AVX512'.* start all with --numerics fast, or on one kind"):
-        strict.check_target(digested(numerics="strict", kernels="cpu AVX512"))
-    fast = Fit()
+async def test_other_kernels_are_refused_where_bits_are_promised_and_else_told_once() -> None:
+    strict = await judged(
+        await serving(digested(numerics="strict", kernels="cpu AVX2")),
+        digested(numerics="strict", kernels="cpu AVX512"),
+    )
+    assert "kernels 'cpu AVX512'" in str(strict.error)
+    assert "start all with --numerics fast, or on one kind" in str(strict.error)
+    fast = await serving(digested(kernels="cpu AVX2"))
     with structlog.testing.capture_logs() as logs:
-        for kernels in ("cpu AVX2", "cpu AVX512", "cpu AVX512", "cpu AVX2"):
-            fast.check_target(digested(kernels=kernels))
-    assert [(one["kernels"], one["first"]) for one in logs] == [("cpu AVX512", "cpu AVX2")]
+        for kernels in ("cpu AVX512", "cpu AVX512", "cpu AVX2"):
+            assert (await judged(fast, digested(kernels=kernels))).is_up
+    assert [(one["kernels"], one["first"]) for one in logs if "kernels" in one] == [("cpu AVX512", "cpu AVX2")]
 
 
 async def test_a_draft_of_another_family_is_refused() -> None:
-    fit = Fit()
-    fit.check_target(other())
-    with pytest.raises(IncompatiblePair, match="different tokenizers"):
-        fit.check_draft(describe("draft", "other"))
-    fit.check_draft(describe("draft", "print"))
+    model = await serving(other())
+    draft = FakeDrafter(1.0)
+    replica = Replica("2:1", draft, model.check_draft)
+    draft.description = describe("draft", "other")
+    await replica.look()
+    assert "different tokenizers" in str(replica.error)
+    draft.description = describe("draft", "print")
+    await replica.look()
+    assert replica.is_up

@@ -1,6 +1,6 @@
 """What a model service says of itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,13 @@ class ModelDescription:
         own = ["weights_digest", "configuration_digest", "tokenizer_fingerprint", "vocabulary_size", "end_token_ids"]
         own += ["dtype", "numerics", *(["kernels"] if self.numerics == "strict" else [])]
         return {name: getattr(self, name) for name in own}
+
+    @property
+    def lasting(self) -> "ModelDescription":
+        """What any process of this model and these settings says, at any time."""
+        cache = replace(self.cache, used_bytes=0, idle_bytes=0, sequence_count=0, shared_token_count=0)
+        cache = replace(cache, realigned_bytes=0, realignment_s=0.0)
+        return replace(self, cache=cache, identity=ModelIdentity(self.identity.model_digest))
 
     @property
     def longest_sequence(self) -> int:
