@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from paceline.engine.dense_cache import DenseCache
+from paceline.engine.dense_cache import RECTANGLES, SLACK, DenseCache
 from paceline.engine.kv_cache import Span
+from paceline.errors import CacheFull
 from tests.caches import HEAD_COUNT, SHAPE, fill, run_pass
 
 
@@ -73,3 +74,18 @@ def test_a_dense_cache_that_memory_runs_out_on_goes_on_afterwards(monkeypatch: p
     run_pass(cache, {"c": rows["c"]})
     cache.append("b", [1])
     run_pass(cache, {"b": ([2] * 5 + [1], 1)})
+
+
+@pytest.mark.review
+def test_sequences_that_were_cut_to_nothing_take_no_room_from_others() -> None:
+    """Review C6: they counted as rows of the rectangle, so what was taken back of them was no room for anybody."""
+    row_bytes = RECTANGLES * SHAPE.token_bytes
+    cache = DenseCache(SHAPE, row_bytes * 2 * (SLACK + 8))
+    for sequence_id in "ab":
+        fill(cache, sequence_id, [1] * 8)
+    cache.keep("c", 0, ())
+    with pytest.raises(CacheFull):
+        cache.append("c", [1] * 8)
+    for sequence_id in "ab":
+        cache.truncate(sequence_id, 0)
+    fill(cache, "c", [1] * 60)

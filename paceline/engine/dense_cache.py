@@ -76,13 +76,15 @@ class DenseCache:
 
     def append(self, sequence_id: str, token_ids: Sequence[int]) -> None:
         row = self._rows[sequence_id]
-        widest = max(row.length + len(token_ids), *(one.length for one in self._rows.values()))
-        needed_bytes = RECTANGLES * len(self._rows) * (widest + SLACK) * self.shape.token_bytes
+        # Those that were cut to nothing want no row of a rectangle.
+        lengths = [row.length + len(token_ids), *(one.length for one in self._rows.values() if one is not row)]
+        held_count, widest = sum(length > 0 for length in lengths), max(lengths)
+        needed_bytes = RECTANGLES * held_count * (widest + SLACK) * self.shape.token_bytes
         if needed_bytes > self.capacity_bytes:
             if not row.length:
                 self.release(sequence_id)
             raise CacheFull(
-                f"the dense cache has no room: {len(self._rows)} sequences padded to {widest} tokens need "
+                f"the dense cache has no room: {held_count} sequences padded to {widest} tokens need "
                 f"{needed_bytes} of {self.capacity_bytes} bytes; release sequences or raise --kv-memory",
                 {"missing_bytes": str(needed_bytes - self.capacity_bytes)},
             )
