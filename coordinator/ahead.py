@@ -157,7 +157,9 @@ class _Ahead:
         if found is None or len(found.draft_token_ids) < 2:
             return None
         guess, *drafts = found.draft_token_ids[: row.draft_count + 1]
-        expected = replace(self.row, token_ids=(*self.row.token_ids, guess), draft_count=row.draft_count)
+        expected = replace(
+            self.row, token_ids=(*self.row.token_ids, guess), draft_count=row.draft_count, base_hash=row.base_hash
+        )
         length = row.base_length + len(row.token_ids)
         return Proposal(tuple(drafts), length + len(drafts) - 1) if row == expected else None
 
@@ -165,9 +167,7 @@ class _Ahead:
 def _row_ahead(row: ProposeRow, proposal: Proposal) -> ProposeRow:
     """After all drafts, the last of which is not cached: a guess, and as many drafts again."""
     drafts = proposal.draft_token_ids
-    return replace(
-        row, base_length=proposal.cached_length, token_ids=drafts[-1:], draft_count=len(drafts) + 1, rule=None
-    )
+    return ProposeRow(row.sequence_id, proposal.cached_length, drafts[-1:], len(drafts) + 1, None)
 
 
 class _RoundTimes:

@@ -14,6 +14,7 @@ from coordinator.prompt_shares import Lack
 from coordinator.stream import Stream
 from coordinator.traced_request import TracedRequest
 from paceline.errors import PacelineError
+from paceline.prefix_hash import PrefixHash
 from paceline.types import (
     GREEDY,
     ChoiceRule,
@@ -75,6 +76,9 @@ class Sequence:
     draft_taken_count: int | None = None
     """Tokens that the draft service took of the sequence's last row; None: nothing is known of what it has."""
     target_taken_count: int | None = None
+    draft_prefix: PrefixHash = field(default_factory=PrefixHash)
+    """Of the tokens that rows to the draft service rely on."""
+    target_prefix: PrefixHash = field(default_factory=PrefixHash)
     acceptance: Acceptance = field(default_factory=Acceptance)
     ready_since_s: float = 0.0
     """When it last became live or came back from a round: since then it waits to be grouped."""
@@ -135,6 +139,7 @@ class Sequence:
             draft_count,
             self._rule_at(base_length),
             len(self.token_ids) - stop,
+            self.draft_prefix.of(self.token_ids, base_length),
         )
 
     def verify_row(self, draft_token_ids: tuple[int, ...], token_count: int) -> VerifyRow:
@@ -148,6 +153,7 @@ class Sequence:
             self._rule_at(base_length),
             self.top_logprob_count,
             len(self.token_ids) - stop,
+            self.target_prefix.of(self.token_ids, base_length),
         )
 
     def _rule_at(self, base_length: int) -> ChoiceRule | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from coordinator.plausibility import check_identity
 from coordinator.round import Patience
 from paceline.errors import CacheFull, PacelineError, PrefixNotCached
+from paceline.prefix_hash import PrefixHash
 from paceline.types import (
     CacheDescription,
     CallTiming,
@@ -104,11 +105,16 @@ class FakeModel:
         return len(self._owed)
 
     def append(self, row: ProposeRow | VerifyRow, token_ids: Sequence[int]) -> list[int]:
-        """Keep what the row relies on, and so many of its tokens. A rule that was never told fails the test."""
+        """Keep what the row relies on, and so many of its tokens.
+
+        A rule that was never told fails the test, and so does a row that relies on other tokens than are held.
+        """
         sequence_id, base_length = row.sequence_id, row.base_length
         cached = self.token_ids.get(sequence_id, [])
         if base_length > len(cached):
             raise PrefixNotCached(f"{base_length} > {len(cached)}")
+        held_hash = PrefixHash().of(cached, base_length)
+        assert row.base_hash in (None, held_hash), f"{sequence_id} has other first {base_length} tokens"
         if row.rule is not None:
             self.rules[sequence_id] = row.rule
         assert sequence_id in self.rules, f"nobody told how tokens of {sequence_id} are chosen"

@@ -18,7 +18,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
 from paceline.engine.worker import ModelWorker
-from paceline.errors import Overloaded, StartupError
+from paceline.errors import CacheFull, Overloaded, StartupError
 from paceline.types import Prefilled
 from tests.conftest import PairOfCheckpoints
 from tests.fakes import Clock
@@ -82,6 +82,35 @@ def test_a_pass_that_fails_leaves_what_rows_relied_on(
         assert isinstance(outcome, torch.Tensor)
         assert isinstance(before, torch.Tensor)
         torch.testing.assert_close(outcome, before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.review
+def test_a_refused_row_holds_no_more_than_its_caller_knows_of(model: LoadedModel) -> None:
+    """Review C6: what it had taken over of another stayed, with nobody to take it back: the cache was full for ever."""
+    runner = Runner(model, EngineOptions(kv_memory="32KiB", page_tokens=16))
+    room = runner.cache.max_length
+    first = tuple(range(20, 20 + 33))
+    runner.forward([PackedRow("first", 0, first)])
+    longer = (*first[:32], *(7 + number % 3 for number in range(room - 32)))
+    for base_length in (0, 16):
+        if base_length:
+            runner.forward([PackedRow("other", 0, longer[:17])])
+        (refused,) = runner.forward([PackedRow("other", base_length, longer[base_length:])])
+        assert isinstance(refused, CacheFull)
+        assert runner.cache.length("other") == base_length
+
+
+@pytest.mark.review
+def test_a_row_whose_pass_fails_holds_no_more_than_its_caller_knows_of(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Review C6"""
+    runner = Runner(model, EngineOptions(kv_memory="1MiB", page_tokens=16))
+    runner.forward([PackedRow("first", 0, PROMPT)])
+    monkeypatch.setattr(type(model.decoder), "logits", fail(RuntimeError("broken")))
+    with pytest.raises(RuntimeError, match="broken"):
+        runner.forward([PackedRow("second", 0, PROMPT)])
+    assert [runner.cache.length(one) for one in ("first", "second")] == [len(PROMPT), 0]
 
 
 def ask_for_too_much() -> None:

@@ -24,6 +24,7 @@ def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.Pr
                 draft_count=row.draft_count,
                 sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
                 following_count=row.following_count,
+                base_hash=row.base_hash,
             )
             for row in rows
         ],
@@ -40,6 +41,7 @@ def propose_rows_from_pb(request: draft_service_pb2.ProposeTokensRequest) -> lis
             row.draft_count,
             _rule(row, request.context),
             row.following_count,
+            row.base_hash if row.HasField("base_hash") else None,
         )
         for row in request.rows
     ]
@@ -103,6 +105,7 @@ def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.Ver
                 draft_token_ids=row.draft_token_ids,
                 sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
                 following_count=row.following_count,
+                base_hash=row.base_hash,
                 top_logprob_count=row.top_logprob_count,
             )
             for row in rows
@@ -121,6 +124,7 @@ def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list
             _rule(row, request.context),
             row.top_logprob_count if row.HasField("top_logprob_count") else None,
             row.following_count,
+            row.base_hash if row.HasField("base_hash") else None,
         )
         for row in request.rows
     ]

@@ -71,6 +71,16 @@ class Placing:
         shares = self._shares([one for one in wishes if isinstance(one, _Wish) and one.is_prompt and one.new_count])
         return [self._append(one, shares) if isinstance(one, _Wish) else one for one in wishes]
 
+    def let_go(self, row: PackedRow) -> None:
+        """Keep of a row that came to nothing what its caller relied on.
+
+        What it took over besides would be known to nobody, and so never be taken back.
+        """
+        if row.base_length:
+            self._cache.truncate(row.sequence_id, row.base_length)
+        else:
+            self._cache.release(row.sequence_id)
+
     def _keep(self, row: PackedRow) -> _Wish | PacelineError:
         # What logits are wanted for must be computed, so it cannot be taken over.
         shareable = row.token_ids[: len(row.token_ids) - row.logit_count]
@@ -118,6 +128,7 @@ class Placing:
             if count:
                 self._cache.append(row.sequence_id, wish.token_ids[:count])
         except PacelineError as error:
+            self.let_go(row)
             return error
         whole = count == len(wish.token_ids)
         return Piece(row.sequence_id, wish.base_length, wish.token_ids[:count], row.logit_count if whole else 0)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from paceline.checks import row_errors
-from paceline.engine.kv_cache import check_base
 from paceline.errors import PacelineError, RuleUnknown
 from paceline.sampling_checks import check_rule
 from paceline.scope import RowT, scoped
@@ -15,10 +14,10 @@ from paceline.types import ChoiceRule, ProposeRow, VerifyRow
 
 
 class SequenceRules:
-    def __init__(self, vocabulary_size: int, cached_length: Callable[[str], int]) -> None:
-        """`cached_length` tells how many tokens of a sequence are cached."""
+    def __init__(self, vocabulary_size: int, check_prefix: Callable[[ProposeRow | VerifyRow], None]) -> None:
+        """`check_prefix` refuses rows that rely on what is not cached."""
         self._vocabulary_size = vocabulary_size
-        self._cached_length = cached_length
+        self._check_prefix = check_prefix
         self._rules: dict[str, ChoiceRule] = {}
 
     def ruled(
@@ -33,6 +32,8 @@ class SequenceRules:
         for index, row in enumerate(named):
             if index not in errors:
                 try:
+                    # Before the rule: where the sequence is gone as a whole, this tells more.
+                    self._check_prefix(row)
                     named[index] = replace(row, rule=self._rule(row))
                 except PacelineError as error:
                     errors[index] = error
@@ -45,8 +46,6 @@ class SequenceRules:
         known = self._rules.get(row.sequence_id)
         if row.rule is None:
             if known is None:
-                # A sequence that is gone as a whole is the likelier reason, and tells more.
-                check_base(row.sequence_id, row.base_length, self._cached_length(row.sequence_id))
                 raise RuleUnknown(
                     f"how tokens of sequence {row.sequence_id!r} are chosen was not told, or is lost; send it whole, "
                     "with sequence_rule, which is empty for greedy decoding"

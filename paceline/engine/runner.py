@@ -26,6 +26,7 @@ from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
+from paceline.engine.prefixes import Prefixes
 from paceline.engine.rules import SequenceRules, rule_of
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
 from paceline.types import ModelDescription, ModelIdentity, Prefilled, ProposeRow, RolledBack, SequenceLength
@@ -61,7 +62,8 @@ class Runner:
         options = replace(options, numerics=resolved_numerics(model, options))
         self.model = model
         self.cache = make_cache(model, options)
-        self.rules = SequenceRules(model.description.vocabulary_size, self.cache.length)
+        self._prefixes = Prefixes(self.cache)
+        self.rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check)
         """Those of the sequences in the cache; freed with them."""
         self._options = options
         self._passes = make_passes(model, self.cache, options)
@@ -87,9 +89,16 @@ class Runner:
         what was run. When the run itself fails, every cache is cut to `base_length`.
         """
         self._name(rows)
-        pieces = dict(enumerate(Placing(self.cache, self._options).place(rows)))
+        placing = Placing(self.cache, self._options)
+        pieces = dict(enumerate(placing.place(rows)))
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
-        logits = dict(zip(running, self._run(list(running.values())), strict=True))
+        try:
+            logits = dict(zip(running, self._run(list(running.values())), strict=True))
+        except BaseException:
+            for row, piece in zip(rows, pieces.values(), strict=True):
+                if isinstance(piece, Piece):
+                    placing.let_go(row)
+            raise
         if running:
             self._on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
         outcomes: list[Outcome] = []
@@ -97,7 +106,7 @@ class Runner:
             if isinstance(piece, PacelineError):
                 outcomes.append(piece)
             elif isinstance(outcome := logits.get(index), PacelineError):
-                self.cache.truncate(row.sequence_id, row.base_length)
+                placing.let_go(row)
                 outcomes.append(outcome)
             elif piece.logit_count:
                 assert outcome is not None
@@ -117,14 +126,13 @@ class Runner:
         return self._guarded(pieces, lambda: self._passes.run(pieces))
 
     def _guarded(self, pieces: Sequence[Piece], work: Callable[[], Sequence[Made]]) -> Sequence[Made | PacelineError]:
-        """Return what the work makes of each piece, or a refusal when memory ran out; undo the pieces when it fails."""
+        """Return what the work makes of each piece, or a refusal when memory ran out."""
         if not pieces:
             return []
         try:
             return work()
         except BaseException as error:
             if not is_out_of_memory(error):
-                self._undo(pieces)
                 raise
             refusal = Overloaded(f"no memory is left for a pass of {sum(len(one.token_ids) for one in pieces)} tokens")
             return [refusal] * len(pieces)
@@ -155,7 +163,11 @@ class Runner:
                 outcomes[index] = error
         placed, rules = list(pieces.values()), [rule_of(rows[index]) for index in pieces]
         counts = [rows[index].draft_count for index in pieces]
-        drafts = self._guarded(placed, lambda: passes.draft(placed, rules, counts))
+        try:
+            drafts = self._guarded(placed, lambda: passes.draft(placed, rules, counts))
+        except BaseException:
+            self._undo(placed)
+            raise
         for step in range(max(counts, default=0)):
             token_count = len(placed) if step else sum(len(piece.token_ids) for piece in placed)
             self._on_pass(PassSize(len(placed), token_count, 0))
@@ -193,6 +205,7 @@ class Runner:
         for sequence_id in sequence_ids:
             self._last_named.pop(scope + sequence_id, None)
             self.rules.forget(scope + sequence_id)
+            self._prefixes.forget(scope + sequence_id)
             count += self.cache.release(scope + sequence_id)
         return count
 

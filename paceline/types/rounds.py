@@ -19,6 +19,8 @@ class ProposeRow:
     """None: the one that was told for the sequence before."""
     following_count: int = 0
     """Committed tokens that come with later rows; over 0: this one is a part, and is answered without drafts."""
+    base_hash: int | None = None
+    """Of the first `base_length` tokens, as `PrefixHash` has it; None: not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class VerifyRow:
     """Log-probabilities wanted: of the chosen tokens and of so many others; None: of none."""
     following_count: int = 0
     """Committed tokens that come with later rows; over 0: this one is a part, and is answered by `Prefilled`."""
+    base_hash: int | None = None
+    """Of the first `base_length` tokens, as `PrefixHash` has it; None: not compared."""
 
 
 @dataclass(frozen=True, slots=True)

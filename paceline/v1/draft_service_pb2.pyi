@@ -63,6 +63,7 @@ class ProposeTokensRow(_message.Message):
     RULE_FIELD_NUMBER: _builtins.int
     SEQUENCE_RULE_FIELD_NUMBER: _builtins.int
     FOLLOWING_COUNT_FIELD_NUMBER: _builtins.int
+    BASE_HASH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
@@ -72,6 +73,10 @@ class ProposeTokensRow(_message.Message):
     following_count: _builtins.int
     """Committed tokens that follow these and come with later rows: no row need bring all of a long prompt. Over 0: the row
     is a part, of which no token is chosen; the answer says how much was taken. Not negative.
+    """
+    base_hash: _builtins.int
+    """CRC-32, as zlib's, of the sequence's first `base_length` token ids, as little-endian 32-bit numbers. A row for which
+    it is not that of what is cached fails with PREFIX_NOT_CACHED. Unset: nothing is compared.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -97,12 +102,15 @@ class ProposeTokensRow(_message.Message):
         rule: _common_pb2.ChoiceRule | None = ...,
         sequence_rule: _common_pb2.ChoiceRule | None = ...,
         following_count: _builtins.int = ...,
+        base_hash: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule", "sequence_rule", b"sequence_rule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "base_hash", b"base_hash", "rule", b"rule", "sequence_rule", b"sequence_rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_count", b"draft_count", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "base_hash", b"base_hash", "base_length", b"base_length", "draft_count", b"draft_count", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__base_hash: _TypeAlias = _typing.Literal["base_hash"]  # noqa: Y015
+    _WhichOneofArgType__base_hash: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_hash) -> _WhichOneofReturnType__base_hash | None: ...
 
 Global___ProposeTokensRow: _TypeAlias = ProposeTokensRow  # noqa: Y015
 
