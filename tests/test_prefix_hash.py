@@ -32,7 +32,7 @@ class CountingList(list[int]):
 
     read_count = 0
 
-    def __getitem__(self, place):  # type: ignore[no-untyped-def, override]
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]
         found = super().__getitem__(place)
         self.read_count += len(found)
         return found
