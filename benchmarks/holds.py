@@ -30,7 +30,7 @@ from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 
 LIMIT_S = 0.020
 MAX_LENGTH = 2_000_000
-MESSAGE_BYTES = 16_000_000
+MESSAGE_BYTES = 8_000_000
 MILLION = 1_000_000
 
 Ask = Callable[[Client, GenerationServiceStub], Awaitable[object]]
@@ -67,7 +67,7 @@ def inputs() -> dict[str, Ask]:
         "a million token ids": together(GenerationRequest(TokenIds((word,) * MILLION), 4), 1),
         "a million, the last one wrong": together(GenerationRequest(TokenIds((*(word,) * MILLION, MILLION)), 4), 1),
         "64 outputs of 100,000 token ids": together(many, 1),
-        "a text of 16 MB": together(GenerationRequest(Text(long_text), 4), 1),
+        "a text of 8 MB": together(GenerationRequest(Text(long_text), 4), 1),
         "a million empty outputs received": raw(
             pb.GenerateTextRequest(received_outputs=[pb.ReceivedOutput()] * MILLION)
         ),

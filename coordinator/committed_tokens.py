@@ -41,9 +41,11 @@ class CommittedTokens:
         if isinstance(place, int):
             place = range(len(self))[place]
             return self.prompt[place] if place < prompt_count else self._output[place - prompt_count]
-        start, stop, step = place.indices(len(self))
-        if step != 1:
-            raise ValueError(f"token ids are taken in their order and not with step {step}")
+        if place.step not in (None, 1):
+            raise ValueError(f"token ids are taken in their order and not with step {place.step}")
+        start, stop = place.start or 0, len(self) if place.stop is None else place.stop
+        if start < 0 or stop < 0:
+            start, stop, _ = place.indices(len(self))
         if start >= prompt_count:
             return self._output[start - prompt_count : max(0, stop - prompt_count)]
         return self.prompt[start:stop].tolist() + self._output[: max(0, stop - prompt_count)]

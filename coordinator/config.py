@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from coordinator.discovery import parse_addresses
-from coordinator.limits import MAX_COMPLETIONS
+from coordinator.limits import MAX_COMPLETIONS, MAX_REQUEST_BYTES
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.security.settings import Count
 from paceline.settings import Seconds, ServiceSettings
@@ -49,6 +49,7 @@ class CoordinatorSettings(ServiceSettings):
         default=None, description="most tokens that a request may ask for; unset: as the model allows"
     )
     max_completions: Count = Field(default=MAX_COMPLETIONS, description="most outputs that a request may ask for")
+    max_message_bytes: Count = Field(default=MAX_REQUEST_BYTES, description="largest message, either way")
     queue_limit: Count = Field(default=1024, description="most sequences waiting for a place")
     startup_timeout_s: Seconds = Field(default=120, description="seconds to wait for a target service at start")
     target_wait_s: Seconds = Field(

@@ -6,6 +6,8 @@ from paceline.errors import InvalidRequest
 from paceline.types import GenerationRequest
 
 MAX_COMPLETIONS = 64
+MAX_REQUEST_BYTES = 8 << 20
+"""Of a message: gRPC copies it while the event loop waits, a millisecond a MB or more. A million token ids are 3 MB."""
 
 
 @dataclass(frozen=True)

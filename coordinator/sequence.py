@@ -220,4 +220,4 @@ class Sequence:
 def _one_more(counts: tuple[int, ...], place_count: int) -> tuple[int, ...]:
     """Add one to the first `place_count` counts."""
     padded = counts + (0,) * (place_count - len(counts))
-    return tuple(count + (place < place_count) for place, count in enumerate(padded))
+    return (*[count + 1 for count in padded[:place_count]], *padded[place_count:])

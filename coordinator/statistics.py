@@ -1,6 +1,7 @@
 """What the rounds have done since the start: counted here, read through `DescribeCluster`."""
 
 from collections import Counter
+from itertools import accumulate
 
 from coordinator.round import RoundReport
 from paceline.types import ClusterStatistics, HopTime
@@ -12,7 +13,7 @@ class Statistics:
         self._fallback_round_count = 0
         self._drafted_count = 0
         self._committed_count = 0
-        self._accepted_by_position: Counter[int] = Counter()
+        self._rows_by_accepted_count: Counter[int] = Counter()
         self._rounds_by_group_size: Counter[int] = Counter()
         self._waited_slot_count = 0
         self._waited_filled_count = 0
@@ -26,7 +27,7 @@ class Statistics:
         for row in report.rows:
             self._drafted_count += row.drafted_count
             self._committed_count += row.committed_count
-            self._accepted_by_position.update(range(row.accepted_count))
+            self._rows_by_accepted_count[row.accepted_count] += 1
         self._round_s += report.duration_s
         self._propose = _sum(self._propose, report.propose)
         self._verify = _sum(self._verify, report.verify)
@@ -44,14 +45,17 @@ class Statistics:
         self._preemption_count += count
 
     def snapshot(self) -> ClusterStatistics:
-        positions = max(self._accepted_by_position, default=-1) + 1
+        row_counts = [
+            self._rows_by_accepted_count[n] for n in range(1, 1 + max(self._rows_by_accepted_count, default=0))
+        ]
+        by_position = tuple(accumulate(reversed(row_counts)))[::-1]
         return ClusterStatistics(
             round_count=self._round_count,
             fallback_round_count=self._fallback_round_count,
             drafted_count=self._drafted_count,
-            accepted_count=self._accepted_by_position.total(),
+            accepted_count=sum(by_position),
             committed_count=self._committed_count,
-            accepted_counts_by_position=tuple(self._accepted_by_position[place] for place in range(positions)),
+            accepted_counts_by_position=by_position,
             round_counts_by_group_size=tuple(sorted(self._rounds_by_group_size.items())),
             occupancy_while_waiting=(
                 self._waited_filled_count / self._waited_slot_count if self._waited_slot_count else 1.0

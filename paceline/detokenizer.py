@@ -46,6 +46,8 @@ class TokenDecoder:
         self._is_byte_level = self.may_end_in_parts and kinds <= {"ByteLevel", "Fuse"}
         self._tokenizer = tokenizer
         self._special_ids = frozenset(special_tokens_of(tokenizer))
+        self._bytes: dict[int, bytes] = {}
+        """Of the tokens that were met: they are few of the vocabulary, and come again."""
 
     def detokenizer(self) -> Detokenizer:
         """Begin an output."""
@@ -54,6 +56,13 @@ class TokenDecoder:
     def token(self, token_id: int) -> str | None:
         """Return how the vocabulary spells a token; None where decoding leaves it out: special, or unknown."""
         return None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return what a token of a byte-level vocabulary stands for."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = _bytes_of(self.token(token_id) or "")
+        return found
 
     def decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -67,7 +76,7 @@ class _ByteDetokenizer:
         self._text = _UTF_8("replace")
 
     def push(self, token_id: int) -> str:
-        return self._text.decode(_bytes_of(self._decoder.token(token_id) or ""))
+        return self._text.decode(self._decoder.bytes_of(token_id))
 
     def flush(self) -> str:
         return self._text.decode(b"", final=True)

@@ -13,6 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from hypothesis import strategies as st
 
+from coordinator.limits import MAX_REQUEST_BYTES
 from paceline.codec.status import DOMAIN
 from paceline.rpc.limits import MAX_MESSAGE_BYTES
 from paceline.v1 import draft_service_pb2, generation_service_pb2, target_service_pb2
@@ -133,7 +134,7 @@ def complaint(one: Call, answer: Answer) -> str:
     if answer.code not in allowed_codes(one):
         return f"{answer.code.name} is not among {sorted(code.name for code in allowed_codes(one))}: {answer.details}"
     explained = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.FAILED_PRECONDITION}
-    if len(one.payload) <= MAX_MESSAGE_BYTES:
+    if not is_too_large(one):
         explained.add(Code.RESOURCE_EXHAUSTED)
     if answer.code in explained and (problem := _unexplained(answer)):
         return problem
@@ -154,13 +155,18 @@ def allowed_codes(one: Call) -> set[Code]:
     allowed = by_ending.get(one.ending, set())
     if one.ending is Ending.NOTHING:
         return {*allowed, Code.OK} if one.method.client_streaming else allowed
-    if len(one.payload) > MAX_MESSAGE_BYTES:
+    if is_too_large(one):
         return allowed | {Code.RESOURCE_EXHAUSTED}
     if parsed(one) is None:
         return allowed | {Code.INVALID_ARGUMENT}
     allowed = allowed | {Code.OK, Code.INVALID_ARGUMENT}
     of_requests = {Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION}  # no room now; for another model
     return allowed | (of_requests if one.method.name == "GenerateText" else set())
+
+
+def is_too_large(one: Call) -> bool:
+    is_for_coordinator = one.method.containing_service.name == "GenerationService"
+    return len(one.payload) > (MAX_REQUEST_BYTES if is_for_coordinator else MAX_MESSAGE_BYTES)
 
 
 def parsed(one: Call) -> Message | None:
