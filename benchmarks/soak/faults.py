@@ -21,6 +21,8 @@ KINDS = (*(f"{action} {role}" for action in ("kill", "pause") for role in ROLES)
 MAX_DOWN_S = 1.0
 """Between a kill and the new start."""
 MAX_PAUSE_S = 3.0
+MAX_HANG_S = 12.0
+"""So long that calls are given up, not waited for."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,13 @@ class Faults:
         await self._between(member, ERRORS, ERRORS)
 
     async def _hang(self, member: Member) -> None:
-        await self._between(member, HANG, HANG)
+        await self._between(member, HANG, HANG, MAX_HANG_S)
 
-    async def _between(self, member: Member, first: signal.Signals, last: signal.Signals) -> None:
+    async def _between(
+        self, member: Member, first: signal.Signals, last: signal.Signals, longest_s: float = MAX_PAUSE_S
+    ) -> None:
         member.process.send_signal(first)
-        await asyncio.sleep(self._rng.uniform(0, MAX_PAUSE_S))
+        await asyncio.sleep(self._rng.uniform(0, longest_s))
         member.process.send_signal(last)
 
     async def _join(self, member: Member) -> None:
