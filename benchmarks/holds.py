@@ -7,8 +7,8 @@ status 1 when the loop is held for more than 20 ms of its thread's processor tim
 import asyncio
 import sys
 import urllib.request
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -55,7 +55,11 @@ def inputs() -> dict[str, Ask]:
 
     broken, word = spelled("Ģ"), spelled("a")  # the first is byte 0x80, which begins no character
     stops = tuple("a" * 63 + chr(ord("b") + number) for number in range(16))
-    biases = SamplingParameters(temperature=1, logit_bias=tuple((token_id, 1.0) for token_id in range(1024)))
+    biased = GenerationRequest(TokenIds((word,)), 200, seed=1)
+    biases = [
+        SamplingParameters(temperature=1, logit_bias=tuple((token_id, bias / 64) for token_id in range(1024)))
+        for bias in range(64)
+    ]
     long_text = "hello world, 12 " * (MESSAGE_BYTES // 16)
     many = GenerationRequest(TokenIds((word,) * 100_000), 8, completion_count=64)
     return {
@@ -63,7 +67,7 @@ def inputs() -> dict[str, Ask]:
         "tokens that complete no text": together(GenerationRequest(TokenIds((broken,)), 8000), 8),
         "the same in 64 outputs": together(GenerationRequest(TokenIds((broken,)), 500, completion_count=64), 1),
         "longest stop strings": together(GenerationRequest(TokenIds((word,)), 1000, stop_strings=stops), 8),
-        "1,024 biases": together(GenerationRequest(TokenIds((word,)), 200, sampling=biases, seed=1), 8),
+        "64 times 1,024 biases": each(replace(biased, sampling=sampling) for sampling in biases),
         "a million token ids": together(GenerationRequest(TokenIds((word,) * MILLION), 4), 1),
         "a million, the last one wrong": together(GenerationRequest(TokenIds((*(word,) * MILLION, MILLION)), 4), 1),
         "64 outputs of 100,000 token ids": together(many, 1),
@@ -76,8 +80,14 @@ def inputs() -> dict[str, Ask]:
 
 
 def together(request: GenerationRequest, count: int) -> Ask:
+    return each([request] * count)
+
+
+def each(requests: Iterable[GenerationRequest]) -> Ask:
+    requests = list(requests)
+
     async def ask(client: Client, _: GenerationServiceStub) -> None:
-        await asyncio.gather(*(client.complete_all(request) for _ in range(count)))
+        await asyncio.gather(*(client.complete_all(request) for request in requests))
 
     return ask
 
@@ -95,6 +105,7 @@ async def measure() -> dict[str, Hold]:
     """Send each input, one after the other; return how long it held the loop, and what came of it."""
     async with instant_models("--max-length", str(MAX_LENGTH), "--echo") as (draft, target):
         flags = ["--draft", draft, "--target", target, "--metrics-port", "0", "--log-level", "error"]
+        flags += ["--batch-size", "64"]
         async with (
             running_service(MODULE, flags) as service,
             Client(service.address, NO_RETRIES) as client,

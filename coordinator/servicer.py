@@ -20,6 +20,7 @@ from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.sequence import Request
 from coordinator.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.codec.sampling import told_sampling
 from paceline.errors import PacelineError
 from paceline.rpc import ended_code, parsed
 from paceline.types import ClusterDescription, GenerationAccepted, ReplicaDescription
@@ -122,6 +123,7 @@ def _admit(admission: Admission, message: bytes) -> Request:
     """In a thread: whatever grows with a request is done here, for nobody else is to wait for it."""
     asked = request_from_pb(parsed(message, pb.GenerateTextRequest.FromString))
     request = admission.admit(asked)
+    told_sampling(asked.sampling)
     begin_request(asked, request, admission.served.target.model_id)
     return request
 
