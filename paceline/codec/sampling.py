@@ -38,8 +38,8 @@ def sampling_from_pb(message: common_pb2.SamplingParameters) -> types.SamplingPa
 
 
 told_sampling = lru_cache(maxsize=2048)(sampling_to_pb)
-"""What rules say of sampling, which is not to be changed. A thousand biases take long to encode: whoever must not wait for
-that has it done before."""
+"""What rules say of sampling, which is not to be changed. A thousand biases take long to encode: whoever must not wait
+for that has it done before."""
 
 
 def rule_to_pb(rule: types.ChoiceRule) -> common_pb2.ChoiceRule:
