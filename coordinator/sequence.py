@@ -186,14 +186,15 @@ class Sequence:
             drafted_count = min(drafted_count, len(tokens))
         accepted_count = min(accepted_count, len(tokens))
         self.acceptance.add(accepted_count, drafted_count)
-        self.usage = replace(
-            self.usage,
+        before = self.usage
+        self.usage = Usage(
+            prompt_count=before.prompt_count,
             output_count=self.output.count,
-            drafted_count=self.usage.drafted_count + drafted_count,
-            accepted_count=self.usage.accepted_count + accepted_count,
-            round_count=self.usage.round_count + 1,
+            drafted_count=before.drafted_count + drafted_count,
+            accepted_count=before.accepted_count + accepted_count,
+            round_count=before.round_count + 1,
+            accepted_counts_by_position=_one_more(before.accepted_counts_by_position, accepted_count),
             queued_s=self.until_first_round_s or 0.0,
-            accepted_counts_by_position=_one_more(self.usage.accepted_counts_by_position, accepted_count),
         )
         self._send(tokens)
 

@@ -123,24 +123,18 @@ def accepted_from_pb(message: generation_service_pb2.GenerationAccepted) -> type
 
 
 def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateTextResponse:
-    message = generation_service_pb2.GenerateTextResponse(
-        tokens=map(_token_to_pb, piece.tokens), completion_index=piece.completion_index
-    )
+    message = generation_service_pb2.GenerateTextResponse(completion_index=piece.completion_index)
+    for token in piece.tokens:
+        # Made where it stands: a message of its own is copied, which takes twice the time.
+        added = message.tokens.add(token_id=token.token_id, text=token.text, accepted=token.accepted)
+        if token.logprobs:
+            added.logprobs.CopyFrom(logprobs_to_pb(token.logprobs))
     if piece.finish:
         usage = piece.finish.usage
         message.finish.seed = piece.finish.seed
         message.finish.reason = _REASON_TO_PB[piece.finish.reason]
         message.finish.usage.CopyFrom(generation_service_pb2.Usage(**values_of(types.Usage, usage)))
     return message
-
-
-def _token_to_pb(token: types.OutputToken) -> generation_service_pb2.OutputToken:
-    return generation_service_pb2.OutputToken(
-        token_id=token.token_id,
-        text=token.text,
-        accepted=token.accepted,
-        logprobs=logprobs_to_pb(token.logprobs) if token.logprobs else None,
-    )
 
 
 def _token_from_pb(message: generation_service_pb2.OutputToken) -> types.OutputToken:
