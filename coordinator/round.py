@@ -147,32 +147,36 @@ async def run_round(
     Raises what the verify call raises: then no sequence of the group has changed.
     """
     started = clock()
-    shares = prompt_shares([sequence.target_lack for sequence in group], limits.prefill_chunk_tokens)
-    taking_part = [one for one in zip(group, draft_counts, shares, strict=True) if one[2]]
-    group = [sequence for sequence, _, _ in taking_part]
+    wishes, shares = _taking_part(group, draft_counts, limits)
+    group = list(wishes)
     patience = Patience(time_left_s(group, started), draft_worth_s)
-    wishes = [(sequence, count) for sequence, count, _ in taking_part]
     drafts = await _propose(wishes, drafter, limits, patience, clock)
-    rows = [sequence.verify_row(drafts.by_sequence.get(sequence, ()), share) for sequence, _, share in taking_part]
+    rows = [one.verify_row(drafts.by_sequence.get(one, ()), share) for one, share in zip(group, shares, strict=True)]
     began = clock()
     verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)
     reports, failed, shortage = _take(group, rows, verdicts)
-    verified_count = sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
-    prompt_token_count = sum(map(_prompt_token_count, rows, verdicts.results))
-    is_decoding = drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows)
     return RoundReport(
         reports,
         clock() - started,
         drafts.time,
         verify,
-        verified_count,
+        sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows),
         drafts.error,
         shortage,
-        is_decoding,
-        prompt_token_count,
+        drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows),
+        sum(map(_prompt_token_count, rows, verdicts.results)),
         failed,
     )
+
+
+def _taking_part(
+    group: Rows[Sequence], draft_counts: Rows[int], limits: RoundLimits
+) -> tuple[dict[Sequence, int], list[int]]:
+    """Return those for which the chunk of prompts has room, with their draft counts, and what each may bring of it."""
+    shares = prompt_shares([sequence.target_lack for sequence in group], limits.prefill_chunk_tokens)
+    counts = {one: count for one, count, share in zip(group, draft_counts, shares, strict=True) if share}
+    return counts, [share for share in shares if share]
 
 
 def _take(
@@ -217,7 +221,7 @@ def time_left_s(group: Rows[Sequence], now_s: float) -> float | None:
 
 
 async def _propose(
-    wishes: Rows[tuple[Sequence, int]],
+    wishes: Mapping[Sequence, int],
     drafter: Drafter,
     limits: RoundLimits,
     patience: Patience,
@@ -227,7 +231,7 @@ async def _propose(
     draft_max_length = drafter.max_length
     wanted = [
         (sequence, count)
-        for sequence, draft_count in wishes
+        for sequence, draft_count in wishes.items()
         if (count := min(_draft_count(sequence, limits, draft_count), draft_max_length + 1 - len(sequence.token_ids)))
         > 0
     ]

@@ -15,7 +15,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -171,10 +171,8 @@ class Client:
         `timeout_s` is for the whole output, repeated calls included. Usage counts the rounds of the last call only.
         """
         ends_at_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
-        if request.seed is None and not request.received_outputs:
-            # Drawn here, so that the output can be continued even if the stream breaks before its first message.
-            request = replace(request, seed=secrets.randbits(64))
-        received, outage, rest = _Received(request), self._outage(ends_at_s), request
+        rest = _seeded(request)
+        received, outage = _Received(rest), self._outage(ends_at_s)
         of_other_models: set[int] = set()
         while True:
             remaining_s = None if ends_at_s is None else max(0.0, ends_at_s - self._clock())
@@ -188,11 +186,8 @@ class Client:
             except ModelChanged as error:
                 if received.is_bound:
                     of_other_models.add(asked)
-                    is_last = len(of_other_models) == len(self._channels)
-                    if is_last or not self._retries.retry_for_s or not received.rest().model_digest:
+                    if not received.rest().model_digest or not self._turn_besides(of_other_models):
                         raise
-                    while self._next in of_other_models:
-                        self._turn()
                 else:
                     await outage.wait(error, self._addresses[asked])
             except (PeerUnavailable, Overloaded) as error:
@@ -206,6 +201,14 @@ class Client:
             rest = received.rest()
         if not received.is_whole:
             raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
+
+    def _turn_besides(self, places: Collection[int]) -> bool:
+        """Turn to another address than these; return False where there is none, or nothing is to be tried again."""
+        if len(places) == len(self._channels) or not self._retries.retry_for_s:
+            return False
+        while self._next in places:
+            self._turn()
+        return True
 
     async def _stream(
         self, request: GenerationRequest, timeout_s: float | None, received: _Received
@@ -276,6 +279,13 @@ class Client:
             # Nothing at a machine that is off refuses a call.
             raise PeerUnavailable(f"{self._addresses[asked]} did not answer within {DESCRIBE_TIMEOUT_S:g} s") from error
         return cluster_from_pb(response)
+
+
+def _seeded(request: GenerationRequest) -> GenerationRequest:
+    """Draw a seed where there is none: with it the output can be continued though its stream breaks at once."""
+    if request.seed is not None or request.received_outputs:
+        return request
+    return replace(request, seed=secrets.randbits(64))
 
 
 def _checked_timeout_s(timeout_s: float) -> float:
