@@ -66,9 +66,11 @@ class _Lane:
                     f"try this one, of {byte_count} bytes, again later"
                 )
             self._bytes += byte_count
-        future = self._executor.submit(work)
+        left = [work]
+        future = self._executor.submit(lambda: left.pop()())
 
         def ended(_: "Future[Any]") -> None:
+            left.clear()  # one that is cancelled stays in the executor's line until a thread comes to it
             with self._lock:
                 self._bytes -= byte_count
 

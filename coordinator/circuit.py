@@ -67,7 +67,10 @@ class Circuit:
             return  # a call that was under way when it opened: it says nothing new
         self._failures += 1
         self._successes = 0
-        if is_certain or self._state is CircuitState.HALF_OPEN or self._failures >= self._failures_to_open:
+        if self._state is CircuitState.HALF_OPEN:
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+            self._open()
+        elif is_certain or self._failures >= self._failures_to_open:
             self._open()
 
     def gave_up(self) -> None:
@@ -79,4 +82,3 @@ class Circuit:
         self._state = CircuitState.OPEN
         # Half of the pause is chance, so that coordinators do not come back to a service as one.
         self._tries_again_at = self._clock() + self._pause_s * (1 + self._jitter()) / 2
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)

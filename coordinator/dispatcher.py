@@ -208,7 +208,10 @@ class Dispatcher:
             self._is_distributing = False
 
     def _next_placement(self) -> tuple[Target, list[Sequence]] | None:
-        """Return the oldest sequences of one request that some target has room for, and the least loaded of those."""
+        """Return the oldest sequences of one request that some target has room for, and the least loaded of those.
+
+        One that is to show whether it works gets a single sequence, which is like to be no cause of failures.
+        """
         roomy = [target for target in self._targets.values() if target.room]
         if not roomy:
             return None
@@ -216,7 +219,8 @@ class Dispatcher:
             first = together[0]
             able = [target for target in roomy if target.replica.address not in first.failed_at]
             if able or not self.can_take(first):
-                return min(able or roomy, key=lambda target: target.load), together
+                target = min(able or roomy, key=lambda target: target.load)
+                return target, [self._queue.trial(first)] if target.is_on_trial else together
         return None
 
     def can_take(self, sequence: Sequence) -> bool:

@@ -31,6 +31,7 @@ class SequencePool:
         self._in_flight: set[Sequence] = set()
         # Their readers are slow, or gone without a word: they hold no place, and what they cache is taken back first.
         self._unread: dict[Sequence, None] = {}
+        self._paused: set[Sequence] = set()
         self._changed = asyncio.Event()
 
     @property
@@ -60,8 +61,11 @@ class SequencePool:
         """Take sequences in, in their order of arrival; those without a place wait for one here."""
         for sequence in sequences:
             sequence.request.stream.tell_room(self._resume)
-        self._waiting = deque(sorted([*self._waiting, *sequences], key=lambda one: one.arrival))
+        self._wait(sequences)
         self._refill()
+
+    def _wait(self, sequences: Collection[Sequence]) -> None:
+        self._waiting = deque(sorted([*self._waiting, *sequences], key=lambda one: one.arrival))
 
     def give_up(self) -> list[Sequence]:
         """Take out all sequences, none of which is in a round now."""
@@ -75,7 +79,7 @@ class SequencePool:
 
     def hand_over(self, sequence: Sequence) -> None:
         """Let one go that is in no round, and not ended: it goes on elsewhere."""
-        del self._live[sequence]
+        self._remove({sequence})
         self._refill()
         self._tell_room()
 
@@ -98,10 +102,6 @@ class SequencePool:
         """Wait until a sequence joins, leaves or comes back from a round."""
         self._changed.clear()
         await self._changed.wait()
-
-    def wake(self) -> None:
-        """Let those who wait look again."""
-        self._changed.set()
 
     def claim(self, group: Collection[Sequence]) -> list[float]:
         """Take sequences out of the window for a round; return how long each had waited for one, in seconds."""
@@ -131,15 +131,22 @@ class SequencePool:
         return sequence in self._in_flight
 
     def pause(self, sequence: Sequence) -> bool:
-        """Send a live sequence that is in no round back to the head of the line; return False for one that waits.
+        """Send a live sequence that is in no round back to its place in the line; return False for one that waits.
 
-        It is live again when there seems to be room for all that it will want.
+        It stays here until `let_in`, for what it caches is about to change. Then it is live again when there seems to
+        be room for all that it will want.
         """
+        self._paused.add(sequence)
         if sequence not in self._live:
             return False
         del self._live[sequence]
-        self._waiting.appendleft(sequence)
+        self._wait([sequence])
         return True
+
+    def let_in(self) -> list[Sequence]:
+        """What was paused may be live again; return those that ended meanwhile, and so left the pool."""
+        paused, self._paused = self._paused, set()
+        return self.retire(paused)
 
     def ran_short(self, free_count: int) -> None:
         """The target has no room for more than what it caches now, and so many tokens beside."""
@@ -170,22 +177,26 @@ class SequencePool:
         self.adopt(resumed)
 
     def retire(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Drop those of the sequences that are here, ended and in no round, and return them."""
-        gone = {one for one in sequences if one.ended and one not in self._in_flight}
-        if not gone:
-            self._changed.set()
-            return []
-        retired = [one for one in self._live if one in gone]
-        waited = [one for one in (*self._waiting, *self._unread) if one in gone]
-        for sequence in retired:
-            del self._live[sequence]
+        """Drop those of the sequences that are here, ended, in no round and not paused, and return them."""
+        busy = self._in_flight | self._paused
+        gone = {one for one in sequences if one.ended and one not in busy}
+        for sequence in self._live.keys() & gone:
             self._room.ended(sequence)
-        if waited:
-            self._waiting = deque(one for one in self._waiting if one not in gone)
-            self._unread = {one: None for one in self._unread if one not in gone}
+        retired = self._remove(gone)
         self._refill()
-        self._tell_room()
-        return retired + waited
+        if retired:
+            self._tell_room()
+        return retired
+
+    def _remove(self, gone: set[Sequence]) -> list[Sequence]:
+        """Take out those that are here, wherever that is."""
+        found = [one for one in self.sequences if one in gone] if gone else []
+        for sequence in found:
+            self._live.pop(sequence, None)
+            self._unread.pop(sequence, None)
+        if any(one in gone for one in self._waiting):
+            self._waiting = deque(one for one in self._waiting if one not in gone)
+        return found
 
     def _refill(self) -> None:
         while self._waiting and self._may_go_live(self._waiting[0]):
@@ -197,7 +208,7 @@ class SequencePool:
         self._changed.set()
 
     def _may_go_live(self, sequence: Sequence) -> bool:
-        if len(self._live) >= self._capacity:
+        if len(self._live) >= self._capacity or sequence in self._paused:
             return False
         return not self._live or self._room.fits(sequence, self._live, self._waiting)
 

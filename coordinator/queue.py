@@ -49,6 +49,11 @@ class WaitingQueue:
         for _, together in groupby(self._waiting, key=lambda one: one.request):
             yield list(together)
 
+    def trial(self, otherwise: Sequence) -> Sequence:
+        """Return what to try a doubtful target with: the newest of those that nothing ever failed of."""
+        clean = (one for one in self._waiting if not one.is_suspect)
+        return max(clean, key=lambda one: one.arrival, default=otherwise)
+
     def remove(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Take out those of the sequences that wait, and return them."""
         found = [one for one in sequences if one in self._waiting]

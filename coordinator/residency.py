@@ -56,12 +56,16 @@ class Residency:
             self._tell(self._drafter, drafted)
 
     async def take_back(self, sequence: Sequence, length: int) -> int:
-        """Let its target keep so many tokens of a sequence that is in no round; return the bytes that this freed.
+        """Let its target keep so many tokens of a sequence, and return the bytes that this freed.
 
+        It is in no round, and begins none before this returns.
         What drafts hold of it stays: it goes on from there. One that cannot be cut is freed.
         """
         target = self._targets.get(sequence)
-        if target is None or length >= sequence.target_cached_length:
+        if target is None:
+            sequence.forget_target()
+            return 0
+        if length >= sequence.target_cached_length:
             return 0
         sequence.target_cached_length = length
         try:

@@ -140,6 +140,7 @@ class Scheduler:
             failed = self._judge(group, error)
         finally:
             self._residency.free(self.pool.settle(group))
+        self._target.tried()
         for sequence, reason in failed.items():
             self._pass_on_or_fail(sequence, reason)
         self.statistics.count_round(
@@ -166,9 +167,6 @@ class Scheduler:
             )
             self._metrics.round_ended(waits_s, report)
             record(report)
-        for sequence in group:
-            sequence.runs_alone, sequence.loss_count = False, 0
-            sequence.failed_at.clear()
         self._learn(draft_counts, report, sum(waits_s) / len(waits_s))
         return report
 
@@ -247,7 +245,7 @@ class Scheduler:
                 await asyncio.sleep(shortage.retry_after_s)
         finally:
             self._is_relieving = False
-            self.pool.wake()
+            self._residency.free(self.pool.let_in())
 
     async def _take_back(self, missing_bytes: dict[Sequence, int]) -> bool:
         """Pause the youngest, and cut them until the others have what they lack. Return whether that came to anything.

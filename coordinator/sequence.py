@@ -87,9 +87,9 @@ class Sequence:
     runs_alone: bool = False
     """It was in a group that failed for a reason unknown: the next round shows whether it was the cause."""
     loss_count: int = 0
-    """Targets that were lost while they verified it, since it last came through a round."""
+    """Targets that were lost while they verified it, since it last got a token."""
     failed_at: set[str] = field(default_factory=set)
-    """Addresses of targets that failed or were lost with it since its last round: it goes to others first."""
+    """Addresses of targets that failed or were lost with it since its last token: it goes to others first."""
     first_grouped_s: float | None = None
     """When its first round took it."""
     ended: bool = False
@@ -104,6 +104,11 @@ class Sequence:
     def is_unread(self) -> bool:
         """So much of it was not read yet that it should pause."""
         return self.request.stream.is_full(self.completion_index)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Some target failed with it, and it has not got a token since."""
+        return self.runs_alone or bool(self.failed_at)
 
     @property
     def until_first_round_s(self) -> float | None:
@@ -186,6 +191,7 @@ class Sequence:
             drafted_count = min(drafted_count, len(tokens))
         accepted_count = min(accepted_count, len(tokens))
         self.acceptance.add(accepted_count, drafted_count)
+        self._came_through()
         before = self.usage
         self.usage = Usage(
             prompt_count=before.prompt_count,
@@ -197,6 +203,11 @@ class Sequence:
             queued_s=self.until_first_round_s or 0.0,
         )
         self._send(tokens)
+
+    def _came_through(self) -> None:
+        """It got on: nothing that failed before was its fault. A prompt that is read anew elsewhere is no progress."""
+        self.runs_alone, self.loss_count = False, 0
+        self.failed_at.clear()
 
     def resume(self, token_ids: Tokens[int]) -> None:
         """Take tokens the client has already for committed, up to the one that ends the output; they are not sent."""

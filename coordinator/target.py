@@ -64,6 +64,11 @@ class Target:
         return int(self._may_be_tried)
 
     @property
+    def is_on_trial(self) -> bool:
+        """Whether what it is given next is to show that it works."""
+        return self._circuit_state is not CircuitState.CLOSED
+
+    @property
     def sequences(self) -> list[Sequence]:
         return self._serving.scheduler.pool.sequences if self._serving else []
 
@@ -101,7 +106,7 @@ class Target:
 
     def give(self, sequences: list[Sequence]) -> None:
         assert self._serving
-        if self._circuit_state is not CircuitState.CLOSED:
+        if self.is_on_trial:
             self._serving.guard.circuit.allows()
         self._serving.scheduler.pool.adopt(sequences)
 

@@ -14,12 +14,13 @@ from coordinator.admission import Admission
 from coordinator.admission_threads import AdmissionThreads, admission_threads
 from coordinator.ahead import AheadDrafter, ReleasingDrafter
 from coordinator.background import background
+from coordinator.circuit import Circuit
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
 from coordinator.current_model import CurrentModel
 from coordinator.dispatcher import Dispatcher
 from coordinator.draft_length import AutoDraftLength, FixedDraftLength
-from coordinator.guarded_target import GuardedTarget, UsualTime
+from coordinator.guarded_target import FAILURES_TO_OPEN, GuardedTarget, UsualTime
 from coordinator.metrics import RoundMetrics
 from coordinator.policies import make_policy
 from coordinator.pool import SequencePool
@@ -72,10 +73,12 @@ def make_serving(
     on_room: Callable[[], None] = lambda: None,
     usual: UsualTime | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    circuit_clock: Callable[[], float] = time.monotonic,
 ) -> Serving:
     """Without a draft count it chooses its own."""
     chosen = make_policy(policy, window=10)
-    guard = GuardedTarget(verifier, VOCABULARY_SIZE, usual, clock=clock)
+    circuit = Circuit(circuit_clock, failures_to_open=FAILURES_TO_OPEN)
+    guard = GuardedTarget(verifier, VOCABULARY_SIZE, usual, circuit, clock)
     scheduler = Scheduler(
         address,
         SequencePool(chosen.live_limit(batch_size, lanes), clock, on_room),

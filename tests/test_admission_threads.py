@@ -1,9 +1,12 @@
 """Reading requests: long ones keep no short one from being admitted, and nothing of it is done by the event loop."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -51,6 +54,27 @@ async def test_what_may_wait_is_bounded_by_its_bytes_and_one_alone_is_always_tak
         go_on.set()
         await first
         assert await threads.run(go_on.wait, LONG)
+
+
+class Body:
+    """What a request holds."""
+
+
+async def test_what_is_cancelled_is_let_go_before_a_thread_comes_to_it() -> None:
+    with threads_of(1, 10 * LONG) as (threads, go_on):
+        first = asyncio.ensure_future(threads.run(go_on.wait, LONG))
+        body = Body()
+        held = weakref.ref(body)
+        gone = asyncio.ensure_future(threads.run(partial(id, body), LONG))
+        del body
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        del gone
+        gc.collect()
+        assert held() is None
+        go_on.set()
+        await first
 
 
 async def test_a_request_whose_client_goes_while_it_waits_is_not_read_and_makes_room() -> None:

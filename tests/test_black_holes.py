@@ -7,10 +7,10 @@ import pytest
 
 from coordinator.guarded_target import FAILURES_TO_OPEN
 from paceline.errors import CallTimedOut, NoChoice, PacelineError, PeerFailed, PeerUnavailable
-from paceline.types import CircuitState, Verdicts, VerifyRow
+from paceline.types import CircuitState, Proposals, Verdict, Verdicts, VerifyRow
 from tests.coordinators import Dispatched, dispatching
 from tests.dispatches import SteppedVerifier, output, submit, until, whole
-from tests.fakes import Clock, FakeDrafter, FakeVerifier
+from tests.fakes import CHUNK_TOKENS, Clock, FakeDrafter, FakeVerifier
 
 pytestmark = pytest.mark.review
 
@@ -117,6 +117,125 @@ async def test_an_open_target_is_tried_again_with_one_request_and_used_when_that
     # With no other target the first two were failed, alone, before it was known that all would be.
     failed = [one for one in outputs if isinstance(one, BaseException)]
     assert len(failed) < FAILURES_TO_OPEN
+
+
+class Spares(SteppedVerifier):
+    """Has no token to choose after one prompt, which takes it two calls to read."""
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        verdicts = await super().verify(rows, timeout_s)
+        for index, row in enumerate(rows):
+            if isinstance(verdicts.results[index], Verdict) and self.token_ids[row.sequence_id][0] == POISON:
+                verdicts.results[index] = NoChoice("logits are not finite")
+        return verdicts
+
+
+POISON = 13
+
+
+@pytest.mark.parametrize("prompt_count", [2, CHUNK_TOKENS + 4])
+async def test_a_request_that_every_target_fails_is_failed_and_does_not_go_round(prompt_count: int) -> None:
+    targets = [Spares(), Spares()]
+    async with dispatching([], targets, batch_size=4) as running:
+        poisoned = submit(running, (POISON,) * prompt_count)
+        others = [submit(running, prompt(n)) for n in range(3)]
+        for _ in range(2000):
+            await asyncio.sleep(0)
+        assert [one.ended for one in poisoned.sequences] == [True]
+        with pytest.raises(NoChoice):
+            await output(poisoned)
+        assert await asyncio.gather(*map(output, others)) == [whole(prompt(n)) for n in range(3)]
+
+
+async def test_requests_that_break_any_call_keep_others_waiting_for_a_few_pauses_only() -> None:
+    """With an open circuit the oldest were tried first: one after another, with pauses that doubled."""
+
+    def break_on_poison(_: int) -> None:
+        if any(row.base_length == 0 and row.token_ids[0] == POISON for row in verifier.calls[-1]):
+            raise PeerFailed("the model raised an error")
+
+    verifier, monotonic = SteppedVerifier(break_on_poison), Clock()
+    async with dispatching([], [verifier], batch_size=4, circuit_clock=monotonic) as running:
+        poisoned = [submit(running, (POISON, n)) for n in range(12)]
+        healthy = [submit(running, prompt(n)) for n in range(4)]
+        began_s = monotonic()
+        while not all(one.ended for request in healthy for one in request.sequences):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            monotonic.advance(0.05)
+            running.dispatcher.distribute()
+            assert monotonic() < began_s + 5.0, "a pause for a few of them, and no longer ones"
+        assert await asyncio.gather(*map(output, healthy)) == [whole(prompt(n)) for n in range(4)]
+        for request in poisoned:
+            running.dispatcher.abandon(request)
+
+
+async def test_a_trial_is_one_output_of_a_request_of_several() -> None:
+    verifier, monotonic = failing(PeerFailed("broken")), Clock()
+    async with dispatching([], [verifier], batch_size=4, circuit_clock=monotonic) as running:
+        await opened(running)
+        submit(running, (9,), completion_count=4)
+        count = len(verifier.calls)
+        monotonic.advance(1.0)
+        running.dispatcher.distribute()
+        await until(lambda: len(verifier.calls) > count)
+        assert len(verifier.calls[count]) == 1
+
+
+class Computing(SteppedVerifier):
+    """Takes 10 ms for a token, by the clock of a test, and no longer than it is given."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        wanted_s = 0.01 * sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
+        if timeout_s is not None and wanted_s > timeout_s:
+            self._clock.advance(timeout_s)
+            raise CallTimedOut("deadline exceeded")
+        self._clock.advance(wanted_s)
+        return await super().verify(rows, timeout_s)
+
+
+async def test_long_prompts_with_short_deadlines_do_not_make_a_healthy_target_look_hung() -> None:
+    """A call took 1 s for its hundred tokens, where those before had one or two."""
+    clock = Clock()
+    async with dispatching([], [Computing(clock)], clock=clock) as running:
+        await output(submit(running, (5,)))
+        for n in range(4):
+            with pytest.raises(CallTimedOut):
+                await output(submit(running, (7, n) * 50, deadline_s=clock() + 0.9))
+            assert running.dispatcher.describe()[0].circuit is CircuitState.CLOSED
+        assert await output(submit(running, (6,))) == whole((6,))
+
+
+async def test_a_trial_that_comes_to_no_call_makes_way_for_the_next() -> None:
+    """The circuit stayed half open, and the target was given nothing any more."""
+    verifier, monotonic = failing(PeerFailed("broken")), Clock()
+    async with dispatching([FakeDrafter(0.5)], [verifier], batch_size=4, circuit_clock=monotonic) as running:
+        await opened(running)
+        count, drafter = len(verifier.calls), running.drafts[0].remote
+        proposes, drafter.propose = drafter.propose, broken_in_itself  # type: ignore[method-assign]
+        monotonic.advance(1.0)
+        with pytest.raises(PeerFailed, match="unexpectedly"):
+            await output(submit(running, (5,)))
+        assert len(verifier.calls) == count
+        drafter.propose, verifier.before = proposes, lambda number: None  # type: ignore[method-assign]
+        assert await output(submit(running, (6,))) == whole((6,))
+
+
+async def opened(running: Dispatched) -> None:
+    """The first of the targets was found to be broken."""
+    requests = [submit(running, (n + 5,)) for n in range(FAILURES_TO_OPEN)]
+    await until(lambda: running.dispatcher.describe()[0].circuit is CircuitState.OPEN)
+    await until(lambda: running.dispatcher.live_count == 0)
+    for request in requests:
+        running.dispatcher.abandon(request)
+
+
+async def broken_in_itself(*_: object) -> Proposals:
+    raise ValueError("a fault of the coordinator's own")
 
 
 async def test_what_waits_is_shared_with_a_target_that_joins_and_the_oldest_come_first() -> None:

@@ -3,7 +3,8 @@
 from coordinator.output import Output, StopRules
 from coordinator.pool import SequencePool
 from coordinator.sequence import Request, Sequence
-from paceline.types import Usage
+from coordinator.stream import UNREAD_TOKENS
+from paceline.types import OutputPiece, OutputToken, Usage
 
 
 def sequences(count: int) -> list[Sequence]:
@@ -57,6 +58,7 @@ def test_time_in_the_queue_is_told_until_the_next_round_is_over() -> None:
     now_s[0] = 20.0
     second.ended = True
     pool.retire([second])
+    pool.let_in()
     assert (third.queued_s, third.ready_since_s) == (7, 20)
 
 
@@ -72,3 +74,48 @@ def test_a_sequence_is_queued_from_its_submission_until_its_first_round() -> Non
         assert one.until_first_round_s == 2.5
     one.commit([5], accepted_count=0, drafted_count=0)
     assert one.usage.queued_s == 2.5
+
+
+def test_what_failed_while_it_is_not_read_is_handed_over() -> None:
+    pool = SequencePool(1)
+    (unread,) = sequences(1)
+    pool.adopt([unread])
+    pool.claim([unread])
+    piece = OutputPiece((OutputToken(5, "a", accepted=False),) * (UNREAD_TOKENS + 1), None, 0)
+    unread.request.stream.put(piece)
+    pool.settle([unread])
+    assert pool.unread_count == 1
+    pool.hand_over(unread)
+    assert pool.sequences == []
+
+
+def test_a_sequence_gets_no_place_while_it_is_cut() -> None:
+    pool = SequencePool(2)
+    first, second = sequences(2)
+    pool.adopt([first, second])
+    pool.pause(second)
+    first.ended = True
+    assert pool.retire([first]) == [first]
+    assert pool.window() == []
+    assert pool.let_in() == []
+    assert pool.window() == [second]
+
+
+def test_one_that_ends_while_it_is_cut_leaves_afterwards() -> None:
+    pool = SequencePool(1)
+    (only,) = sequences(1)
+    pool.adopt([only])
+    pool.pause(only)
+    only.ended = True
+    assert pool.retire([only]) == []
+    assert pool.let_in() == [only]
+    assert pool.sequences == []
+
+
+def test_one_that_is_paused_waits_in_its_place() -> None:
+    pool = SequencePool(2)
+    first, second, third = sequences(3)
+    pool.adopt([second, third, first])
+    pool.pause(first)
+    pool.pause(second)
+    assert pool.sequences == [first, second, third]

@@ -4,22 +4,27 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.policies import POLICIES
+from coordinator.residency import Residency
 from coordinator.scheduler import Scheduler
+from paceline.errors import PacelineError, PeerFailed
 from paceline.types import (
     FinishReason,
     GenerationRequest,
     Prefilled,
+    RolledBack,
+    SequenceLength,
     TokenIds,
     Usage,
     Verdict,
     Verdicts,
     VerifyRow,
 )
-from tests.coordinators import collect, generate_all, prompts, scheduling, submit
+from tests.coordinators import SERVED, admission, collect, generate_all, prompts, scheduling, submit
 from tests.fakes import CHUNK_TOKENS, FakeDrafter, FakeVerifier, continuation
 
 
@@ -141,6 +146,43 @@ async def test_the_youngest_gives_way_though_it_is_in_a_round_of_the_other_lane(
     old = requests[0].sequences[0].sequence_id
     lengths = [row.base_length for call in verifier.calls for row in call if row.sequence_id == old]
     assert lengths == sorted(lengths), "the older one never lost anything"
+
+
+class SlowToCut(FakeVerifier):
+    """Others run while it takes tokens back, which it cannot."""
+
+    def __init__(self, capacity_tokens: int) -> None:
+        super().__init__(capacity_tokens=capacity_tokens)
+        self.cut: list[str] = []
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        await asyncio.sleep(0)
+        assert not {row.sequence_id for row in rows} & set(self.cut), "it is in a round while it is cut"
+        return await super().verify(rows, timeout_s)
+
+    async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
+        self.cut = [one.sequence_id for one in lengths]
+        for _ in range(40):
+            await asyncio.sleep(0)
+        self.cut = []
+        raise PeerFailed("it cannot be cut")
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_is_cut_is_in_no_round_and_leaves_nothing_behind(seed: int) -> None:
+    drafter, verifier = FakeDrafter(0.7, seed), SlowToCut(100)
+    async with scheduling(drafter, verifier, batch_size=2, lanes=2) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(12, seed), 30)
+    assert outputs == [continuation(prompt, 30) for prompt in prompts(12, seed)]
+    assert not verifier.token_ids
+
+
+async def test_what_no_target_holds_is_no_victim_for_ever() -> None:
+    residency = Residency(FakeDrafter(0.5))
+    sequence = admission(SERVED).admit(GenerationRequest(TokenIds((5, 6)), 9)).sequences[0]
+    sequence.target_cached_length = 2
+    assert await residency.take_back(sequence, 0) == 0
+    assert sequence.target_cached_length == 0
 
 
 class Counting(FakeVerifier):

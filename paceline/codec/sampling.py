@@ -37,7 +37,7 @@ def sampling_from_pb(message: common_pb2.SamplingParameters) -> types.SamplingPa
     )
 
 
-told_sampling = lru_cache(maxsize=2048)(sampling_to_pb)
+told_sampling = lru_cache(maxsize=256)(sampling_to_pb)
 """What rules say of sampling, which is not to be changed. A thousand biases take long to encode: whoever must not wait
 for that has it done before."""
 
