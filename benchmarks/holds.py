@@ -1,7 +1,10 @@
 """How long one client's requests can hold the coordinator's event loop: `python -m benchmarks.holds`.
 
-The coordinator is the real process, the models answer at once and say a prompt's last token again and again. Exit
-status 1 when the loop is held for more than 20 ms of its thread's processor time, whatever was sent.
+The coordinator is the real process, the models answer at once and say a prompt's last token again and again. Each input
+is sent three times: what it holds the loop for it does each time, and a garbage collection or a page fault comes on top
+now and then. Exit status 1 when one always held it for more than 20 ms of its thread's processor time. What another
+thread keeps the loop waiting for, such as a parser that lets nobody run, is not in that: `coordinator/field_count.py`
+bounds it.
 """
 
 import asyncio
@@ -25,10 +28,12 @@ from paceline.launcher import running_service
 from paceline.rpc import open_channel, translated_errors
 from paceline.text import TextCodec
 from paceline.types import GenerationRequest, SamplingParameters, Text, TokenIds
+from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 
 LIMIT_S = 0.020
+TIMES = 3
 MAX_LENGTH = 2_000_000
 MESSAGE_BYTES = 8_000_000
 MILLION = 1_000_000
@@ -38,8 +43,14 @@ Ask = Callable[[Client, GenerationServiceStub], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Hold:
-    longest_s: float
+    """What an input came to, each time that it was sent."""
+
+    longest_s: tuple[float, ...]
     outcome: str
+
+    @property
+    def is_short(self) -> bool:
+        return min(self.longest_s) <= LIMIT_S
 
 
 def inputs() -> dict[str, Ask]:
@@ -72,10 +83,13 @@ def inputs() -> dict[str, Ask]:
         "a million, the last one wrong": together(GenerationRequest(TokenIds((*(word,) * MILLION, MILLION)), 4), 1),
         "64 outputs of 100,000 token ids": together(many, 1),
         "a text of 8 MB": together(GenerationRequest(Text(long_text), 4), 1),
-        "a million empty outputs received": raw(
-            pb.GenerateTextRequest(received_outputs=[pb.ReceivedOutput()] * MILLION)
+        "four million empty outputs received": raw(
+            pb.GenerateTextRequest(received_outputs=[pb.ReceivedOutput()] * (MESSAGE_BYTES // 2))
         ),
-        "a million empty stop strings": raw(pb.GenerateTextRequest(stop_strings=[""] * MILLION)),
+        "four million empty stop strings": raw(pb.GenerateTextRequest(stop_strings=[""] * (MESSAGE_BYTES // 2))),
+        "eight million token ids of a byte": raw(
+            pb.GenerateTextRequest(token_ids=common_pb2.TokenIds(values=[3] * MESSAGE_BYTES))
+        ),
     }
 
 
@@ -114,9 +128,12 @@ async def measure() -> dict[str, Hold]:
             assert service.metrics_url
             found: dict[str, Hold] = {}
             for name, ask in inputs().items():
-                await longest_hold_s(service.metrics_url)
-                outcome = await outcome_of(ask, client, GenerationServiceStub(channel))
-                found[name] = Hold(await longest_hold_s(service.metrics_url), outcome)
+                longest_s = []
+                for _ in range(TIMES):
+                    await longest_hold_s(service.metrics_url)
+                    outcome = await outcome_of(ask, client, GenerationServiceStub(channel))
+                    longest_s.append(await longest_hold_s(service.metrics_url))
+                found[name] = Hold(tuple(longest_s), outcome)
             return found
 
 
@@ -140,18 +157,19 @@ async def longest_hold_s(metrics_url: str) -> float:
 
 
 def are_short(found: Mapping[str, Hold]) -> bool:
-    return all(hold.longest_s <= LIMIT_S for hold in found.values())
+    return all(hold.is_short for hold in found.values())
 
 
-def milliseconds(found: Mapping[str, Hold]) -> dict[str, float]:
-    return {name: round(1e3 * hold.longest_s, 2) for name, hold in found.items()}
+def milliseconds(found: Mapping[str, Hold]) -> dict[str, list[float]]:
+    return {name: [round(1e3 * one, 2) for one in hold.longest_s] for name, hold in found.items()}
 
 
 def table(found: Mapping[str, Hold]) -> Table:
-    made = Table("input", "longest hold, ms", "", "ended", title="The coordinator's event loop, processor time")
+    made = Table("input", "least, ms", "most, ms", "", "ended", title="Longest hold of the coordinator's event loop")
     for name, hold in found.items():
-        verdict = "" if hold.longest_s <= LIMIT_S else f"over {1e3 * LIMIT_S:g}"
-        made.add_row(name, f"{1e3 * hold.longest_s:.1f}", verdict, hold.outcome)
+        verdict = "" if hold.is_short else f"over {1e3 * LIMIT_S:g}"
+        least_ms, most_ms = 1e3 * min(hold.longest_s), 1e3 * max(hold.longest_s)
+        made.add_row(name, f"{least_ms:.1f}", f"{most_ms:.1f}", verdict, hold.outcome)
     return made
 
 

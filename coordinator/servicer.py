@@ -14,13 +14,13 @@ from coordinator.admission_threads import AdmissionThreads
 from coordinator.config import CoordinatorSettings
 from coordinator.current_model import CurrentModel
 from coordinator.dispatcher import Dispatcher
+from coordinator.field_count import check_field_count
 from coordinator.replicated_drafter import ReplicatedDrafter
 from coordinator.request_tracer import begin_request, end_request
 from coordinator.requests import RequestMetrics, RequestRecord
 from coordinator.sequence import Request
 from coordinator.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
-from paceline.codec.sampling import told_sampling
 from paceline.errors import PacelineError
 from paceline.rpc import ended_code, parsed
 from paceline.types import ClusterDescription, GenerationAccepted, ReplicaDescription
@@ -121,9 +121,9 @@ def _without_sequence_ids(error: Exception, record: RequestRecord) -> Exception:
 
 def _admit(admission: Admission, message: bytes) -> Request:
     """In a thread: whatever grows with a request is done here, for nobody else is to wait for it."""
+    check_field_count(message, pb.GenerateTextRequest.DESCRIPTOR)
     asked = request_from_pb(parsed(message, pb.GenerateTextRequest.FromString))
     request = admission.admit(asked)
-    told_sampling(asked.sampling)
     begin_request(asked, request, admission.served.target.model_id)
     return request
 

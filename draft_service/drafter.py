@@ -30,7 +30,7 @@ class Drafter:
         part has no drafts yet; a row that comes to where no token can be chosen has those before. `scope` sets the
         caller's sequences apart from those of others.
         """
-        rows, errors = self.runner.rules.ruled(rows, scope, self._check)
+        rows, errors = self.runner.ruled(rows, scope, self._check)
         results: dict[int, Proposal | PacelineError] = dict(errors)
         results |= self._propose_at_once({i: row for i, row in enumerate(rows) if i not in results})
         drafts: dict[int, list[int]] = {index: [] for index in range(len(rows)) if index not in results}

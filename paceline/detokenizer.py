@@ -23,7 +23,8 @@ _UTF_8 = codecs.getincrementaldecoder("utf-8")
 class Detokenizer(Protocol):
     """Gives the text of token ids, one by one, holding back a character that is still incomplete.
 
-    The pieces, with the last `flush`, join to the text of all ids decoded at once. Special tokens have no text.
+    The pieces, with the last `flush`, join to the text of all ids decoded at once, but for runs of bytes
+    that make no character. Special tokens have no text.
     """
 
     def push(self, token_id: int) -> str:

@@ -113,8 +113,9 @@ class CacheFull(Overloaded):
 
     @property
     def missing_bytes(self) -> int:
-        """What others would have to give up for the row."""
-        return int(self.metadata.get("missing_bytes", 0))
+        """What others would have to give up for the row; 0 where that was not told."""
+        told = self.metadata.get("missing_bytes", "")
+        return int(told) if told.isdecimal() else 0
 
 
 class PeerUnavailable(PacelineError):

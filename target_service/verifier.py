@@ -42,7 +42,7 @@ class Verifier:
             return self._verify(rows, scope)
 
     def _verify(self, rows: Sequence[VerifyRow], scope: str) -> list[VerifyOutcome | PacelineError]:
-        rows, failed = self.runner.rules.ruled(rows, scope, self._check)
+        rows, failed = self.runner.ruled(rows, scope, self._check)
         live = [index for index in range(len(rows)) if index not in failed]
         outcomes = dict(zip(live, self.runner.forward([self._packed(rows[i]) for i in live]), strict=True))
         chosen = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, Tensor)}

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from draft_service.drafter import Drafter
 from paceline.engine.blocks.attention import GatheredBlocks, VarlenBlocks
 from paceline.engine.blocks.choice import choose_rows
 from paceline.engine.blocks.kernels import choose_kernel
+from paceline.engine.blocks.passes import MAX_ROWS
 from paceline.engine.blocks.rows import BlockBuffer, BlockRows, BlockShape, HostRow, fitting_shape
 from paceline.engine.kv_cache import KvShape
 from paceline.engine.loader import load_model
@@ -22,9 +25,10 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
 from paceline.engine.sampling import Choosing, choose
-from paceline.errors import Overloaded
+from paceline.errors import Overloaded, RuleUnknown
 from paceline.types import ChoiceRule, Proposal, ProposeRow, SamplingParameters
 from tests.checkpoints import FAMILIES, write_model
+from tests.fakes import Clock
 
 FIXED = EngineOptions(kv_memory="1MiB", page_tokens=4, fixed_shapes=True)
 RAGGED = EngineOptions(kv_memory="1MiB", page_tokens=4)
@@ -285,3 +289,24 @@ def test_a_kernel_is_taken_only_when_it_does_what_gathering_does() -> None:
     assert choose_kernel(SHAPE, 4, refuses) is GatheredBlocks
     assert choose_kernel(SHAPE, 4, is_wrong) is GatheredBlocks
     assert choose_kernel(SHAPE, 4, varlen_peer) is not GatheredBlocks
+
+
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("no memory"), RuntimeError("the device is gone")])
+def test_drafts_that_could_not_be_made_leave_nothing_that_is_never_freed(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty sequences stayed, and the rules of rows that came after the part that failed."""
+    clock = Clock()
+    runner = Runner(load_model("builtin:draft"), replace(FIXED, kv_memory="16MiB", sequence_ttl_s=10), clock)
+
+    def fail(*arguments: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(runner._passes, "draft", fail)
+    with suppress(RuntimeError):
+        Drafter(runner).propose([ProposeRow(str(n), 0, (300 + n,), 3, SAMPLED) for n in range(MAX_ROWS + 3)])
+    assert runner.cache.sequence_count == 0
+    clock.advance(20)
+    runner.drop_idle()
+    with pytest.raises(RuleUnknown):
+        raise runner.ruled([ProposeRow(str(MAX_ROWS + 2), 0, (9,), 3, None)], "", lambda row: None)[1][0]

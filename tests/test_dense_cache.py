@@ -89,3 +89,31 @@ def test_sequences_that_were_cut_to_nothing_take_no_room_from_others() -> None:
     for sequence_id in "ab":
         cache.truncate(sequence_id, 0)
     fill(cache, "c", [1] * 60)
+
+
+def test_what_a_cut_frees_is_counted_as_what_is_missing_is() -> None:
+    """A cut was told to free nothing, so that one shortage took all others back."""
+    cache = DenseCache(SHAPE, RECTANGLES * SHAPE.token_bytes * 2 * (SLACK + 8))
+    for sequence_id in "ab":
+        fill(cache, sequence_id, [1] * 8)
+    cache.keep("c", 0, ())
+    with pytest.raises(CacheFull) as refused:
+        cache.append("c", [1] * 8)
+    assert cache.truncate("b", 0) == refused.value.missing_bytes
+    fill(cache, "c", [1] * 8)
+
+
+def test_what_was_cut_takes_no_memory_wherever_it_lay() -> None:
+    """Rows aside stayed as long as they were, and so the cache outgrew its budget."""
+    cache = DenseCache(SHAPE, RECTANGLES * SHAPE.token_bytes * 8 * (SLACK + 50))
+    aside: list[str] = []
+    for generation in range(40):
+        names = [f"{generation}-{number}" for number in range(4)]
+        for name in names:
+            cache.keep(name, 0, ())
+            cache.append(name, [1] * 40)
+        run_pass(cache, {name: ([1] * 40, 40) for name in names})
+        for name in aside:
+            cache.truncate(name, 0)
+        aside = names
+    assert cache.describe().used_bytes <= cache.capacity_bytes

@@ -19,7 +19,8 @@ from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
 from paceline.engine.worker import ModelWorker
 from paceline.errors import CacheFull, Overloaded, StartupError
-from paceline.types import Prefilled
+from paceline.types import GREEDY, Prefilled, VerifyRow
+from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
 from tests.fakes import Clock
 
@@ -34,9 +35,10 @@ def model(pairs: dict[str, PairOfCheckpoints]) -> LoadedModel:
 def test_sequences_that_no_call_names_for_their_time_to_live_are_dropped(model: LoadedModel) -> None:
     clock = Clock()
     runner = Runner(model, EngineOptions(kv_memory="1MiB", sequence_ttl_s=100), clock)
-    runner.forward([PackedRow("gone", 0, PROMPT), PackedRow("used", 0, (9,))])
+    verifier = Verifier(runner)
+    verifier.verify([VerifyRow("gone", 0, PROMPT, (), GREEDY), VerifyRow("used", 0, (9,), (), GREEDY)])
     clock.advance(90)
-    runner.forward([PackedRow("used", 1, (8,))])
+    verifier.verify([VerifyRow("used", 1, (8,), ())])
     assert runner.drop_idle() == 0
     clock.advance(11)
     assert runner.drop_idle() == 1
@@ -270,3 +272,9 @@ def test_memory_may_be_a_share_of_what_is_free(
     capacity_bytes = Runner(model, EngineOptions(kv_memory=setting)).describe().cache.capacity_bytes
     page_bytes = 16 * model.kv_shape.token_bytes
     assert share * 2_000_000 - page_bytes < capacity_bytes <= share * 2_000_000
+
+
+@pytest.mark.parametrize("told", ["12.5", "-3", "many", ""])
+def test_a_shortage_whose_size_is_no_number_has_none(told: str) -> None:
+    """A peer that is wrong about it ended rounds of which some rows were committed."""
+    assert CacheFull("full", {"missing_bytes": told}).missing_bytes == 0

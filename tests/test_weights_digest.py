@@ -65,6 +65,16 @@ def test_it_is_computed_once_and_what_the_record_says_is_sha256(tmp_path: Path) 
     assert len(HASHED) == 2
 
 
+def test_a_file_that_the_index_names_by_its_whole_path_is_kept_too(tmp_path: Path) -> None:
+    """It was said to be half written."""
+    (elsewhere,) = write(tmp_path / "elsewhere", a="first")
+    (tmp_path / "model").mkdir()
+    for _ in range(2):
+        found = reading_with_digest(tmp_path / "model", [elsewhere], lambda: None, later)[1]
+        assert found == digest([elsewhere])
+    assert HASHED == ["a", "a"], "by each folder's record once"
+
+
 @pytest.mark.parametrize("change", ["content of another size", "content", "times", "name"])
 def test_a_record_of_other_files_is_not_believed(tmp_path: Path, change: str) -> None:
     """By whatever the file changed; content alone may keep size and time of modification, as copying tools do."""

@@ -1,7 +1,5 @@
 """Translate sampling parameters, choice rules and log-probabilities."""
 
-from functools import lru_cache
-
 from paceline import types
 from paceline.codec.filling import filled
 from paceline.v1 import common_pb2
@@ -37,17 +35,12 @@ def sampling_from_pb(message: common_pb2.SamplingParameters) -> types.SamplingPa
     )
 
 
-told_sampling = lru_cache(maxsize=256)(sampling_to_pb)
-"""What rules say of sampling, which is not to be changed. A thousand biases take long to encode: whoever must not wait
-for that has it done before."""
-
-
 def rule_to_pb(rule: types.ChoiceRule) -> common_pb2.ChoiceRule:
     """An empty message for greedy decoding."""
     if rule == types.GREEDY:
         return common_pb2.ChoiceRule()
     return common_pb2.ChoiceRule(
-        sampling=told_sampling(rule.sampling),
+        sampling=sampling_to_pb(rule.sampling),
         seed=rule.seed,
         prompt_count=rule.prompt_count,
         end_token_ids=rule.end_token_ids,

@@ -116,8 +116,11 @@ class KvCache(Protocol):
         """The first `length` tokens are computed: others may take them over."""
         ...
 
-    def truncate(self, sequence_id: str, length: int) -> None:
-        """Keep the first `length` tokens; copies nothing. Raises SequenceNotFound or PrefixNotCached."""
+    def truncate(self, sequence_id: str, length: int) -> int:
+        """Keep the first `length` tokens; return the bytes that others can have now, as a CacheFull counts them.
+
+        Raises SequenceNotFound or PrefixNotCached.
+        """
         ...
 
     def release(self, sequence_id: str) -> bool:
@@ -125,6 +128,17 @@ class KvCache(Protocol):
         ...
 
     def describe(self) -> CacheDescription: ...
+
+
+def let_go(cache: KvCache, sequence_id: str, base_length: int) -> None:
+    """Keep of a row that came to nothing what its caller relied on.
+
+    What it took over besides would be known to nobody, and so never be taken back.
+    """
+    if base_length:
+        cache.truncate(sequence_id, base_length)
+    else:
+        cache.release(sequence_id)
 
 
 def check_base(sequence_id: str, base_length: int, cached_length: int) -> None:

@@ -160,11 +160,13 @@ class KvPool:
             if self._prefix_sharing and self._index.add(key, sequence.pages[position]):
                 self._pages.share(sequence.pages[position])
 
-    def truncate(self, sequence_id: str, length: int) -> None:
+    def truncate(self, sequence_id: str, length: int) -> int:
         sequence = self._sequences.get(sequence_id)
         check_length(sequence_id, length, sequence.length if sequence else None)
         assert sequence is not None
+        held_count = self._held_count
         self._cut(sequence, length)
+        return (held_count - self._held_count) * self._page_bytes
 
     def release(self, sequence_id: str) -> bool:
         sequence = self._sequences.pop(sequence_id, None)
@@ -173,12 +175,16 @@ class KvPool:
         self._cut(sequence, 0)
         return True
 
+    @property
+    def _held_count(self) -> int:
+        """Pages that sequences hold."""
+        return self._pages.page_count - self._pages.free_count - self._index.idle_count
+
     def describe(self) -> CacheDescription:
-        held = self._pages.page_count - self._pages.free_count - self._index.idle_count
         return CacheDescription(
             layout="paged",
             capacity_bytes=self.capacity_bytes,
-            used_bytes=held * self._page_bytes,
+            used_bytes=self._held_count * self._page_bytes,
             idle_bytes=self._index.idle_count * self._page_bytes,
             sequence_count=self.sequence_count,
             token_bytes=self.shape.token_bytes,

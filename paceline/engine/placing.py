@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.checks import DECODED_TOKENS
-from paceline.engine.kv_cache import KvCache
+from paceline.engine.kv_cache import KvCache, let_go
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import Piece
 from paceline.errors import PacelineError
@@ -71,16 +71,6 @@ class Placing:
         shares = self._shares([one for one in wishes if isinstance(one, _Wish) and one.is_prompt and one.new_count])
         return [self._append(one, shares) if isinstance(one, _Wish) else one for one in wishes]
 
-    def let_go(self, row: PackedRow) -> None:
-        """Keep of a row that came to nothing what its caller relied on.
-
-        What it took over besides would be known to nobody, and so never be taken back.
-        """
-        if row.base_length:
-            self._cache.truncate(row.sequence_id, row.base_length)
-        else:
-            self._cache.release(row.sequence_id)
-
     def _keep(self, row: PackedRow) -> _Wish | PacelineError:
         # What logits are wanted for must be computed, so it cannot be taken over.
         shareable = row.token_ids[: len(row.token_ids) - row.logit_count]
@@ -128,7 +118,7 @@ class Placing:
             if count:
                 self._cache.append(row.sequence_id, wish.token_ids[:count])
         except PacelineError as error:
-            self.let_go(row)
+            let_go(self._cache, row.sequence_id, row.base_length)
             return error
         whole = count == len(wish.token_ids)
         return Piece(row.sequence_id, wish.base_length, wish.token_ids[:count], row.logit_count if whole else 0)

@@ -18,7 +18,7 @@ from paceline.engine.blocks.choice import is_plain
 from paceline.engine.blocks.passes import MAX_NEW_TOKENS
 from paceline.engine.dense_cache import DenseCache
 from paceline.engine.identity import kernels_of, model_digest
-from paceline.engine.kv_cache import KvCache
+from paceline.engine.kv_cache import KvCache, let_go
 from paceline.engine.kv_pool import KvPool
 from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
 from paceline.engine.model import LoadedModel
@@ -29,6 +29,7 @@ from paceline.engine.placing import PackedRow, Placing
 from paceline.engine.prefixes import Prefixes
 from paceline.engine.rules import SequenceRules, rule_of
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
+from paceline.scope import RowT
 from paceline.types import ModelDescription, ModelIdentity, Prefilled, ProposeRow, RolledBack, SequenceLength
 
 
@@ -63,7 +64,7 @@ class Runner:
         self.model = model
         self.cache = make_cache(model, options)
         self._prefixes = Prefixes(self.cache)
-        self.rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check)
+        self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check)
         """Those of the sequences in the cache; freed with them."""
         self._options = options
         self._passes = make_passes(model, self.cache, options)
@@ -82,13 +83,21 @@ class Runner:
         cache = replace(self.cache.describe(), prefill_chunk_tokens=self._options.prefill_chunk_tokens)
         return replace(self._description, cache=cache)
 
+    def ruled(
+        self, rows: Sequence[RowT], scope: str, check: Callable[[RowT], None]
+    ) -> tuple[list[RowT], dict[int, PacelineError]]:
+        """Begin a call: see `SequenceRules.ruled`. Whatever comes of it, the owners of these sequences live."""
+        named, errors = self._rules.ruled(rows, scope, check)
+        now = self._clock()
+        self._last_named |= {row.sequence_id: now for index, row in enumerate(named) if index not in errors}
+        return named, errors
+
     def forward(self, rows: Sequence[PackedRow]) -> list[Outcome]:
         """Run the rows; each row's outcome tells its logits, that it was taken in part, or why it could not run.
 
         Prompts share the chunk and go on with the next call: see `placing`. Every row's cache then holds
         what was run. When the run itself fails, every cache is cut to `base_length`.
         """
-        self._name(rows)
         placing = Placing(self.cache, self._options)
         pieces = dict(enumerate(placing.place(rows)))
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
@@ -97,7 +106,7 @@ class Runner:
         except BaseException:
             for row, piece in zip(rows, pieces.values(), strict=True):
                 if isinstance(piece, Piece):
-                    placing.let_go(row)
+                    let_go(self.cache, row.sequence_id, row.base_length)
             raise
         if running:
             self._on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
@@ -106,7 +115,7 @@ class Runner:
             if isinstance(piece, PacelineError):
                 outcomes.append(piece)
             elif isinstance(outcome := logits.get(index), PacelineError):
-                placing.let_go(row)
+                let_go(self.cache, row.sequence_id, row.base_length)
                 outcomes.append(outcome)
             elif piece.logit_count:
                 assert outcome is not None
@@ -116,11 +125,6 @@ class Runner:
                 self.cache.seal(row.sequence_id, piece.length)
                 outcomes.append(Prefilled(piece.length))
         return outcomes
-
-    def _name(self, rows: Iterable[PackedRow | ProposeRow]) -> None:
-        """Note that a call named these sequences: their owner lives."""
-        now = self._clock()
-        self._last_named |= {row.sequence_id: now for row in rows}
 
     def _run(self, pieces: list[Piece]) -> Sequence[torch.Tensor | PacelineError]:
         return self._guarded(pieces, lambda: self._passes.run(pieces))
@@ -150,7 +154,6 @@ class Runner:
         """
         passes = self._passes
         assert isinstance(passes, BlockPasses)
-        self._name(rows)
         outcomes: dict[int, list[int] | PacelineError] = {}
         pieces: dict[int, Piece] = {}
         for index, row in enumerate(rows):
@@ -166,22 +169,19 @@ class Runner:
         try:
             drafts = self._guarded(placed, lambda: passes.draft(placed, rules, counts))
         except BaseException:
-            self._undo(placed)
+            for piece in placed:
+                let_go(self.cache, piece.sequence_id, piece.base_length)
             raise
         for step in range(max(counts, default=0)):
             token_count = len(placed) if step else sum(len(piece.token_ids) for piece in placed)
             self._on_pass(PassSize(len(placed), token_count, 0))
         for (index, piece), found in zip(pieces.items(), drafts, strict=True):
             if isinstance(found, PacelineError):
-                self._undo([piece])
+                let_go(self.cache, piece.sequence_id, piece.base_length)
             else:
                 self.cache.seal(piece.sequence_id, piece.length)
             outcomes[index] = found
         return [outcomes[index] for index in range(len(rows))]
-
-    def _undo(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            self.cache.truncate(piece.sequence_id, piece.base_length)
 
     def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[RolledBack | PacelineError]:
         """Truncate each named sequence of the caller's scope; tell what that freed, or why it was left alone."""
@@ -190,21 +190,20 @@ class Runner:
     def _rollback_one(self, one: SequenceLength, scope: str) -> RolledBack | PacelineError:
         if one.length < 0:
             return InvalidRequest(f"length is {one.length}; it cannot be negative", field="length")
-        used_bytes = self.cache.describe().used_bytes
         try:
             check_sequence_id(one.sequence_id)
-            self.cache.truncate(scope + one.sequence_id, one.length)
+            freed_bytes = self.cache.truncate(scope + one.sequence_id, one.length)
         except PacelineError as error:
             return error
         self._last_named[scope + one.sequence_id] = self._clock()
-        return RolledBack(one.length, used_bytes - self.cache.describe().used_bytes)
+        return RolledBack(one.length, freed_bytes)
 
     def release(self, sequence_ids: Iterable[str], scope: str = "") -> int:
         """Free the named sequences of the caller's scope; return how many were held."""
         count = 0
         for sequence_id in sequence_ids:
             self._last_named.pop(scope + sequence_id, None)
-            self.rules.forget(scope + sequence_id)
+            self._rules.forget(scope + sequence_id)
             self._prefixes.forget(scope + sequence_id)
             count += self.cache.release(scope + sequence_id)
         return count

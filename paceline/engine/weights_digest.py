@@ -6,6 +6,7 @@ Knows nothing of what is in the files.
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,9 +37,9 @@ def reading_with_digest(
 ) -> tuple[Made, str]:
     """Return what `read` makes of the files, and their digest: SHA-256, in hexadecimal, over theirs.
 
-    The files, all in `folder`, are hashed in other threads while `read` runs, and not at all where the record knows
-    them. Names and order do not matter. Raises what `read` raises, OSError, and ModelNotUsable when a file changed
-    meanwhile.
+    The files are hashed in other threads while `read` runs, and not at all where the record, which is in `folder`,
+    knows them. Names and order do not matter. Raises what `read` raises, OSError, and ModelNotUsable when a file
+    changed meanwhile.
     """
     stamps, began_ns = {file: _stamp(file) for file in files}, now_ns()
     known = _believed(folder, stamps)
@@ -88,4 +89,5 @@ def _keep(folder: Path, stamps: Mapping[Path, Stamp], digests: Mapping[Path, str
 
 
 def _name(folder: Path, file: Path) -> str:
-    return str(file.relative_to(folder))
+    """Also of a file elsewhere, which an index may name by its whole path."""
+    return os.path.relpath(file, folder)

@@ -56,7 +56,7 @@ class ModelDescription:
     numerics: str = "fast"
     cache: CacheDescription = CacheDescription()
     weights_digest: str = ""
-    """SHA-256 over the weights as loaded, in hexadecimal; empty from a service that tells none."""
+    """SHA-256 over the weight files that were loaded, in hexadecimal; empty from a service that tells none."""
     configuration_digest: str = ""
     """SHA-256 over configuration and tokenizer, without names and versions."""
     revision: str = ""

@@ -483,8 +483,8 @@ class ModelDescription(_message.Message):
     numerics: _builtins.str
     """`fast`, or `strict` when no result depends on what else is computed beside it."""
     weights_digest: _builtins.str
-    """SHA-256 over the weights as they were loaded, in hexadecimal; empty when the service does not tell. It does not
-    depend on names or places of files.
+    """SHA-256 over the weight files that were loaded, in hexadecimal; empty when the service does not tell. It does not
+    depend on their names, places or order.
     """
     configuration_digest: _builtins.str
     """SHA-256 over the configuration and the tokenizer's files, in hexadecimal, without names and versions of libraries."""

@@ -100,7 +100,7 @@ class _CircuitStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CircuitS
     """One call is under way to see whether it works again."""
 
 class CircuitState(_CircuitState, metaclass=_CircuitStateEnumTypeWrapper):
-    """Names the states of a draft replica's circuit."""
+    """Names the states of a replica's circuit."""
 
 CIRCUIT_STATE_UNSPECIFIED: CircuitState.ValueType  # 0
 """Not a state."""
