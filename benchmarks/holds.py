@@ -3,8 +3,8 @@
 The coordinator is the real process, the models answer at once and say a prompt's last token again and again. Each input
 is sent three times: what it holds the loop for it does each time, and a garbage collection or a page fault comes on top
 now and then. Exit status 1 when one always held it for more than 20 ms of its thread's processor time. What another
-thread keeps the loop waiting for, such as a parser that lets nobody run, is not in that: `coordinator/field_count.py`
-bounds it.
+thread keeps the loop waiting for, such as a parser that lets nobody run, is not in that:
+`coordinator/door/field_count.py` bounds it.
 """
 
 import asyncio

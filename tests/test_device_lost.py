@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.clients import RemoteVerifier
+from coordinator.replicas.clients import RemoteVerifier
 from paceline.engine.kv_pool import KvPool
 from paceline.engine.serving import device_trial, stopped_or_lost
 from paceline.engine.worker import ModelWorker

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.clients import RemoteDrafter
+from coordinator.replicas.clients import RemoteDrafter
 from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
 from paceline.rpc import (
     Exchange,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.admission import Admission
-from coordinator.clients import RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
-from coordinator.limits import RequestLimits
+from coordinator.door.admission import Admission
+from coordinator.door.limits import RequestLimits
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.checks import MAX_PROPOSED_COUNT
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge

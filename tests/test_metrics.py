@@ -11,9 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from coordinator.metrics import RoundMetrics
-from coordinator.round import RoundReport, RowReport
-from coordinator.statistics import Statistics
+from coordinator.rounds.metrics import RoundMetrics
+from coordinator.rounds.round import RoundReport, RowReport
+from coordinator.rounds.statistics import Statistics
 from paceline.engine.metrics import ModelCollector, ModelMetrics
 from paceline.engine.runner import PassSize
 from paceline.errors import AddressInUse, PeerFailed, PeerUnavailable

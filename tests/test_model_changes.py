@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.admission_threads import AdmissionThreads
 from coordinator.config import CoordinatorSettings
-from coordinator.sequence import Request
+from coordinator.door.admission_threads import AdmissionThreads
+from coordinator.requests.sequence import Request
 from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client
 from paceline.errors import InvalidRequest, ModelChanged, PeerUnavailable

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from structlog.testing import capture_logs
 
-from coordinator.output import Output, StopRules
-from coordinator.requests import RequestMetrics, RequestRecord
-from coordinator.sequence import Request, Sequence
+from coordinator.door.record import RequestMetrics, RequestRecord
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Request, Sequence
 from paceline.client import Client
 from paceline.codec.generation import accepted_to_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, NoChoice, Overloaded, PacelineError, PeerFailed

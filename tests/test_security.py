@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator import guarded_draft
-from coordinator.clients import RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
+from coordinator.drafting import guarded_draft
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from coordinator.serving import running_coordinator
 from draft_service.config import DraftSettings
 from paceline.client import NO_RETRIES, Client, Completion

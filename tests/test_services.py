@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from coordinator.clients import RemoteDrafter, RemoteVerifier
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.codec.status import error_from_pb
 from paceline.engine.options import EngineOptions
 from paceline.errors import (

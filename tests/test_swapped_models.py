@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import replica
-from coordinator.clients import RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
+from coordinator.replicas import replica
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from coordinator.serving import running_coordinator
 from paceline.client import Client
 from paceline.errors import PacelineError, PeerUnavailable

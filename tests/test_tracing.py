@@ -14,11 +14,11 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
-from coordinator.output import Output, StopRules
-from coordinator.round import RoundReport
-from coordinator.round_tracer import RoundTracer
-from coordinator.sequence import Request, Sequence
-from coordinator.traced_request import TracedRequest
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Request, Sequence
+from coordinator.requests.traced_request import TracedRequest
+from coordinator.rounds.round import RoundReport
+from coordinator.rounds.tracer import RoundTracer
 from paceline.client import Client
 from paceline.codec.generation import request_to_pb
 from paceline.errors import StartupError

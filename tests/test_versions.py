@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.clients import RemoteDrafter, RemoteVerifier
-from coordinator.replica import Replica
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
+from coordinator.replicas.replica import Replica
 from paceline.codec.models import model_to_pb
 from paceline.codec.rounds import verify_rows_to_pb
 from paceline.codec.versions import EARLIEST_SERVICE, VERSION, check_service_versions

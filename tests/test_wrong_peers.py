@@ -11,12 +11,13 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from coordinator.background import background
-from coordinator.clients import DRAFT_SERVICE, TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
-from coordinator.discovery import HostPort, parse_addresses, resolve
-from coordinator.replica import Remote, Replica
-from coordinator.replicas import Replicas
-from coordinator.servicer import SERVICE_NAME
+from coordinator.door.servicer import SERVICE_NAME
+from coordinator.protocols import Remote
+from coordinator.replicas.clients import DRAFT_SERVICE, TARGET_SERVICE, RemoteDrafter, RemoteVerifier
+from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
+from coordinator.replicas.replica import Replica
+from coordinator.replicas.replicas import Replicas
 from coordinator.serving import running_coordinator
 from coordinator.startup import wait_for_target
 from paceline.cli.app import app

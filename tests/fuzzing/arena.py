@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from coordinator.clients import RemoteDrafter, RemoteVerifier
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.builtin import __file__ as builtin_file
 from paceline.engine.options import EngineOptions
 from paceline.engine.reference import HuggingFaceReference
