@@ -33,10 +33,10 @@ from coordinator.requests.sequence import Request, Sequence
 from coordinator.rounds.tracer import RoundTracer
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
-from paceline.launcher import ClusterOptions, running_cluster
-from paceline.rpc import running_server
-from paceline.tracing.lean import LATER_S
+from paceline.observe.spans.lean import LATER_S
+from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.types import GenerationRequest, Usage, UserMessage
+from paceline.wire import running_server
 
 console = Console(highlight=False)
 

@@ -9,8 +9,8 @@ from pydantic_settings import SettingsConfigDict
 from coordinator.door.limits import MAX_COMPLETIONS, MAX_REQUEST_BYTES
 from coordinator.replicas.discovery import parse_addresses
 from paceline.checks import MAX_DRAFT_COUNT
+from paceline.process.settings import Seconds, ServiceSettings
 from paceline.security.settings import Count
-from paceline.settings import Seconds, ServiceSettings
 
 
 def _addresses(text: str) -> str:

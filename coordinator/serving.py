@@ -38,10 +38,10 @@ from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
 from coordinator.security import clients_options, models_security
 from coordinator.startup import wait_for_target
-from paceline.instruments import Instruments, instruments
-from paceline.rpc import RunningServer, open_channel, running_server, termination
+from paceline.process.instruments import Instruments, instruments
+from paceline.process.service import announce, freeze_heap
 from paceline.security.channels import ChannelSecurity
-from paceline.service import announce, freeze_heap
+from paceline.wire import RunningServer, open_channel, running_server, termination
 
 log = structlog.get_logger()
 

@@ -7,8 +7,8 @@ import structlog
 from coordinator.replicas.replica import Replica
 from coordinator.replicas.replicas import RemoteT, Replicas
 from paceline.errors import PeerUnavailable, StartupError
-from paceline.rpc.peers import speaks_tls
 from paceline.types import ReplicaState
+from paceline.wire.peers import speaks_tls
 
 log = structlog.get_logger()
 

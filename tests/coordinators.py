@@ -41,8 +41,8 @@ from coordinator.rounds.tracer import RoundTracer
 from coordinator.security import clients_options
 from coordinator.serving import facts_of
 from paceline.client import NO_RETRIES, Client
-from paceline.rpc import RunningServer, running_server
 from paceline.types import GenerationRequest, ModelDescription, OutputPiece, TokenIds
+from paceline.wire import RunningServer, running_server
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
 SERVED = Served(describe("target"), None)

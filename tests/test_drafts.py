@@ -22,11 +22,11 @@ from coordinator.rounds.draft_length import AutoDraftLength, DraftLength, FixedD
 from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.round import RoundReport, RowReport
 from paceline.errors import CallTimedOut, PacelineError, PeerFailed, PeerUnavailable, PrefixNotCached
-from paceline.rpc import open_channel
 from paceline.tasks import side_by_side
 from paceline.types import CircuitState, GenerationRequest, HopTime, Proposal, Proposals, ProposeRow, TokenIds
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
+from paceline.wire import open_channel
 from tests.coordinators import collect, dispatching, fits
 from tests.draft_servers import draft_server
 from tests.fakes import Clock, FakeDrafter, FakeVerifier, continuation
@@ -122,7 +122,8 @@ async def test_an_answer_that_cannot_be_true_is_a_failure(guarded: Guarded) -> N
     await replica.look()
     draft = GuardedDraft(replica, guarded.circuit)
     for _ in range(2):
-        assert isinstance(await draft.propose([ROW], PATIENT), PeerFailed)
+        with pytest.raises(PeerFailed):
+            await draft.propose([ROW], PATIENT)
     assert guarded.circuit.state is CircuitState.OPEN
 
 

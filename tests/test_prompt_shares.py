@@ -13,8 +13,8 @@ from coordinator.rounds.prompt_shares import CALL_TOKENS, CHUNKS_BROUGHT, prompt
 from coordinator.rounds.round import RoundLimits, run_round
 from draft_service.drafter import Drafter
 from paceline.checks import DECODED_TOKENS
-from paceline.engine.loader import load_model
-from paceline.engine.model import LoadedModel
+from paceline.engine.loading import load_model
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner

@@ -16,7 +16,7 @@ from coordinator.replicas.replica import FAILED_CHECKS_TO_LOSE, Replica
 from coordinator.replicas.replicas import Replicas
 from coordinator.requests.sequence import Sequence
 from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
-from paceline.settings import parse_settings
+from paceline.process.settings import parse_settings
 from paceline.types import CacheDescription, ModelDescription, ReplicaState
 from tests.coordinators import admission, fits
 from tests.fakes import FakeDrafter, FakeVerifier, describe

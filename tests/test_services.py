@@ -21,11 +21,11 @@ from paceline.errors import (
     SequenceNotFound,
     TokenizerNotFound,
 )
-from paceline.rpc import translated_errors
 from paceline.types import Proposal, ProposeRow, Verdict, VerifyOutcome, VerifyRow
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import translated_errors
 from tests.checkpoints import MAX_LENGTH, VOCABULARY_SIZE
 from tests.clusters import ModelServer, model_server
 from tests.conftest import PairOfCheckpoints

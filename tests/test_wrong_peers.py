@@ -23,11 +23,11 @@ from coordinator.startup import wait_for_target
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, connected
 from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
-from paceline.instruments import Instruments
-from paceline.launcher import ClusterOptions
-from paceline.rpc import RunningServer, ServerOptions, open_channel, running_server
-from paceline.rpc.peers import service_at
+from paceline.process.instruments import Instruments
+from paceline.process.launcher import ClusterOptions
 from paceline.security.channels import LOCAL
+from paceline.wire import RunningServer, ServerOptions, open_channel, running_server
+from paceline.wire.peers import service_at
 from tests.certificates import Authority, watched
 from tests.coordinators import fits
 from tests.fakes import FakeVerifier

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from coordinator.requests.sequence import Request
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed
-from paceline.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
-from paceline.telemetry import active_span
+from paceline.observe.logs import active_span
+from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
 from paceline.types import FinishReason, OutputPiece
 
 log = structlog.get_logger()

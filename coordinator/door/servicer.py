@@ -21,9 +21,9 @@ from coordinator.requests.sequence import Request
 from coordinator.rounds.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
 from paceline.errors import PacelineError
-from paceline.rpc import ended_code, parsed
 from paceline.types import ClusterDescription, GenerationAccepted, ReplicaDescription
 from paceline.v1 import generation_service_pb2 as pb
+from paceline.wire import ended_code, parsed
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -22,8 +22,6 @@ from paceline.codec.rounds import (
 )
 from paceline.codec.versions import check_answer_version, check_service_versions
 from paceline.errors import IncompatiblePair, PacelineError, PeerFailed, TokenizerNotFound
-from paceline.rpc import Exchange, answered, translated_errors
-from paceline.rpc.peers import DRAFT, TARGET, service_at
 from paceline.types import (
     ModelDescription,
     ModelIdentity,
@@ -38,6 +36,8 @@ from paceline.types import (
 from paceline.v1 import draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import Exchange, answered, translated_errors
+from paceline.wire.peers import DRAFT, TARGET, service_at
 
 DRAFT_SERVICE = draft_service_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name

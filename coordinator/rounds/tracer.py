@@ -1,7 +1,7 @@
 """A span for each round that serves a traced request, linked to the requests it serves and they to it.
 
 A round serves many requests, so it is the child of none but the root of a trace of its own (OpenTelemetry: links stand
-for batches). It exists when any member's request is sampled; `paceline.tracing.sampling` makes the SDK agree. What it
+for batches). It exists when any member's request is sampled; `observe.spans.sampling` makes the SDK agree. What it
 tells is noted while it runs and written into it later: see `LeanTracer.later`.
 
 What concerns one member stands in lists, `paceline.request.*`, in the order of the links. Attributes of the links
@@ -28,7 +28,7 @@ from paceline.errors import PacelineError
 from paceline.types import HopTime, Usage
 
 if TYPE_CHECKING:
-    from paceline.tracing.lean import LeanTracer
+    from paceline.observe.spans.lean import LeanTracer
 
 Record = Callable[[RoundReport], None]
 Attributes = dict[str, AttributeValue]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coordinator.door.limits import MAX_REQUEST_BYTES
 from paceline.codec.status import DOMAIN
-from paceline.rpc.limits import MAX_MESSAGE_BYTES
+from paceline.security.limits import MAX_MESSAGE_BYTES
 from paceline.v1 import draft_service_pb2, generation_service_pb2, target_service_pb2
 from tests.fuzzing.messages import payloads
 
