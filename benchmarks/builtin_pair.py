@@ -15,12 +15,12 @@ from rich.console import Console
 
 from benchmarks.questions import encode_questions
 from paceline.client import Client
-from paceline.launcher import ClusterOptions, running_cluster
 from paceline.measure.alternate import timed_passes
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import MachineWatch, counting, was_quiet
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured
+from paceline.process.launcher import ClusterOptions, running_cluster
 from training import problems
 
 console = Console(highlight=False)

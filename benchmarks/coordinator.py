@@ -22,10 +22,9 @@ from benchmarks.processes import coordinator_process, cpu_s
 from draft_service.servicer import SERVICE_NAME as DRAFT_SERVICE
 from draft_service.servicer import DraftServicer
 from paceline.client import Client
-from paceline.engine.checkpoint import find_checkpoint, read_tokenizer
-from paceline.engine.worker import ModelWorker
-from paceline.launcher import running_service
-from paceline.rpc import Exchanges, running_server, termination
+from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
+from paceline.model_service.worker import ModelWorker
+from paceline.process.launcher import running_service
 from paceline.text import TextCodec, fingerprint
 from paceline.types import (
     CacheDescription,
@@ -42,6 +41,7 @@ from paceline.types import (
 )
 from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
 from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
+from paceline.wire import Exchanges, running_server, termination
 from target_service.servicer import SERVICE_NAME as TARGET_SERVICE
 from target_service.servicer import TargetServicer
 

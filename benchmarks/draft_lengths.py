@@ -25,15 +25,15 @@ from rich.console import Console
 
 from benchmarks.drafts import write_random_draft, write_slow_draft
 from benchmarks.questions import encode_questions
-from paceline.engine.synthetic.pair import PairOrder, write_pair
-from paceline.engine.synthetic.shapes import SHAPES
-from paceline.launcher import ClusterOptions
 from paceline.measure.alternate import timed_passes
 from paceline.measure.cluster import running_system
 from paceline.measure.contention import MachineWatch, Watch, counting, was_quiet
 from paceline.measure.prompts import select_lines
+from paceline.measure.synthetic.pair import PairOrder, write_pair
+from paceline.measure.synthetic.shapes import SHAPES
 from paceline.measure.system import Measured, System
 from paceline.measure.tables import markdown_table
+from paceline.process.launcher import ClusterOptions
 from training import problems
 
 WORLDS = ("gsm8k", "mix", "synthetic", "random", "slow")

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from paceline.engine.compiled_decoder import CompiledDecoder
-from paceline.engine.kv_pool import KvPool
-from paceline.engine.loader import load_model
-from paceline.engine.model import LoadedModel
+from paceline.engine.cache.paged import KvPool
+from paceline.engine.loading import load_model
+from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions, Layout
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner

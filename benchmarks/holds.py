@@ -3,8 +3,8 @@
 The coordinator is the real process, the models answer at once and say a prompt's last token again and again. Each input
 is sent three times: what it holds the loop for it does each time, and a garbage collection or a page fault comes on top
 now and then. Exit status 1 when one always held it for more than 20 ms of its thread's processor time. What another
-thread keeps the loop waiting for, such as a parser that lets nobody run, is not in that: `coordinator/field_count.py`
-bounds it.
+thread keeps the loop waiting for, such as a parser that lets nobody run, is not in that:
+`coordinator/door/field_count.py` bounds it.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from rich.table import Table
 from benchmarks.coordinator import instant_models
 from benchmarks.watched_coordinator import METRIC, MODULE
 from paceline.client import NO_RETRIES, Client
-from paceline.engine.checkpoint import find_checkpoint, read_tokenizer
+from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.errors import PacelineError
-from paceline.launcher import running_service
-from paceline.rpc import open_channel, translated_errors
+from paceline.process.launcher import running_service
 from paceline.text import TextCodec
 from paceline.types import GenerationRequest, SamplingParameters, Text, TokenIds
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.wire import open_channel, translated_errors
 
 LIMIT_S = 0.020
 TIMES = 3

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
-from paceline.launcher import ClusterOptions, running_cluster
+from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.types import GenerationRequest, UserMessage
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

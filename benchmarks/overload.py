@@ -30,9 +30,9 @@ from benchmarks.soak.requests import Asked, make_requests, with_references
 from paceline.client import NO_RETRIES, Client
 from paceline.errors import Overloaded
 from paceline.files import replace_file
-from paceline.measure.arrivals import poisson_arrivals
-from paceline.measure.load import LoadLog, Outcome, run_load
-from paceline.measure.load_summary import percentile
+from paceline.measure.load.arrivals import poisson_arrivals
+from paceline.measure.load.load import LoadLog, Outcome, run_load
+from paceline.measure.load.summary import percentile
 from paceline.types import GenerationRequest, OutputPiece
 
 SLACK = 2.0

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from paceline.launcher import ClusterOptions
 from paceline.measure.prompts import encode_lines, read_text_codec
+from paceline.process.launcher import ClusterOptions
 from paceline.prompt_file import InputLine
 
 

@@ -16,13 +16,14 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from draft_service.drafter import Drafter
-from paceline.engine.attention import ATTENTION_NAME
-from paceline.engine.loader import as_loaded, resolve_device
-from paceline.engine.model import LoadedModel
+from paceline.engine.attention.common import ATTENTION_NAME
+from paceline.engine.loading import as_loaded
+from paceline.engine.model.loader import resolve_device
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
-from paceline.engine.traffic import config_traffic, copy_bandwidth
+from paceline.measure.traffic import config_traffic, copy_bandwidth
 from paceline.types import Proposal, ProposeRow, Verdict, VerifyRow
 from target_service.verifier import Verifier
 

@@ -22,14 +22,14 @@ from rich.console import Console
 from benchmarks.processes import coordinator_process, cpu_s
 from benchmarks.questions import encode_questions
 from paceline.client import Client, Completion
-from paceline.launcher import Addresses, ClusterOptions, running_cluster
 from paceline.measure.alternate import timed_passes
-from paceline.measure.arrivals import poisson_arrivals
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import MachineWatch, counting, was_quiet
-from paceline.measure.load import LoadLog, run_load
-from paceline.measure.load_summary import Objectives, summarize
+from paceline.measure.load.arrivals import poisson_arrivals
+from paceline.measure.load.load import LoadLog, run_load
+from paceline.measure.load.summary import Objectives, summarize
 from paceline.measure.system import Measured
+from paceline.process.launcher import Addresses, ClusterOptions, running_cluster
 from paceline.types import ClusterStatistics, GenerationRequest, TokenIds, UserMessage
 from training import problems
 

@@ -27,16 +27,16 @@ from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from rich.console import Console
 
-from coordinator.output import Output, StopRules
-from coordinator.request_tracer import begin_request, end_request
-from coordinator.round_tracer import RoundTracer
-from coordinator.sequence import Request, Sequence
+from coordinator.door.tracer import begin_request, end_request
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Request, Sequence
+from coordinator.rounds.tracer import RoundTracer
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
-from paceline.launcher import ClusterOptions, running_cluster
-from paceline.rpc import running_server
-from paceline.tracing.lean import LATER_S
+from paceline.observe.spans.lean import LATER_S
+from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.types import GenerationRequest, Usage, UserMessage
+from paceline.wire import running_server
 
 console = Console(highlight=False)
 

@@ -12,10 +12,10 @@ from prometheus_client import Gauge
 
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
-from paceline.instruments import instruments
-from paceline.rpc import termination
-from paceline.service import announce, freeze_heap, run_service
-from paceline.settings import parse_settings
+from paceline.process.instruments import instruments
+from paceline.process.service import announce, freeze_heap, run_service
+from paceline.process.settings import parse_settings
+from paceline.wire import termination
 
 MODULE = "benchmarks.watched_coordinator"
 INTERVAL_S = 0.001

@@ -2,8 +2,8 @@
 
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import serve
-from paceline.service import run_service
-from paceline.settings import parse_settings
+from paceline.process.service import run_service
+from paceline.process.settings import parse_settings
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from coordinator.ahead import AheadDrafter
-from coordinator.dispatcher import Dispatcher
-from coordinator.replicated_drafter import ReplicatedDrafter
-from coordinator.statistics import Statistics
+from coordinator.drafting.ahead import AheadDrafter
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.placement.dispatcher import Dispatcher
+from coordinator.rounds.statistics import Statistics
 from paceline.types import CircuitState, ReplicaDescription, ReplicaState
 
 SCRAPE_TIMEOUT_S = 10.0

@@ -6,11 +6,11 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from coordinator.discovery import parse_addresses
-from coordinator.limits import MAX_COMPLETIONS, MAX_REQUEST_BYTES
+from coordinator.door.limits import MAX_COMPLETIONS, MAX_REQUEST_BYTES
+from coordinator.replicas.discovery import parse_addresses
 from paceline.checks import MAX_DRAFT_COUNT
+from paceline.process.settings import Seconds, ServiceSettings
 from paceline.security.settings import Count
-from paceline.settings import Seconds, ServiceSettings
 
 
 def _addresses(text: str) -> str:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from coordinator.config import CoordinatorSettings
-from paceline.rpc import ServerOptions
+from paceline.process.service import server_options
 from paceline.security.access import Check, bearer_tokens, nothing_described
 from paceline.security.certificates import watch_certificates
 from paceline.security.channels import ChannelSecurity
-from paceline.service import server_options
+from paceline.wire import ServerOptions
 
 CLIENTS_CONNECTION_AGE_S = 600.0
 """So long a coordinator that joined may get no calls of clients that were there before. Model services have no such

@@ -7,40 +7,41 @@ from functools import partial
 import grpc
 import structlog
 
-from coordinator.admission import Admission
-from coordinator.admission_threads import admission_threads
-from coordinator.ahead import AheadDrafter
 from coordinator.background import Background, background
-from coordinator.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
-from coordinator.current_model import CurrentModel
-from coordinator.discovery import HostPort, parse_addresses
-from coordinator.dispatcher import Dispatcher, MakeServing
-from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
-from coordinator.guarded_target import GuardedTarget, UsualTime
-from coordinator.limits import RequestLimits
-from coordinator.metrics import RoundMetrics
-from coordinator.policies import make_policy
-from coordinator.pool import SequencePool
-from coordinator.replica import Replica
-from coordinator.replicas import Replicas
-from coordinator.replicated_drafter import ReplicatedDrafter
-from coordinator.requests import RequestMetrics
-from coordinator.residency import Residency
-from coordinator.round import RoundLimits
-from coordinator.round_tracer import RoundTracer
-from coordinator.scheduler import Scheduler
+from coordinator.door.admission import Admission
+from coordinator.door.admission_threads import admission_threads
+from coordinator.door.current_model import CurrentModel
+from coordinator.door.limits import RequestLimits
+from coordinator.door.record import RequestMetrics
+from coordinator.door.served import Served
+from coordinator.door.servicer import SERVICE_NAME, Facts, GenerationServicer, add_generation_service
+from coordinator.drafting.ahead import AheadDrafter
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.placement.dispatcher import Dispatcher, MakeServing
+from coordinator.placement.guarded_target import GuardedTarget, UsualTime
+from coordinator.placement.target import Serving
+from coordinator.protocols import RemoteTarget
+from coordinator.replicas.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
+from coordinator.replicas.discovery import HostPort, parse_addresses
+from coordinator.replicas.replica import Replica
+from coordinator.replicas.replicas import Replicas
+from coordinator.rounds.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.rounds.metrics import RoundMetrics
+from coordinator.rounds.policies import make_policy
+from coordinator.rounds.pool import SequencePool
+from coordinator.rounds.residency import Residency
+from coordinator.rounds.round import RoundLimits
+from coordinator.rounds.scheduler import Scheduler
+from coordinator.rounds.statistics import Statistics
+from coordinator.rounds.tracer import RoundTracer
 from coordinator.security import clients_options, models_security
-from coordinator.served import Served
-from coordinator.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
 from coordinator.startup import wait_for_target
-from coordinator.statistics import Statistics
-from coordinator.target import Serving, TargetRemote
-from paceline.instruments import Instruments, instruments
-from paceline.rpc import RunningServer, open_channel, running_server, termination
+from paceline.process.instruments import Instruments, instruments
+from paceline.process.service import announce, freeze_heap
 from paceline.security.channels import ChannelSecurity
-from paceline.service import announce, freeze_heap
+from paceline.wire import RunningServer, open_channel, running_server, termination
 
 log = structlog.get_logger()
 
@@ -76,7 +77,7 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
             await _find_models(settings, security, model, drafter, dispatcher, tasks, watched)
             watched.registry.register(ClusterCollector(dispatcher, drafter, ahead, statistics))
             servicer = GenerationServicer(
-                settings, model, threads, dispatcher, drafter, statistics, RequestMetrics(watched.registry)
+                facts_of(settings), model, threads, dispatcher, drafter, statistics, RequestMetrics(watched.registry)
             )
             tasks.start(dispatcher.run())
             async with running_server(
@@ -154,6 +155,17 @@ def _admission(settings: CoordinatorSettings, served: Served) -> Admission:
     return Admission(served, default_max_new_tokens=settings.max_new_tokens, limits=limits)
 
 
+def facts_of(settings: CoordinatorSettings) -> Facts:
+    return Facts(
+        settings.batch_size,
+        None if settings.draft_count == "auto" else settings.draft_count,
+        settings.policy,
+        settings.lane_count,
+        # Callers that show tokens come from outside, where addresses are of no use.
+        shows_addresses=not settings.token_file,
+    )
+
+
 def _serving_maker(
     settings: CoordinatorSettings,
     drafter: AheadDrafter,
@@ -165,7 +177,7 @@ def _serving_maker(
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
     usual = UsualTime()
 
-    def make(replica: Replica[TargetRemote], dispatcher: Dispatcher) -> Serving:
+    def make(replica: Replica[RemoteTarget], dispatcher: Dispatcher) -> Serving:
         target = replica.description
         assert target
         guard = GuardedTarget(replica.remote, target.vocabulary_size, usual)

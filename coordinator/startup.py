@@ -4,11 +4,11 @@ import asyncio
 
 import structlog
 
-from coordinator.replica import Replica
-from coordinator.replicas import RemoteT, Replicas
+from coordinator.replicas.replica import Replica
+from coordinator.replicas.replicas import RemoteT, Replicas
 from paceline.errors import PeerUnavailable, StartupError
-from paceline.rpc.peers import speaks_tls
 from paceline.types import ReplicaState
+from paceline.wire.peers import speaks_tls
 
 log = structlog.get_logger()
 

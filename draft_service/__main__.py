@@ -1,8 +1,8 @@
 """Start the draft service: `python -m draft_service --help`."""
 
 from draft_service.config import DraftSettings
-from paceline.service import run_service, server_options
-from paceline.settings import parse_settings
+from paceline.process.service import run_service, server_options
+from paceline.process.settings import parse_settings
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ async def serve(settings: DraftSettings) -> None:
     options = server_options(settings)
     # These import torch, which takes seconds: help and refusals of wrong settings come without it.
     from draft_service.servicer import SERVICE_NAME, add_draft_service
-    from paceline.engine.serving import serve_model
+    from paceline.model_service.serving import serve_model
 
     await serve_model("draft_service", settings, options, SERVICE_NAME, add_draft_service)
 

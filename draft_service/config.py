@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.settings import ModelServiceSettings
+from paceline.process.settings import ModelServiceSettings
 
 
 class DraftSettings(ModelServiceSettings):

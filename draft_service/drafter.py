@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from paceline.checks import MAX_PROPOSED_COUNT, check_row
-from paceline.engine.blocks.passes import MAX_ROWS
+from paceline.engine.fixed_shapes.passes import MAX_ROWS
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Runner

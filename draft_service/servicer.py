@@ -12,12 +12,12 @@ from paceline.codec.models import model_to_pb
 from paceline.codec.rounds import lengths_from_pb, proposals_to_pb, propose_rows_from_pb, rollbacks_to_pb
 from paceline.codec.versions import check_request_version, versions_to_pb
 from paceline.engine.runner import Runner
-from paceline.engine.worker import ModelWorker
-from paceline.rpc import Exchanges
+from paceline.model_service.worker import ModelWorker
 from paceline.security.access import caller_scope
 from paceline.types import Proposals
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
+from paceline.wire import Exchanges
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DraftService"].full_name
 PROPOSE = f"/{SERVICE_NAME}/ProposeTokens"

@@ -26,7 +26,6 @@ from paceline.codec.generation import accepted_from_pb, cluster_from_pb, piece_f
 from paceline.codec.models import model_from_pb
 from paceline.errors import CallTimedOut, InvalidRequest, ModelChanged, Overloaded, PeerFailed, PeerUnavailable
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
-from paceline.rpc import answered, open_channel, translated_errors
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import (
     ClusterDescription,
@@ -42,6 +41,7 @@ from paceline.v1 import draft_service_pb2, generation_service_pb2, target_servic
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import answered, open_channel, translated_errors
 
 __all__ = [
     "NO_RETRIES",

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from paceline.service import run_service, server_options
-from paceline.settings import parse_settings
+from paceline.process.service import run_service, server_options
+from paceline.process.settings import parse_settings
 from target_service.config import TargetSettings
 
 
@@ -15,7 +15,7 @@ def main() -> None:
 async def serve(settings: TargetSettings) -> None:
     options = server_options(settings)
     # These import torch, which takes seconds: help and refusals of wrong settings come without it.
-    from paceline.engine.serving import serve_model
+    from paceline.model_service.serving import serve_model
     from target_service.servicer import SERVICE_NAME, add_target_service
 
     add = partial(add_target_service, threads_beside_draft=settings.threads_beside_draft)

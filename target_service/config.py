@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from paceline.process.settings import ModelServiceSettings
 from paceline.security.settings import Count
-from paceline.settings import ModelServiceSettings
 
 
 class TargetSettings(ModelServiceSettings):

@@ -12,14 +12,14 @@ from paceline.codec.models import model_to_pb, tokenizer_to_pb
 from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb, verdicts_to_pb, verify_rows_from_pb
 from paceline.codec.versions import check_request_version, versions_to_pb
 from paceline.engine.runner import Runner
-from paceline.engine.worker import ModelWorker
 from paceline.errors import TokenizerNotFound
+from paceline.model_service.worker import ModelWorker
 from paceline.numerics import promise
-from paceline.rpc import Exchanges
 from paceline.security.access import caller_scope
 from paceline.types import Verdicts
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server
+from paceline.wire import Exchanges
 from target_service.verifier import Verifier
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TargetService"].full_name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.kv_cache import KvCache, KvShape, Span
+from paceline.engine.interfaces import KvCache, KvShape, Span
 
 HEAD_COUNT = 4
 SHAPE = KvShape(2, HEAD_COUNT, 2, 4, torch.float32, torch.device("cpu"))

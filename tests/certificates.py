@@ -6,8 +6,8 @@ from pathlib import Path
 
 import trustme
 
-from paceline.rpc import ServerOptions
 from paceline.security.certificates import watch_certificates
+from paceline.wire import ServerOptions
 
 
 @dataclass(frozen=True)

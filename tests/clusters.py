@@ -13,16 +13,17 @@ from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from draft_service import servicer as draft_servicer
 from paceline.client import Client
-from paceline.engine.loader import DtypeName, load_model
+from paceline.engine.loading import load_model
+from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
-from paceline.engine.worker import ModelWorker
-from paceline.instruments import Instruments
-from paceline.launcher import Addresses, ClusterOptions
-from paceline.metrics import new_registry
-from paceline.rpc import Exchanges, ServerOptions, open_channel, running_server
+from paceline.model_service.worker import ModelWorker
+from paceline.observe.metrics import new_registry
+from paceline.observe.spans.lean import LeanTracer
+from paceline.process.instruments import Instruments
+from paceline.process.launcher import Addresses, ClusterOptions
 from paceline.security.channels import LOCAL, ChannelSecurity
-from paceline.tracing.lean import LeanTracer
+from paceline.wire import Exchanges, ServerOptions, open_channel, running_server
 from target_service import servicer as target_servicer
 
 OPTIONS = EngineOptions(kv_memory="256MiB")

@@ -10,37 +10,39 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from coordinator.admission import Admission
-from coordinator.admission_threads import AdmissionThreads, admission_threads
-from coordinator.ahead import AheadDrafter, ReleasingDrafter
 from coordinator.background import background
-from coordinator.circuit import Circuit
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
-from coordinator.current_model import CurrentModel
-from coordinator.dispatcher import Dispatcher
-from coordinator.draft_length import AutoDraftLength, FixedDraftLength
-from coordinator.guarded_target import FAILURES_TO_OPEN, GuardedTarget, UsualTime
-from coordinator.metrics import RoundMetrics
-from coordinator.policies import make_policy
-from coordinator.pool import SequencePool
-from coordinator.replica import Replica
-from coordinator.replicated_drafter import ReplicatedDrafter
-from coordinator.requests import RequestMetrics
-from coordinator.residency import Residency
-from coordinator.round import RoundLimits
-from coordinator.round_tracer import RoundTracer
-from coordinator.scheduler import Others, Scheduler
+from coordinator.door.admission import Admission
+from coordinator.door.admission_threads import AdmissionThreads, admission_threads
+from coordinator.door.current_model import CurrentModel
+from coordinator.door.record import RequestMetrics
+from coordinator.door.served import Served
+from coordinator.door.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
+from coordinator.drafting.ahead import AheadDrafter
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.placement.dispatcher import Dispatcher
+from coordinator.placement.guarded_target import FAILURES_TO_OPEN, GuardedTarget, UsualTime
+from coordinator.placement.target import Serving
+from coordinator.protocols import Drafter
+from coordinator.replicas.circuit import Circuit
+from coordinator.replicas.replica import Replica
+from coordinator.requests.sequence import Request
+from coordinator.requests.sequence import Sequence as Generation
+from coordinator.rounds.draft_length import AutoDraftLength, FixedDraftLength
+from coordinator.rounds.metrics import RoundMetrics
+from coordinator.rounds.policies import make_policy
+from coordinator.rounds.pool import SequencePool
+from coordinator.rounds.residency import Residency
+from coordinator.rounds.round import RoundLimits
+from coordinator.rounds.scheduler import Others, Scheduler
+from coordinator.rounds.statistics import Statistics
+from coordinator.rounds.tracer import RoundTracer
 from coordinator.security import clients_options
-from coordinator.sequence import Request
-from coordinator.sequence import Sequence as Generation
-from coordinator.served import Served
-from coordinator.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
-from coordinator.statistics import Statistics
-from coordinator.target import Serving
+from coordinator.serving import facts_of
 from paceline.client import NO_RETRIES, Client
-from paceline.rpc import RunningServer, running_server
 from paceline.types import GenerationRequest, ModelDescription, OutputPiece, TokenIds
+from paceline.wire import RunningServer, running_server
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
 SERVED = Served(describe("target"), None)
@@ -58,7 +60,7 @@ class NoOthers:
 
 
 def make_serving(
-    drafter: ReleasingDrafter,
+    drafter: Drafter,
     verifier: FakeVerifier,
     *,
     address: str = "target:0",
@@ -249,7 +251,7 @@ async def generation_server(
     settings: CoordinatorSettings = NOWHERE,
 ) -> AsyncIterator[RunningServer]:
     servicer = GenerationServicer(
-        settings,
+        facts_of(settings),
         running.model,
         threads,
         running.dispatcher,

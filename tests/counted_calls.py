@@ -9,8 +9,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from paceline.errors import InvalidRequest
-from paceline.metrics import CallCounter
-from paceline.rpc import open_channel, running_server
+from paceline.observe.metrics import CallCounter
 from paceline.v1 import generation_service_pb2 as generation_pb
 from paceline.v1 import target_service_pb2 as target_pb
 from paceline.v1.generation_service_pb2_grpc import (
@@ -23,6 +22,7 @@ from paceline.v1.target_service_pb2_grpc import (
     TargetServiceStub,
     add_TargetServiceServicer_to_server,
 )
+from paceline.wire import open_channel, running_server
 
 
 class Obedient(TargetServiceServicer, GenerationServiceServicer):

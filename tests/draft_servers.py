@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from paceline.rpc import Exchanges, ServerOptions, running_server
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
+from paceline.wire import Exchanges, ServerOptions, running_server
 
 ServicerT = TypeVar("ServicerT", bound=DraftServiceServicer)
 

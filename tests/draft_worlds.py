@@ -10,11 +10,11 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from coordinator.acceptance import Acceptance
-from coordinator.draft_length import MAX_AUTO, AutoDraftLength, DraftLength, FixedDraftLength
-from coordinator.output import Output, StopRules
-from coordinator.round import RoundReport, RowReport
-from coordinator.sequence import Request, Sequence
+from coordinator.requests.acceptance import Acceptance
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Request, Sequence
+from coordinator.rounds.draft_length import MAX_AUTO, AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.rounds.round import RoundReport, RowReport
 from paceline.types import HopTime, Usage
 
 ROUNDS = 400

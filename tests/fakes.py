@@ -4,8 +4,8 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from coordinator.plausibility import check_identity
-from coordinator.round import Patience
+from coordinator.protocols import Deadline
+from coordinator.replicas.plausibility import check_identity
 from paceline.errors import CacheFull, PacelineError, PrefixNotCached
 from paceline.prefix_hash import PrefixHash
 from paceline.types import (
@@ -224,15 +224,14 @@ class FakeDrafter(FakeModel):
         self.max_length = 1000
         self.prefill_chunk_tokens = CHUNK_TOKENS
         self.calls: list[list[ProposeRow]] = []
-        self.limits: list[Patience | float | None] = []
+        self.deadlines: list[Deadline] = []
         self._skill = skill
         self._random = random.Random(seed)
         self._before = before
 
-    async def propose(self, rows: Sequence[ProposeRow], limit: Patience | float | None = None) -> Proposals:
-        """As a drafter, which is told a patience, and as a remote one, which is told a timeout."""
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
         self.calls.append(list(rows))
-        self.limits.append(limit)
+        self.deadlines.append(deadline)
         self._before(len(self.calls))
         self.answer()
         check_identity(self.trusted, self.description.identity)

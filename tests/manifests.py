@@ -9,7 +9,7 @@ import yaml
 
 from coordinator.config import CoordinatorSettings
 from draft_service.config import DraftSettings
-from paceline.settings import ServiceSettings
+from paceline.process.settings import ServiceSettings
 from target_service.config import TargetSettings
 
 KUBERNETES = Path(__file__).parent.parent / "deploy" / "kubernetes"

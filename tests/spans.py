@@ -6,9 +6,9 @@ from collections.abc import Callable
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from paceline.tracing.file_exporter import to_record
-from paceline.tracing.provider import make_provider, make_tracer
-from paceline.tracing.spans import SpanRecord
+from paceline.observe.records import SpanRecord
+from paceline.observe.spans.file_exporter import to_record
+from paceline.observe.spans.provider import make_provider, make_tracer
 
 
 class Spans:

@@ -18,9 +18,9 @@ from coordinator.security import clients_options
 from paceline.client import NO_RETRIES, Client
 from paceline.codec.status import error_from_pb
 from paceline.errors import PacelineError, PermissionDenied, StartupError, Unauthenticated
-from paceline.rpc import open_channel
 from paceline.security.channels import channel_security
 from paceline.types import GenerationRequest, ReplicaState, TokenIds
+from paceline.wire import open_channel
 from tests.coordinators import fake_server
 from tests.fakes import FakeDrafter, FakeVerifier, continuation
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from coordinator.admission import Admission
-from coordinator.committed_tokens import CommittedTokens
-from coordinator.limits import RequestLimits
-from coordinator.served import Served
+from coordinator.door.admission import Admission
+from coordinator.door.limits import RequestLimits
+from coordinator.door.served import Served
+from coordinator.requests.committed_tokens import CommittedTokens
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.text import TextCodec
 from paceline.types import (

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator import servicer
-from coordinator.admission import Admission
-from coordinator.admission_threads import LONG_BYTES, AdmissionThreads
-from coordinator.field_count import MAX_FIELDS
+from coordinator.door import servicer
+from coordinator.door.admission import Admission
+from coordinator.door.admission_threads import LONG_BYTES, AdmissionThreads
+from coordinator.door.field_count import MAX_FIELDS
 from paceline.errors import InvalidRequest, Overloaded
-from paceline.rpc import open_channel, translated_errors
 from paceline.types import GenerationRequest, TokenIds
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.wire import open_channel, translated_errors
 from tests.coordinators import fake_cluster, fake_server
 from tests.fakes import FakeDrafter, FakeVerifier, HeldVerifier
 

@@ -5,9 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from paceline.measure.agreement import Mismatch, find_mismatches, match, match_rates, match_strings, no_gap, pooled
-from paceline.measure.equivalence import Agreement
-from paceline.measure.equivalence_report import mismatch_lines
+from paceline.measure.equivalence.agreement import (
+    Mismatch,
+    find_mismatches,
+    match,
+    match_rates,
+    match_strings,
+    no_gap,
+    pooled,
+)
+from paceline.measure.equivalence.equivalence import Agreement
+from paceline.measure.equivalence.report import mismatch_lines
 from paceline.measure.prompts import MeasuredPrompt, read_text_codec
 
 TOKENS = st.lists(st.integers(0, 5), max_size=12)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry import trace
 
-from coordinator.admission import Admission
-from coordinator.ahead import PROBE_EVERY, AheadDrafter
-from coordinator.residency import Residency
-from coordinator.round import Patience
-from coordinator.sequence import Sequence as Generation
+from coordinator.door.admission import Admission
+from coordinator.drafting.ahead import PROBE_EVERY, AheadDrafter
+from coordinator.protocols import Deadline
+from coordinator.requests.sequence import Sequence as Generation
+from coordinator.rounds.residency import Residency
 from paceline.checks import MAX_DRAFT_COUNT, MAX_PROPOSED_COUNT
 from paceline.errors import PacelineError, PeerUnavailable
 from paceline.types import GREEDY, GenerationRequest, Proposal, Proposals, ProposeRow, TokenIds, Verdicts, VerifyRow
@@ -22,7 +22,7 @@ from tests.fake_time import FakeTime
 from tests.fakes import FakeDrafter, FakeVerifier, continuation, next_token
 from tests.spans import Spans
 
-PATIENCE = Patience()
+PATIENCE = Deadline()
 PROMPT = (5, 6, 7)
 VERIFY_S = 10.0
 
@@ -38,13 +38,13 @@ class TimedDrafter(FakeDrafter):
         self._token_s = token_s
         self._line = asyncio.Lock()
 
-    async def propose(self, rows: Sequence[ProposeRow], limit: Patience | float | None = None) -> Proposals:
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
         names = [row.sequence_id for row in rows]
         self.running += names
         try:
             async with self._line:
                 await self._time.sleep(self._token_s * max(row.draft_count for row in rows))
-                return await super().propose(rows, limit)
+                return await super().propose(rows, deadline)
         finally:
             for name in names:
                 self.running.remove(name)

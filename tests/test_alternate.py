@@ -10,12 +10,12 @@ from threading import Event
 
 import pytest
 
-from paceline.engine.worker import ModelWorker
-from paceline.measure import local
 from paceline.measure.alternate import MAX_REPEATS, alternate, timed_passes
 from paceline.measure.contention import Contention, MachineWatch, Moment, contention_between, was_quiet
-from paceline.measure.local import THREADS_TRIED, TRIALS, LocalSystem
+from paceline.measure.peers import local
+from paceline.measure.peers.local import THREADS_TRIED, TRIALS, LocalSystem
 from paceline.measure.system import Measured
+from paceline.model_service.worker import ModelWorker
 from tests.watches import FakeWatch
 
 

@@ -5,16 +5,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from paceline.launcher import ClusterOptions
-from paceline.measure import bench, grid
-from paceline.measure.bench import Bench, Observer
-from paceline.measure.bench_report import bench_report
-from paceline.measure.grid import BenchPlan
-from paceline.measure.precision import Precision
+from paceline.measure.bench import bench, grid
+from paceline.measure.bench.bench import Bench, Observer
+from paceline.measure.bench.grid import BenchPlan
+from paceline.measure.bench.report import bench_report
+from paceline.measure.bench.result import BenchResult
+from paceline.measure.bench.summary import summaries
+from paceline.measure.equivalence.precision import Precision
 from paceline.measure.prompts import MeasuredPrompt
-from paceline.measure.result import BenchResult
-from paceline.measure.summary import summaries
 from paceline.measure.system import Measured
+from paceline.process.launcher import ClusterOptions
 from tests.watches import FakeWatch
 
 PROMPTS = [MeasuredPrompt(str(number), "all", (number,)) for number in range(4)]

@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks import builtin_pair, draft_lengths, holds, scheduling
 from benchmarks.watched_coordinator import LoopWatch
-from paceline.launcher import ClusterOptions
 from paceline.measure.contention import Contention
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured
+from paceline.process.launcher import ClusterOptions
 from paceline.types import ClusterStatistics
 from tests.watches import FakeWatch
 

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draft_service.drafter import Drafter
-from paceline.engine.blocks.attention import GatheredBlocks, VarlenBlocks
-from paceline.engine.blocks.choice import choose_rows
-from paceline.engine.blocks.kernels import choose_kernel
-from paceline.engine.blocks.passes import MAX_ROWS
-from paceline.engine.blocks.rows import BlockBuffer, BlockRows, BlockShape, HostRow, fitting_shape
-from paceline.engine.kv_cache import KvShape
-from paceline.engine.loader import load_model
-from paceline.engine.model import LoadedModel
+from paceline.engine.fixed_shapes.attention import GatheredBlocks, VarlenBlocks
+from paceline.engine.fixed_shapes.choice import choose_rows
+from paceline.engine.fixed_shapes.kernels import choose_kernel
+from paceline.engine.fixed_shapes.passes import MAX_ROWS
+from paceline.engine.fixed_shapes.rows import BlockBuffer, BlockRows, BlockShape, HostRow, fitting_shape
+from paceline.engine.interfaces import KvShape
+from paceline.engine.loading import load_model
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.noise import signed64
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
@@ -154,7 +154,7 @@ def test_nothing_between_two_drafts_waits_for_the_device(
 
         return run
 
-    monkeypatch.setattr("paceline.engine.blocks.passes.recorded", watched)
+    monkeypatch.setattr("paceline.engine.fixed_shapes.passes.recorded", watched)
     runner = Runner(model, FIXED)
     (drafts,) = runner.draft([ProposeRow("a", 0, (5, 6, 7), 5, rule)])
     assert isinstance(drafts, list) and len(drafts) == 5
@@ -188,7 +188,7 @@ def test_shapes_hold_what_is_asked_and_end_where_decoding_does() -> None:
 
 @pytest.mark.review  # B4
 def test_padding_past_the_last_page_stays_within_the_table(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.blocks.passes.find_varlen", lambda: varlen_peer)
+    monkeypatch.setattr("paceline.engine.fixed_shapes.passes.find_varlen", lambda: varlen_peer)
     fixed, ragged = (Runner(model, EngineOptions("1MiB", fixed_shapes=one)) for one in (True, False))
     prompt = tuple(range(20, 147))
     # 127 tokens are cached; the next one fills 8 pages of 16, and its row is padded to the other's 6 tokens.

@@ -8,9 +8,9 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from paceline.rpc import Exchange
 from paceline.v1 import target_service_pb2 as target_pb
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import Exchange
 from tests.counted_calls import counted_calls, drain, release
 from tests.scrapes import by_label
 

@@ -13,13 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from paceline.errors import PeerUnavailable, PermissionDenied, StartupError
-from paceline.rpc import ServerOptions, open_channel, running_server, translated_errors
-from paceline.rpc.reopening import ReopeningChannel
 from paceline.security.access import allowed_names, caller_names
 from paceline.security.certificates import watch_certificates
 from paceline.security.channels import LOCAL, ChannelSecurity, channel_security
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
+from paceline.wire import ServerOptions, open_channel, running_server, translated_errors
+from paceline.wire.reopening import ReopeningChannel
 from tests.certificates import Authority, CertificateFiles, watched
 from tests.draft_servers import draft_server
 from tests.spans import Spans

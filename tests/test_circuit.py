@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.circuit import (
+from coordinator.replicas.circuit import (
     FAILURES_TO_OPEN,
     FIRST_PAUSE_S,
     MAX_PAUSE_S,

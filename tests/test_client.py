@@ -17,9 +17,8 @@ from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client, Completion, RetryPolicy
 from paceline.codec.generation import accepted_from_pb, piece_from_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, ModelChanged, Overloaded, PeerFailed, PeerUnavailable
-from paceline.instruments import Instruments
-from paceline.metrics import new_registry
-from paceline.rpc import RunningServer, open_channel, running_server
+from paceline.observe.metrics import new_registry
+from paceline.process.instruments import Instruments
 from paceline.types import (
     GenerationAccepted,
     GenerationFinish,
@@ -38,6 +37,7 @@ from paceline.v1.generation_service_pb2_grpc import (
     GenerationServiceStub,
     add_GenerationServiceServicer_to_server,
 )
+from paceline.wire import RunningServer, open_channel, running_server
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
 from tests.coordinators import fake_cluster, fake_server

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.committed_tokens import CommittedTokens, packed
+from coordinator.requests.committed_tokens import CommittedTokens, packed
 
 PLACES = st.none() | st.integers(-12, 12)
 

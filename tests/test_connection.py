@@ -15,7 +15,7 @@ from paceline.cli.connection import Connection, LastingConnection, connected
 from paceline.cli.options import draft_limit
 from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.errors import InvalidRequest, PacelineError, PeerUnavailable, StartupError, Unauthenticated
-from paceline.launcher import ClusterOptions
+from paceline.process.launcher import ClusterOptions
 from paceline.security.channels import channel_security
 from paceline.types import GenerationRequest, TokenIds
 from tests.certificates import Authority

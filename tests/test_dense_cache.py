@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from paceline.engine.dense_cache import RECTANGLES, SLACK, DenseCache
-from paceline.engine.kv_cache import Span
+from paceline.engine.cache.dense import RECTANGLES, SLACK, DenseCache
+from paceline.engine.interfaces import Span
 from paceline.errors import CacheFull
 from tests.caches import HEAD_COUNT, SHAPE, fill, run_pass
 

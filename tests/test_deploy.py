@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from coordinator.config import CoordinatorSettings
-from paceline.settings import ModelServiceSettings, ServiceSettings
+from paceline.process.settings import ModelServiceSettings, ServiceSettings
 from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Workload, of_kind, resources, workloads
 
 OTHER_VARIABLES = {"HF_HOME"}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.clients import RemoteVerifier
-from paceline.engine.kv_pool import KvPool
-from paceline.engine.serving import device_trial, stopped_or_lost
-from paceline.engine.worker import ModelWorker
+from coordinator.replicas.clients import RemoteVerifier
+from paceline.engine.cache.paged import KvPool
 from paceline.errors import InvalidRequest, PeerFailed, PeerUnavailable
+from paceline.model_service.serving import device_trial, stopped_or_lost
+from paceline.model_service.worker import ModelWorker
 from paceline.types import VerifyRow
 from tests.clusters import model_server
 from tests.conftest import PairOfCheckpoints

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.scheduler import LOSSES_TO_FAIL
+from coordinator.rounds.scheduler import LOSSES_TO_FAIL
 from paceline.errors import CallTimedOut, Overloaded, PeerUnavailable
 from paceline.types import (
     CacheDescription,

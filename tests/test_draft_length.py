@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.acceptance import MEMORY, PRIOR_WEIGHT, Acceptance, PlaceAcceptance
-from coordinator.draft_length import FIRST_COUNTS, MAX_AUTO, WINDOW, AutoDraftLength, FixedDraftLength
-from coordinator.round import RoundReport, RowReport
+from coordinator.requests.acceptance import MEMORY, PRIOR_WEIGHT, Acceptance, PlaceAcceptance
+from coordinator.rounds.draft_length import FIRST_COUNTS, MAX_AUTO, WINDOW, AutoDraftLength, FixedDraftLength
+from coordinator.rounds.round import RoundReport, RowReport
 from paceline.types import HopTime
 from tests.draft_worlds import COUNTS, SETTLED_ROUNDS, World, goodput, group_of, reached, simulate
 

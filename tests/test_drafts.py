@@ -5,11 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from coordinator.circuit import FIRST_PAUSE_S, Circuit
-from coordinator.clients import RemoteDrafter
-from coordinator.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
-from coordinator.draft_worth import DraftWorth
-from coordinator.guarded_draft import (
+from coordinator.drafting.guarded_draft import (
     FIRST_TIMEOUT_S,
     LATE_S,
     LATE_TO_FAIL,
@@ -17,22 +13,27 @@ from coordinator.guarded_draft import (
     TIMEOUT_WORTHS,
     GuardedDraft,
 )
-from coordinator.replica import Replica
-from coordinator.replicated_drafter import ReplicatedDrafter
-from coordinator.round import Patience, RoundReport, RowReport
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.protocols import Deadline
+from coordinator.replicas.circuit import FIRST_PAUSE_S, Circuit
+from coordinator.replicas.clients import RemoteDrafter
+from coordinator.replicas.replica import Replica
+from coordinator.rounds.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.rounds.draft_worth import DraftWorth
+from coordinator.rounds.round import RoundReport, RowReport
 from paceline.errors import CallTimedOut, PacelineError, PeerFailed, PeerUnavailable, PrefixNotCached
-from paceline.rpc import open_channel
 from paceline.tasks import side_by_side
 from paceline.types import CircuitState, GenerationRequest, HopTime, Proposal, Proposals, ProposeRow, TokenIds
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
+from paceline.wire import open_channel
 from tests.coordinators import collect, dispatching, fits
 from tests.draft_servers import draft_server
 from tests.fakes import Clock, FakeDrafter, FakeVerifier, continuation
 
 ROW = ProposeRow("a", 0, (5, 6), 3)
 WORTH_S = 1.0
-PATIENT = Patience(worth_s=WORTH_S)
+PATIENT = Deadline(worth_s=WORTH_S)
 
 
 class Guarded:
@@ -52,8 +53,12 @@ class Guarded:
         if self.error:
             raise self.error
 
-    async def ask(self, patience: Patience = PATIENT) -> Proposals | PacelineError:
-        return await self.draft.propose([ROW], patience)
+    async def ask(self, deadline: Deadline = PATIENT) -> Proposals | PacelineError:
+        """Ask for drafts; return why there are none too."""
+        try:
+            return await self.draft.propose([ROW], deadline)
+        except PacelineError as error:
+            return error
 
 
 @pytest.fixture
@@ -64,9 +69,14 @@ async def guarded() -> Guarded:
 
 
 async def test_a_call_may_take_what_drafts_can_be_worth_several_times_over(guarded: Guarded) -> None:
-    for patience in (Patience(), Patience(worth_s=0.0), Patience(worth_s=10.0), Patience(timeout_s=0.5, worth_s=10.0)):
-        assert isinstance(await guarded.ask(patience), Proposals)
-    assert guarded.remote.limits == [FIRST_TIMEOUT_S, LEAST_TIMEOUT_S, 10.0 * TIMEOUT_WORTHS, 0.5]
+    for deadline in (Deadline(), Deadline(worth_s=0.0), Deadline(worth_s=10.0), Deadline(timeout_s=0.5, worth_s=10.0)):
+        assert isinstance(await guarded.ask(deadline), Proposals)
+    assert [one.timeout_s for one in guarded.remote.deadlines] == [
+        FIRST_TIMEOUT_S,
+        LEAST_TIMEOUT_S,
+        10.0 * TIMEOUT_WORTHS,
+        0.5,
+    ]
 
 
 async def test_a_call_that_times_out_opens_the_circuit_and_the_replica_is_looked_at(guarded: Guarded) -> None:
@@ -86,7 +96,7 @@ async def test_a_call_that_times_out_opens_the_circuit_and_the_replica_is_looked
 
 async def test_a_call_whose_requests_have_no_more_time_says_nothing_of_the_draft(guarded: Guarded) -> None:
     guarded.error = CallTimedOut("no answer")
-    assert await guarded.ask(Patience(timeout_s=0.1, worth_s=WORTH_S)) is guarded.error
+    assert await guarded.ask(Deadline(timeout_s=0.1, worth_s=WORTH_S)) is guarded.error
     assert guarded.circuit.state is CircuitState.CLOSED
     assert guarded.replica.is_up
 
@@ -104,7 +114,7 @@ async def test_two_failures_in_a_row_open_the_circuit_and_nothing_is_asked_until
 
 async def test_an_answer_that_cannot_be_true_is_a_failure(guarded: Guarded) -> None:
     class Liar(FakeDrafter):
-        async def propose(self, rows: Sequence[ProposeRow], limit: Patience | float | None = None) -> Proposals:
+        async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
             return Proposals([next(lies)])
 
     lies = iter([Proposal((1, 2, 3, 4), 5), Proposal((1, 2), 9)])
@@ -112,7 +122,8 @@ async def test_an_answer_that_cannot_be_true_is_a_failure(guarded: Guarded) -> N
     await replica.look()
     draft = GuardedDraft(replica, guarded.circuit)
     for _ in range(2):
-        assert isinstance(await draft.propose([ROW], PATIENT), PeerFailed)
+        with pytest.raises(PeerFailed):
+            await draft.propose([ROW], PATIENT)
     assert guarded.circuit.state is CircuitState.OPEN
 
 
@@ -139,7 +150,7 @@ async def test_late_calls_between_ones_in_time_are_forgiven_and_very_fast_ones_n
         await guarded.ask()
     guarded.took_s = 0.9 * LATE_S
     for _ in range(2 * LATE_TO_FAIL):
-        await guarded.ask(Patience(worth_s=0.0))
+        await guarded.ask(Deadline(worth_s=0.0))
     assert guarded.circuit.state is CircuitState.CLOSED
 
 
@@ -150,7 +161,7 @@ async def test_auto_may_try_more_drafts_than_pay(guarded: Guarded, draft_length:
     worth.observe(report(verify_s=0.02, tokens=4, drafted_count=4))
     guarded.took_s = 0.14
     for _ in range(LATE_TO_FAIL):
-        await guarded.ask(Patience(worth_s=worth.seconds))
+        await guarded.ask(Deadline(worth_s=worth.seconds))
     assert guarded.draft.is_usable == stays
 
 
@@ -315,11 +326,10 @@ class ClosedUnder(FakeDrafter):
         self._remote = RemoteDrafter(self._channel, 60.0)
         self._asked = asked
 
-    async def propose(self, rows: Sequence[ProposeRow], limit: Patience | float | None = None) -> Proposals:
-        assert isinstance(limit, float)
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
         async with side_by_side() as group:
             group.create_task(self._close())
-            return await self._remote.propose(rows, limit)
+            return await self._remote.propose(rows, deadline)
 
     async def _close(self) -> None:
         await self._asked.wait()

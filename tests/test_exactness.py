@@ -10,9 +10,9 @@ from typing import Any, Literal
 import pytest
 
 from paceline.cli.prompts import PROMPTS
-from paceline.engine import short_attention
+from paceline.engine.attention import short as short_attention
 from paceline.engine.options import EngineOptions, Layout
-from paceline.engine.reference import HuggingFaceReference
+from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import GenerationRequest, SamplingParameters, TokenIds, Usage, UserMessage
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
 from tests.clusters import Cluster, cluster

@@ -8,9 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.clients import RemoteDrafter
+from coordinator.replicas.clients import RemoteDrafter
 from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
-from paceline.rpc import (
+from paceline.types import ProposeRow
+from paceline.v1 import draft_service_pb2 as pb
+from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
+from paceline.wire import (
     Exchange,
     Exchanges,
     ServerOptions,
@@ -20,11 +23,8 @@ from paceline.rpc import (
     server,
     translated_errors,
 )
-from paceline.rpc import exchange as exchange_module
-from paceline.rpc.reopening import ReopeningChannel
-from paceline.types import ProposeRow
-from paceline.v1 import draft_service_pb2 as pb
-from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
+from paceline.wire import exchange as exchange_module
+from paceline.wire.reopening import ReopeningChannel
 from tests.draft_servers import draft_server
 from tests.proxy import running_proxy
 from tests.spans import until

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.loader import load_model
+from paceline.engine.loading import load_model
 from paceline.engine.options import EngineOptions
-from paceline.engine.reference import HuggingFaceReference
 from paceline.engine.runner import Runner
 from paceline.errors import ModelNotUsable
+from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.checkpoints import END_TOKEN_ID, write_model
@@ -93,7 +93,7 @@ def test_a_model_that_differs_from_its_own_attention_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_model(tmp_path, "Llama")
-    attend = "paceline.engine.paged_attention.PagedAttention.attend"
+    attend = "paceline.engine.attention.paged.PagedAttention.attend"
     monkeypatch.setattr(attend, lambda self, layer, query, key, value, scaling: query)
     with pytest.raises(ModelNotUsable, match="gives other logits through the engine than by itself"):
         load_model(str(tmp_path))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from coordinator.field_count import MAX_FIELDS, MAX_PACKED_BYTES, check_field_count
+from coordinator.door.field_count import MAX_FIELDS, MAX_PACKED_BYTES, check_field_count
 from paceline.errors import InvalidRequest
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.synthetic import pair
-from paceline.engine.synthetic.pair import PairOrder, write_pair
-from paceline.engine.synthetic.shapes import SHAPES
 from paceline.errors import InvalidRequest
 from paceline.files import replace_file, replacing
-from paceline.measure import plots
+from paceline.measure.bench import plots
+from paceline.measure.synthetic import pair
+from paceline.measure.synthetic.pair import PairOrder, write_pair
+from paceline.measure.synthetic.shapes import SHAPES
 
 pytestmark = pytest.mark.review
 

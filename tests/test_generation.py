@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tokenizers import Tokenizer
 
-from coordinator.served import check_pair
+from coordinator.door.served import check_pair
 from paceline.builtin import resolve_model
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client

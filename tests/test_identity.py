@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from paceline.engine.attention import ATTENTION_NAME
-from paceline.engine.identity import origin_of_files
-from paceline.engine.loader import as_loaded, load_model
+from paceline.engine.attention.common import ATTENTION_NAME
+from paceline.engine.loading import as_loaded, load_model
+from paceline.engine.model.identity import origin_of_files
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import ModelNotUsable

@@ -12,7 +12,7 @@ from paceline.cli import app as cli
 from paceline.cli.app import app
 from paceline.errors import StartupError
 from paceline.measure.figures import check_plots
-from paceline.measure.llama_cpp import check_llama_cpp
+from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import read_text_codec
 from tests.commands import python_code
 
@@ -53,7 +53,7 @@ def test_a_command_without_the_engines_libraries_says_what_to_install(
     [
         ("llama_cpp", lambda: check_llama_cpp(None), "llama-cpp"),
         ("matplotlib.figure", check_plots, "bench"),
-        ("paceline.engine.checkpoint", lambda: read_text_codec("builtin:target", "builtin:draft"), None),
+        ("paceline.engine.model.checkpoint", lambda: read_text_codec("builtin:target", "builtin:draft"), None),
     ],
 )
 def test_measuring_names_a_missing_extra_as_everything_does_and_takes_no_other_failure_for_one(

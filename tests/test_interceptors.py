@@ -10,7 +10,6 @@ from opentelemetry import baggage
 from opentelemetry import context as contexts
 
 from paceline.errors import InvalidRequest, PacelineError, PeerUnavailable
-from paceline.rpc import Exchange, Exchanges, open_channel, running_server, translated_errors
 from paceline.v1 import draft_service_pb2, generation_service_pb2
 from paceline.v1.draft_service_pb2_grpc import (
     DraftServiceServicer,
@@ -22,6 +21,7 @@ from paceline.v1.generation_service_pb2_grpc import (
     GenerationServiceStub,
     add_GenerationServiceServicer_to_server,
 )
+from paceline.wire import Exchange, Exchanges, open_channel, running_server, translated_errors
 from tests.spans import Spans
 
 PROPOSE = "/paceline.v1.DraftService/ProposeTokens"

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.compiled_decoder import CompiledDecoder
-from paceline.engine.kv_cache import Span
-from paceline.engine.kv_pool import KvPool
-from paceline.engine.loader import load_model
-from paceline.engine.model import LoadedModel
+from paceline.engine.cache.paged import KvPool
+from paceline.engine.interfaces import Span
+from paceline.engine.loading import load_model
+from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.native import HEAD_SIZES, Kernels, PassRows, find_kernels
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from paceline.engine import short_attention
-from paceline.engine.dense_cache import DenseCache
-from paceline.engine.kv_cache import KvCache, Span
-from paceline.engine.kv_pool import KvPool
+from paceline.engine.attention import short as short_attention
+from paceline.engine.cache.dense import DenseCache
+from paceline.engine.cache.paged import KvPool
+from paceline.engine.interfaces import KvCache, Span
 from paceline.errors import Overloaded, PacelineError, PrefixNotCached, SequenceNotFound
 from tests.caches import HEAD_COUNT, PAGE_BYTES, PAGE_TOKENS, SHAPE, fill, run_pass
 

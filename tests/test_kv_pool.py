@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.kv_pool import KvPool
+from paceline.engine.cache.paged import KvPool
 from paceline.errors import Overloaded
 from tests.caches import PAGE_BYTES, PAGE_TOKENS, SHAPE, fill
 

@@ -6,8 +6,8 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from paceline.rpc import lasting
-from paceline.rpc.lasting import HeardCalls, LastingServer
+from paceline.wire import lasting
+from paceline.wire.lasting import HeardCalls, LastingServer
 
 
 class WaitingServer:

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags, Tracer, TraceState
 
-from paceline.tracing.hop import caller_of, set_caller
-from paceline.tracing.provider import make_provider, make_tracer
+from paceline.observe.spans.hop import caller_of, set_caller
+from paceline.observe.spans.provider import make_provider, make_tracer
 from paceline.v1.common_pb2 import CallerSpan, RequestContext
 from tests.spans import Spans
 

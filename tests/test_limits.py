@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.admission import Admission
-from coordinator.clients import RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
-from coordinator.limits import RequestLimits
+from coordinator.door.admission import Admission
+from coordinator.door.limits import RequestLimits
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.checks import MAX_PROPOSED_COUNT
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge
-from paceline.rpc import ServerOptions, open_channel
 from paceline.types import GenerationRequest, Proposal, ProposeRow, TokenIds, VerifyRow
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
+from paceline.wire import ServerOptions, open_channel
 from tests.clusters import model_server
 from tests.conftest import PairOfCheckpoints
 from tests.coordinators import SERVED, fake_server

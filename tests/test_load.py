@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import CallTimedOut, Overloaded, PacelineError
-from paceline.measure.arrivals import poisson_arrivals
-from paceline.measure.load import Generate, LoadLog, Outcome, RequestRecord, run_load
-from paceline.measure.load_files import write_json, write_plot
-from paceline.measure.load_summary import Objectives, percentile, summarize
+from paceline.measure.load.arrivals import poisson_arrivals
+from paceline.measure.load.files import write_json, write_plot
+from paceline.measure.load.load import Generate, LoadLog, Outcome, RequestRecord, run_load
+from paceline.measure.load.summary import Objectives, percentile, summarize
 from paceline.types import FinishReason, GenerationFinish, GenerationRequest, OutputPiece, OutputToken, Text, Usage
 from tests.fake_time import FakeTime
 

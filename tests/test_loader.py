@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from paceline.engine import self_check
-from paceline.engine.loader import load_model
+from paceline.engine.loading import load_model
 from paceline.errors import ModelNotUsable, StartupError
 from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE
 from tests.commands import python_code
@@ -99,7 +99,7 @@ def loaded_by_hub_id(cache: Path, *models: str) -> list[str]:
     """
     program = (
         "import sys\n"
-        "from paceline.engine.loader import load_model\n"
+        "from paceline.engine.loading import load_model\n"
         "from paceline.errors import ModelNotUsable\n"
         "for model in sys.argv[1:]:\n"
         "    try:\n"

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 
 from paceline.builtin import resolve_model
 from paceline.client import Client, describe_draft, describe_target
-from paceline.engine.traffic import pass_traffic
 from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, StartupError, TokenizerNotFound
-from paceline.launcher import ClusterOptions
-from paceline.measure import grid
-from paceline.measure.agreement import Mismatch
-from paceline.measure.bench_report import bench_report, round_table, throughput_table
+from paceline.measure.bench import grid
+from paceline.measure.bench.grid import BenchPlan, SystemSpec
+from paceline.measure.bench.plots import plot_rounds, plot_throughput
+from paceline.measure.bench.report import bench_report, round_table, throughput_table
+from paceline.measure.bench.result import BenchResult, Floor, Run, SystemResult, bench_result_from_json
+from paceline.measure.bench.summary import peers_of, summaries, to_json
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import Contention
-from paceline.measure.equivalence import HUGGING_FACE, PLAIN, must_equal
+from paceline.measure.equivalence.agreement import Mismatch
+from paceline.measure.equivalence.equivalence import HUGGING_FACE, PLAIN, must_equal
+from paceline.measure.equivalence.precision import Precision
 from paceline.measure.files import prepare_folder
-from paceline.measure.grid import BenchPlan, SystemSpec
-from paceline.measure.llama_cpp import check_llama_cpp
-from paceline.measure.plots import plot_rounds, plot_throughput
-from paceline.measure.precision import Precision
+from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import read_text_codec, select_lines, thin_out
-from paceline.measure.result import BenchResult, Floor, Run, SystemResult, bench_result_from_json
 from paceline.measure.rounds import Counters, RoundUse, rounds_between
-from paceline.measure.summary import peers_of, summaries, to_json
 from paceline.measure.tables import markdown_table
+from paceline.measure.traffic import pass_traffic
+from paceline.process.launcher import ClusterOptions
 from paceline.prompt_file import InputLine
 from paceline.types import ClusterStatistics, HopTime, PassTraffic, Usage
 from tests.clusters import cluster_here

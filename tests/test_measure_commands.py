@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.measure.bench.result import bench_result_from_json
 from paceline.measure.contention import counting
-from paceline.measure.result import bench_result_from_json
 from tests.commands import ended, paceline_here, start
 from tests.conftest import PairOfCheckpoints
 

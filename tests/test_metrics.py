@@ -11,13 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from coordinator.metrics import RoundMetrics
-from coordinator.round import RoundReport, RowReport
-from coordinator.statistics import Statistics
-from paceline.engine.metrics import ModelCollector, ModelMetrics
+from coordinator.rounds.metrics import RoundMetrics
+from coordinator.rounds.round import RoundReport, RowReport
+from coordinator.rounds.statistics import Statistics
 from paceline.engine.runner import PassSize
 from paceline.errors import AddressInUse, PeerFailed, PeerUnavailable
-from paceline.metrics import count_tasks, metrics_served, new_registry
+from paceline.model_service.metrics import ModelCollector, ModelMetrics
+from paceline.observe.metrics import count_tasks, metrics_served, new_registry
 from paceline.types import CacheDescription, CallTiming, ClusterStatistics, GenerationRequest, HopTime, TokenIds
 from tests.coordinators import fake_cluster
 from tests.counted_calls import counted_calls, release

@@ -10,14 +10,14 @@ from typing import TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.admission_threads import AdmissionThreads
 from coordinator.config import CoordinatorSettings
-from coordinator.sequence import Request
+from coordinator.door.admission_threads import AdmissionThreads
+from coordinator.requests.sequence import Request
 from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client
 from paceline.errors import InvalidRequest, ModelChanged, PeerUnavailable
-from paceline.instruments import Instruments
-from paceline.metrics import new_registry
+from paceline.observe.metrics import new_registry
+from paceline.process.instruments import Instruments
 from paceline.types import GenerationRequest, ModelIdentity, ReplicaState, TokenIds, TokenizerFiles
 from tests.checkpoints import write_model
 from tests.clusters import model_server

@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM
 
 from draft_service.drafter import Drafter
 from paceline.client import Completion
-from paceline.engine.decoder import Decoder
-from paceline.engine.kv_cache import Attention
-from paceline.engine.loader import load_model
+from paceline.engine.interfaces import Attention
+from paceline.engine.loading import load_model
+from paceline.engine.model.decoder import Decoder
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.sampling import Choosing, choose

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from paceline.engine.blocks.choice import choose_rows
+from paceline.engine.fixed_shapes.choice import choose_rows
 from paceline.engine.noise import GOLDEN, gumbel, signed64
 from paceline.engine.sampling import Choosing, choose
 from paceline.types import ChoiceRule, SamplingParameters

@@ -11,17 +11,18 @@ import torch
 
 from draft_service.config import DraftSettings
 from paceline.cli.prompts import PROMPTS
-from paceline.engine.kv_cache import Span
-from paceline.engine.loader import DtypeName, load_model
+from paceline.engine.attention.paged import Segment
+from paceline.engine.attention.strict import StrictAttention
+from paceline.engine.interfaces import Span
+from paceline.engine.loading import load_model
+from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions, Numerics
-from paceline.engine.paged_attention import Segment
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
-from paceline.engine.serving import engine_options
-from paceline.engine.strict_attention import StrictAttention
 from paceline.errors import StartupError
+from paceline.model_service.serving import engine_options
 from paceline.numerics import promise
-from paceline.settings import parse_settings
+from paceline.process.settings import parse_settings
 from paceline.types import GenerationRequest, ModelDescription, UserMessage
 from target_service.config import TargetSettings
 from tests.checkpoints import FAMILIES, write_model

@@ -11,7 +11,7 @@ import yaml
 
 from paceline.client import Client
 from paceline.errors import InvalidRequest
-from paceline.launcher import ClusterOptions, running_cluster
+from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.types import GenerationRequest, UserMessage
 from tests.prometheus import Prometheus, promtool, running_prometheus
 

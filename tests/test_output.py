@@ -1,6 +1,6 @@
 """Text pieces and stop conditions, one token at a time."""
 
-from coordinator.output import Output, StopRules
+from coordinator.requests.output import Output, StopRules
 from paceline.detokenizer import TokenDecoder
 from paceline.types import FinishReason
 from tests.tokenizers import BYTE_COUNT, byte_tokenizer

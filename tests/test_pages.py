@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from paceline.engine.pages import PageAllocator
+from paceline.engine.cache.pages import PageAllocator
 
 PAGE_COUNT = 12
 

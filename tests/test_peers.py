@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.peers import HuggingFacePeer, assistance, prompt_lookup
-from paceline.engine.reference import HuggingFaceReference
-from paceline.engine.worker import ModelWorker
-from paceline.measure.local import LocalSystem
+from paceline.measure.peers.hugging_face import HuggingFacePeer, assistance, prompt_lookup
+from paceline.measure.peers.local import LocalSystem
+from paceline.measure.peers.reference import HuggingFaceReference
+from paceline.model_service.worker import ModelWorker
 from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 

@@ -12,16 +12,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from paceline import launcher
 from paceline.cli import up
 from paceline.cli.app import app
 from paceline.errors import AddressInUse, StartupError
-from paceline.launcher import Addresses, ClusterOptions, plan_cluster, running_cluster
-from paceline.metrics import metrics_served
-from paceline.rpc import running_server
-from paceline.rpc.ports import Listening, check_ports_free
-from paceline.service import server_options
-from paceline.variables import check_variables
+from paceline.observe.metrics import metrics_served
+from paceline.process import launcher
+from paceline.process.launcher import Addresses, ClusterOptions, plan_cluster, running_cluster
+from paceline.process.service import server_options
+from paceline.process.variables import check_variables
+from paceline.wire import running_server
+from paceline.wire.ports import Listening, check_ports_free
 from target_service.config import TargetSettings
 
 pytestmark = pytest.mark.review

@@ -1,9 +1,9 @@
 """The pool: places, order, and since when a sequence waits."""
 
-from coordinator.output import Output, StopRules
-from coordinator.pool import SequencePool
-from coordinator.sequence import Request, Sequence
-from coordinator.stream import UNREAD_TOKENS
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Request, Sequence
+from coordinator.requests.stream import UNREAD_TOKENS
+from coordinator.rounds.pool import SequencePool
 from paceline.types import OutputPiece, OutputToken, Usage
 
 

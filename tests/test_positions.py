@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draft_service.drafter import Drafter
-from paceline.engine.loader import load_model
+from paceline.engine.loading import load_model
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.client import Client, describe_draft
 from paceline.errors import PeerUnavailable
-from paceline.launcher import ClusterOptions, ServiceProcess, running_service
+from paceline.process.launcher import ClusterOptions, ServiceProcess, running_service
 from paceline.types import GenerationRequest, Text
 from tests.certificates import Authority
 from tests.clusters import cluster_here, model_server

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.output import Output, StopRules
-from coordinator.plausibility import check_proposals, check_verdicts
-from coordinator.prompt_shares import CALL_TOKENS, CHUNKS_BROUGHT, Lack, prompt_shares
-from coordinator.round import RoundLimits, run_round
-from coordinator.sequence import Request, Sequence
+from coordinator.replicas.plausibility import check_proposals, check_verdicts
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Lack, Request, Sequence
+from coordinator.rounds.prompt_shares import CALL_TOKENS, CHUNKS_BROUGHT, prompt_shares
+from coordinator.rounds.round import RoundLimits, run_round
 from draft_service.drafter import Drafter
 from paceline.checks import DECODED_TOKENS
-from paceline.engine.loader import load_model
-from paceline.engine.model import LoadedModel
+from paceline.engine.loading import load_model
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
@@ -135,7 +135,7 @@ async def test_what_is_cached_beyond_a_call_takes_a_call_for_each_call_of_tokens
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """review C8"""
-    monkeypatch.setattr("coordinator.prompt_shares.CALL_TOKENS", 50)
+    monkeypatch.setattr("coordinator.rounds.prompt_shares.CALL_TOKENS", 50)
     target = Here(Verifier(Runner(model, EngineOptions(kv_memory="4MiB", prefill_chunk_tokens=20, page_tokens=8))))
     await rounds_to_first_token(target, LONG, "one", 20)
     taken_over = len(target.brought)

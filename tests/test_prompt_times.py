@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.prompt_times import PromptTimes
+from coordinator.rounds.prompt_times import PromptTimes
 
 
 def learned(drafted_s: float, plain_s: float, plain_rounds: int) -> PromptTimes:

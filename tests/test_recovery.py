@@ -11,8 +11,8 @@ import pytest
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client
-from paceline.instruments import Instruments
-from paceline.metrics import new_registry
+from paceline.observe.metrics import new_registry
+from paceline.process.instruments import Instruments
 from paceline.types import CircuitState, GenerationRequest, ReplicaState, SamplingParameters, TokenIds
 from tests.proxy import running_proxy
 from tests.services import PATIENT, Models, running_services, until_freed

@@ -8,14 +8,15 @@ import structlog
 
 from coordinator.background import background
 from coordinator.config import CoordinatorSettings
-from coordinator.current_model import CurrentModel
-from coordinator.discovery import HostPort, parse_addresses, resolve
-from coordinator.replica import FAILED_CHECKS_TO_LOSE, Remote, Replica
-from coordinator.replicas import Replicas
-from coordinator.replicated_drafter import ReplicatedDrafter
-from coordinator.sequence import Sequence
+from coordinator.door.current_model import CurrentModel
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.protocols import Remote
+from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
+from coordinator.replicas.replica import FAILED_CHECKS_TO_LOSE, Replica
+from coordinator.replicas.replicas import Replicas
+from coordinator.requests.sequence import Sequence
 from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
-from paceline.settings import parse_settings
+from paceline.process.settings import parse_settings
 from paceline.types import CacheDescription, ModelDescription, ReplicaState
 from tests.coordinators import admission, fits
 from tests.fakes import FakeDrafter, FakeVerifier, describe

@@ -14,15 +14,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from structlog.testing import capture_logs
 
-from coordinator.output import Output, StopRules
-from coordinator.requests import RequestMetrics, RequestRecord
-from coordinator.sequence import Request, Sequence
+from coordinator.door.record import RequestMetrics, RequestRecord
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Request, Sequence
 from paceline.client import Client
 from paceline.codec.generation import accepted_to_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, NoChoice, Overloaded, PacelineError, PeerFailed
-from paceline.metrics import new_registry
-from paceline.rpc import open_channel
-from paceline.telemetry import active_span
+from paceline.observe.logs import active_span
+from paceline.observe.metrics import new_registry
 from paceline.types import (
     FinishReason,
     GenerationAccepted,
@@ -35,6 +34,7 @@ from paceline.types import (
     VerifyRow,
 )
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.wire import open_channel
 from tests.coordinators import fake_cluster, fake_server
 from tests.fakes import Clock, FakeDrafter, FakeVerifier, HeldVerifier
 from tests.scrapes import by_label, value

@@ -2,10 +2,10 @@
 
 import pytest
 
-from coordinator.output import Output, StopRules
-from coordinator.round import RoundLimits, RoundReport, run_round
-from coordinator.sequence import Request, Sequence
-from coordinator.statistics import Statistics
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Request, Sequence
+from coordinator.rounds.round import RoundLimits, RoundReport, run_round
+from coordinator.rounds.statistics import Statistics
 from paceline.errors import PeerUnavailable
 from paceline.types import CallTiming, HopTime, Usage
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.round_times import KEPT, RoundTimes
+from coordinator.rounds.round_times import KEPT, RoundTimes
 
 ROUNDS = st.lists(st.tuples(st.integers(0, 12), st.floats(0.001, 1.0)), min_size=1, max_size=60)
 

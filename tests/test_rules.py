@@ -6,7 +6,7 @@ import pytest
 
 from draft_service.drafter import Drafter
 from paceline.codec.rounds import verify_rows_from_pb, verify_rows_to_pb
-from paceline.engine.loader import load_model
+from paceline.engine.loading import load_model
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import InvalidRequest, PacelineError, PrefixNotCached, RuleUnknown

@@ -11,14 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.loader import load_model
+from paceline.engine.loading import load_model
 from paceline.engine.memory import is_out_of_memory
-from paceline.engine.model import LoadedModel
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
-from paceline.engine.worker import ModelWorker
 from paceline.errors import CacheFull, Overloaded, StartupError
+from paceline.model_service.worker import ModelWorker
 from paceline.types import GREEDY, Prefilled, VerifyRow
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints

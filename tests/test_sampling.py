@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
-from coordinator.admission import completion_seed
+from coordinator.door.admission import completion_seed
 from paceline.engine.sampling import Choosing, choose, filtered
 from paceline.errors import InvalidRequest
 from paceline.types import ChoiceRule, GenerationRequest, SamplingParameters, TokenIds

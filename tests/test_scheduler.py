@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policies import POLICIES
-from coordinator.residency import Residency
-from coordinator.scheduler import Scheduler
+from coordinator.rounds.policies import POLICIES
+from coordinator.rounds.residency import Residency
+from coordinator.rounds.scheduler import Scheduler
 from paceline.errors import PacelineError, PeerFailed
 from paceline.types import (
     FinishReason,

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.admission import Admission
-from coordinator.residency import Residency
-from coordinator.round import Patience
+from coordinator.door.admission import Admission
+from coordinator.rounds.residency import Residency
 from paceline.errors import CallTimedOut, PeerFailed, PeerUnavailable
 from paceline.types import (
     GenerationRequest,
@@ -90,7 +89,7 @@ async def test_a_call_has_the_time_that_the_last_of_its_requests_has_left() -> N
         for request in (soon, late):
             submit(scheduler, request)
         await asyncio.gather(collect(soon), collect(late))
-        assert [limit.timeout_s for limit in drafter.limits if isinstance(limit, Patience)] == [30, 27]
+        assert [one.timeout_s for one in drafter.deadlines] == [30, 27]
         assert verifier.timeouts_s == [28, 25]
         await generate_all(admission, scheduler, [(5,)], 3)
         assert verifier.timeouts_s[-1] is None

@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator import guarded_draft
-from coordinator.clients import RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
+from coordinator.drafting import guarded_draft
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from coordinator.serving import running_coordinator
 from draft_service.config import DraftSettings
 from paceline.client import NO_RETRIES, Client, Completion
 from paceline.codec.status import error_from_pb
 from paceline.errors import PeerUnavailable, PrefixNotCached, SequenceNotFound, StartupError
-from paceline.instruments import Instruments
-from paceline.metrics import new_registry
-from paceline.rpc import ServerOptions, open_channel
+from paceline.observe.metrics import new_registry
+from paceline.process.instruments import Instruments
+from paceline.process.service import server_options
 from paceline.security.channels import ChannelSecurity, channel_security
-from paceline.service import server_options
 from paceline.types import GenerationRequest, ProposeRow, TokenIds, Verdict, VerifyRow
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import ServerOptions, open_channel
 from tests.certificates import Authority
 from tests.clusters import ModelServer, cluster, model_server
 from tests.conftest import PairOfCheckpoints

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.service import announce, freeze_heap
+from paceline.process.service import announce, freeze_heap
 
 
 @pytest.fixture

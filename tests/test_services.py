@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from coordinator.clients import RemoteDrafter, RemoteVerifier
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.codec.status import error_from_pb
 from paceline.engine.options import EngineOptions
 from paceline.errors import (
@@ -21,11 +21,11 @@ from paceline.errors import (
     SequenceNotFound,
     TokenizerNotFound,
 )
-from paceline.rpc import translated_errors
 from paceline.types import Proposal, ProposeRow, Verdict, VerifyOutcome, VerifyRow
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import translated_errors
 from tests.checkpoints import MAX_LENGTH, VOCABULARY_SIZE
 from tests.clusters import ModelServer, model_server
 from tests.conftest import PairOfCheckpoints

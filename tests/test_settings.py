@@ -6,8 +6,8 @@ from coordinator.config import CoordinatorSettings
 from coordinator.security import models_security
 from draft_service.config import DraftSettings
 from paceline.errors import StartupError
-from paceline.service import server_options
-from paceline.settings import ServiceSettings, parse_settings
+from paceline.process.service import server_options
+from paceline.process.settings import ServiceSettings, parse_settings
 from target_service.config import TargetSettings
 
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.attention import attend_one, causal_mask
-from paceline.engine.kv_cache import Span
-from paceline.engine.short_attention import MAX_LENGTH, attend_short, is_short
+from paceline.engine.attention.common import attend_one, causal_mask
+from paceline.engine.attention.short import MAX_LENGTH, attend_short, is_short
+from paceline.engine.interfaces import Span
 
 SIZE = 8
 

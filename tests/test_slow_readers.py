@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.stream import Stream
+from coordinator.requests.stream import Stream
 from paceline.errors import Overloaded, PeerFailed
 from paceline.types import FinishReason, GenerationFinish, OutputPiece, OutputToken, Usage
 from tests.coordinators import dispatching
@@ -17,7 +17,7 @@ LONG = 300
 
 @pytest.fixture(autouse=True)
 def few_unread_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.stream.UNREAD_TOKENS", UNREAD_TOKENS)
+    monkeypatch.setattr("coordinator.requests.stream.UNREAD_TOKENS", UNREAD_TOKENS)
 
 
 def piece(*token_ids: int, index: int = 0, ends: bool = False) -> OutputPiece:

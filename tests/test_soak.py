@@ -24,8 +24,8 @@ from benchmarks.soak.troubles import ERRORS, HANG, Trouble
 from paceline.builtin import resolve_model
 from paceline.client import Client
 from paceline.errors import PeerFailed
-from paceline.launcher import Endpoint
-from paceline.measure.load import LoadLog, Outcome, run_load
+from paceline.measure.load.load import LoadLog, Outcome, run_load
+from paceline.process.launcher import Endpoint
 from paceline.types import GenerationRequest, TokenIds
 from tests.coordinators import fake_cluster
 from tests.fakes import FakeDrafter, FakeVerifier, HeldVerifier, continuation

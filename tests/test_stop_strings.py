@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.stop_strings import StopStringMatcher, StopStrings
+from coordinator.requests.stop_strings import StopStringMatcher, StopStrings
 
 
 @given(

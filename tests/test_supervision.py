@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline import launcher
 from paceline.errors import PeerFailed, StartupError
-from paceline.launcher import Addresses, ClusterOptions, Endpoint, ServiceProcess, running_cluster
-from paceline.supervision import keep_running
+from paceline.process import launcher
+from paceline.process.launcher import Addresses, ClusterOptions, Endpoint, ServiceProcess, running_cluster
+from paceline.process.supervision import keep_running
 from tests.fake_time import FakeTime
 
 pytestmark = pytest.mark.review
@@ -161,7 +161,7 @@ async def test_what_is_measured_ends_loudly_with_any_of_its_services(cluster: Fa
 async def test_giving_a_service_up_ends_the_cluster_in_order(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.supervision.MOST_STARTS", 1)
+    monkeypatch.setattr("paceline.process.supervision.MOST_STARTS", 1)
     with pytest.raises(StartupError, match="draft ended with status 1: 1 starts in a row"):
         async with cluster.running(supervised=True):
             cluster.services["draft"].start_count = 1

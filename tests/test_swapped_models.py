@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import replica
-from coordinator.clients import RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
+from coordinator.replicas import replica
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from coordinator.serving import running_coordinator
 from paceline.client import Client
 from paceline.errors import PacelineError, PeerUnavailable
-from paceline.instruments import Instruments
-from paceline.metrics import new_registry
-from paceline.rpc import open_channel
+from paceline.observe.metrics import new_registry
+from paceline.process.instruments import Instruments
 from paceline.types import (
     GenerationRequest,
     ModelIdentity,
@@ -29,6 +28,7 @@ from paceline.types import (
     VerifyOutcome,
     VerifyRow,
 )
+from paceline.wire import open_channel
 from tests.checkpoints import write_model
 from tests.clusters import model_server
 from tests.coordinators import dispatching

@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.engine.loader import load_model
-from paceline.engine.reference import HuggingFaceReference
-from paceline.engine.synthetic import files
-from paceline.engine.synthetic.acceptance import count_drafts, measure
-from paceline.engine.synthetic.calibration import Trial, part_of
-from paceline.engine.synthetic.pair import PairOrder, WrittenPair, output_token_ids, write_pair
-from paceline.engine.synthetic.shapes import SHAPES, ModelShape, PairShape
-from paceline.engine.synthetic.successors import draw_successors
-from paceline.engine.synthetic.weights import parameter_count
+from paceline.engine.loading import load_model
 from paceline.errors import InvalidRequest
+from paceline.measure.peers.reference import HuggingFaceReference
+from paceline.measure.synthetic import files
+from paceline.measure.synthetic.acceptance import count_drafts, measure
+from paceline.measure.synthetic.calibration import Trial, part_of
+from paceline.measure.synthetic.pair import PairOrder, WrittenPair, output_token_ids, write_pair
+from paceline.measure.synthetic.shapes import SHAPES, ModelShape, PairShape
+from paceline.measure.synthetic.successors import draw_successors
+from paceline.measure.synthetic.weights import parameter_count
 from paceline.types import GenerationRequest, TokenIds
 from tests.clusters import cluster
 

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from opentelemetry.sdk.trace import TracerProvider
 
-from paceline.telemetry import LogFormat, active_span, configure_logs, forward_library_logs
+from paceline.observe.logs import LogFormat, active_span, configure_logs, forward_library_logs
 from tests.commands import python_code
 
 
@@ -99,8 +99,8 @@ def test_without_opentelemetry_no_span_is_active(monkeypatch: pytest.MonkeyPatch
 
 TROUBLE = """
 import asyncio, logging, threading, warnings
-from paceline.service import run_service
-from paceline.settings import parse_settings
+from paceline.process.service import run_service
+from paceline.process.settings import parse_settings
 from target_service.config import TargetSettings
 from paceline.errors import StartupError
 

@@ -9,9 +9,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from paceline.engine import threads
-from paceline.engine.decoder import Decoder
-from paceline.engine.kv_cache import Attention
-from paceline.engine.loader import load_model
+from paceline.engine.interfaces import Attention
+from paceline.engine.loading import load_model
+from paceline.engine.model.decoder import Decoder
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner

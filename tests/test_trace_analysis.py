@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from paceline.cli.app import app
 from paceline.errors import InvalidRequest
-from paceline.tracing.analysis import (
+from paceline.observe.records import SpanRecord, from_line, read_spans, to_line
+from paceline.observe.report.analysis import (
     HOPS,
     REMEDIES,
     ROUND_HOPS,
@@ -24,9 +25,8 @@ from paceline.tracing.analysis import (
     summarize,
     verdict,
 )
-from paceline.tracing.perfetto import aligned, trace_events
-from paceline.tracing.rendering import hop_table, waterfall
-from paceline.tracing.spans import SpanRecord, from_line, read_spans, to_line
+from paceline.observe.report.perfetto import aligned, trace_events
+from paceline.observe.report.rendering import hop_table, waterfall
 from tests.timelines import Hops, timeline
 
 TYPICAL: Hops = dict(zip(ROUND_HOPS, (0, 1, 1, 2, 0, 10, 3, 4, 30), strict=True))

@@ -15,9 +15,9 @@ import pytest
 
 from paceline.client import NO_RETRIES, Client
 from paceline.errors import CallTimedOut
-from paceline.launcher import Addresses, ClusterOptions, running_cluster, running_service
-from paceline.tracing.analysis import requests_of
-from paceline.tracing.receiver import Receiver, running_receiver
+from paceline.observe.report.analysis import requests_of
+from paceline.observe.report.receiver import Receiver, running_receiver
+from paceline.process.launcher import Addresses, ClusterOptions, running_cluster, running_service
 from paceline.types import GenerationRequest, UserMessage
 from tests.spans import Spans
 from tests.trees import Tree, tree_of

@@ -14,22 +14,22 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
-from coordinator.output import Output, StopRules
-from coordinator.round import RoundReport
-from coordinator.round_tracer import RoundTracer
-from coordinator.sequence import Request, Sequence
-from coordinator.traced_request import TracedRequest
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Request, Sequence
+from coordinator.requests.traced_request import TracedRequest
+from coordinator.rounds.round import RoundReport
+from coordinator.rounds.tracer import RoundTracer
 from paceline.client import Client
 from paceline.codec.generation import request_to_pb
 from paceline.errors import StartupError
-from paceline.rpc import open_channel, running_server
-from paceline.tracing.lean import LeanTracer
-from paceline.tracing.provider import MAX_LINKS
-from paceline.tracing.receiver import Receiver, add_receiver, running_receiver
-from paceline.tracing.setup import tracing
-from paceline.tracing.spans import read_spans
+from paceline.observe.records import read_spans
+from paceline.observe.report.receiver import Receiver, add_receiver, running_receiver
+from paceline.observe.spans.lean import LeanTracer
+from paceline.observe.spans.provider import MAX_LINKS
+from paceline.observe.spans.setup import tracing
 from paceline.types import GenerationRequest, HopTime, TokenIds, Usage
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.wire import open_channel, running_server
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
 from tests.spans import Spans, until

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.clients import RemoteDrafter, RemoteVerifier
-from coordinator.replica import Replica
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
+from coordinator.replicas.replica import Replica
 from paceline.codec.models import model_to_pb
 from paceline.codec.rounds import verify_rows_to_pb
 from paceline.codec.versions import EARLIEST_SERVICE, VERSION, check_service_versions
 from paceline.errors import IncompatiblePair, InvalidRequest, PeerUnavailable
-from paceline.rpc import Exchange, open_channel, translated_errors
 from paceline.types import ProposeRow, ReplicaState, VerifyRow
 from paceline.v1 import common_pb2
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import Exchange, open_channel, translated_errors
 from tests.clusters import model_server
 from tests.conftest import PairOfCheckpoints
 from tests.coordinators import fits

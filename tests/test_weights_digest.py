@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine import weights_digest
-from paceline.engine.weights_digest import LEAST_KEPT_BYTES, RECORD, SETTLED_NS, reading_with_digest
+from paceline.engine.model import weights_digest
+from paceline.engine.model.weights_digest import LEAST_KEPT_BYTES, RECORD, SETTLED_NS, reading_with_digest
 from paceline.errors import ModelNotUsable
 
 pytestmark = pytest.mark.review  # C1

@@ -11,22 +11,23 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from coordinator.background import background
-from coordinator.clients import DRAFT_SERVICE, TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.config import CoordinatorSettings
-from coordinator.discovery import HostPort, parse_addresses, resolve
-from coordinator.replica import Remote, Replica
-from coordinator.replicas import Replicas
-from coordinator.servicer import SERVICE_NAME
+from coordinator.door.servicer import SERVICE_NAME
+from coordinator.protocols import Remote
+from coordinator.replicas.clients import DRAFT_SERVICE, TARGET_SERVICE, RemoteDrafter, RemoteVerifier
+from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
+from coordinator.replicas.replica import Replica
+from coordinator.replicas.replicas import Replicas
 from coordinator.serving import running_coordinator
 from coordinator.startup import wait_for_target
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, connected
 from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
-from paceline.instruments import Instruments
-from paceline.launcher import ClusterOptions
-from paceline.rpc import RunningServer, ServerOptions, open_channel, running_server
-from paceline.rpc.peers import service_at
+from paceline.process.instruments import Instruments
+from paceline.process.launcher import ClusterOptions
 from paceline.security.channels import LOCAL
+from paceline.wire import RunningServer, ServerOptions, open_channel, running_server
+from paceline.wire.peers import service_at
 from tests.certificates import Authority, watched
 from tests.coordinators import fits
 from tests.fakes import FakeVerifier

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from paceline.tracing.analysis import CALL_HOPS, PARTS, ROUND_HOPS
-from paceline.tracing.spans import LinkRecord, SpanRecord
+from paceline.observe.records import LinkRecord, SpanRecord
+from paceline.observe.report.analysis import CALL_HOPS, PARTS, ROUND_HOPS
 
 MILLISECOND_NS = 1_000_000
 Hops = dict[str, int]

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.tracing.spans import SpanRecord
+from paceline.observe.records import SpanRecord
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from paceline.launcher import CORES, ClusterOptions
+from paceline.process.launcher import CORES, ClusterOptions
 from training import draft, outputs, problems, target
 from training.loop import MAX_LENGTH, Progress, bucketed, fit, new_model
 from training.tokenizer import save_tokenizer, train_tokenizer

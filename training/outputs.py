@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from paceline.client import Client
 from paceline.errors import PacelineError
-from paceline.launcher import ClusterOptions, running_cluster
+from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.tasks import side_by_side
 from paceline.types import FinishReason, GenerationRequest, SamplingParameters, TokenIds
 from training.loop import IGNORED

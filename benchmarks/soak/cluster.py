@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.soak.changing_model import ChangingModel
 from paceline.builtin import resolve_model
-from paceline.launcher import HOST, Endpoint, ServiceProcess
+from paceline.process.launcher import HOST, Endpoint, ServiceProcess
 
 ROLES = ("target", "draft", "coordinator")
 _MODULES = {

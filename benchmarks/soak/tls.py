@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trustme
 
-from paceline.launcher import HOST
+from paceline.process.launcher import HOST
 from paceline.security.channels import ChannelSecurity, channel_security
 
 

@@ -11,13 +11,13 @@ import grpc
 from benchmarks.soak.troubles import ERRORS, HANG, Trouble
 from paceline.checks import MAX_ROWS
 from paceline.engine.runner import Runner
-from paceline.engine.serving import serve_model
-from paceline.engine.worker import ModelWorker
-from paceline.rpc import Exchanges
-from paceline.service import run_service, server_options
-from paceline.settings import parse_settings
+from paceline.model_service.serving import serve_model
+from paceline.model_service.worker import ModelWorker
+from paceline.process.service import run_service, server_options
+from paceline.process.settings import parse_settings
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
+from paceline.wire import Exchanges
 from target_service.config import TargetSettings
 from target_service.servicer import SERVICE_NAME, TargetServicer
 from target_service.verifier import Verifier

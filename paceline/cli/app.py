@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 from paceline.cli import bench, demo, equivalence, generate, load, run, synth_pair, trace, up
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
-from paceline.variables import check_variables
+from paceline.process.variables import check_variables
 
 app = typer.Typer(
     name="paceline",

@@ -23,15 +23,15 @@ from paceline.cli.progress import work_progress
 from paceline.cli.prompts import selected_lines
 from paceline.errors import InvalidRequest
 from paceline.files import replace_file
-from paceline.launcher import ClusterOptions
+from paceline.measure.bench.grid import KINDS, LLAMA_CPP, BenchPlan
+from paceline.measure.equivalence.precision import AS_SERVED, DTYPES, Precision
 from paceline.measure.files import prepare_folder
-from paceline.measure.grid import KINDS, LLAMA_CPP, BenchPlan
-from paceline.measure.llama_cpp import check_llama_cpp
-from paceline.measure.precision import AS_SERVED, DTYPES, Precision
+from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
+from paceline.process.launcher import ClusterOptions
 
 if TYPE_CHECKING:
-    from paceline.measure.result import BenchResult
+    from paceline.measure.bench.result import BenchResult
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Reporting:
         self._result: BenchResult | None = None
 
     def run(self, plan: BenchPlan, prompts: list[MeasuredPrompt], input_name: str) -> None:
-        from paceline.measure.bench import Bench, Observer
+        from paceline.measure.bench.bench import Bench, Observer
 
         try:
             with work_progress(Console(stderr=True)) as work:
@@ -130,14 +130,14 @@ class _Reporting:
             self._summarise()
 
     def _measured(self, result: "BenchResult") -> None:
-        from paceline.measure.summary import to_json
+        from paceline.measure.bench.summary import to_json
 
         self._result = result
         replace_file(self._folder / "result.json", to_json(result))
 
     def _summarise(self) -> None:
-        from paceline.measure.bench_report import bench_report
-        from paceline.measure.plots import plot_rounds, plot_throughput
+        from paceline.measure.bench.plots import plot_rounds, plot_throughput
+        from paceline.measure.bench.report import bench_report
 
         if self._result is None:
             return

@@ -15,12 +15,12 @@ import typer
 from paceline.cli.options import ClusterFlags, Command, draft_limit, with_flags
 from paceline.client import NO_RETRIES, Client, Retry, RetryPolicy
 from paceline.errors import InvalidRequest, MethodNotFound, PacelineError, PeerUnavailable, StartupError
-from paceline.launcher import ClusterOptions, running_cluster
-from paceline.rpc import open_channel
-from paceline.rpc.peers import COORDINATOR, service_at, speaks_tls
+from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.supervision import Tell
 from paceline.security.channels import ChannelSecurity, channel_security
-from paceline.supervision import Tell
 from paceline.types import ClusterDescription
+from paceline.wire import open_channel
+from paceline.wire.peers import COORDINATOR, service_at, speaks_tls
 
 NOTICE_INTERVAL_S = 15.0
 

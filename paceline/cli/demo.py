@@ -24,12 +24,12 @@ from paceline.cli.options import (
 from paceline.cli.prompts import PROMPTS
 from paceline.cli.trace import report
 from paceline.client import Client, Completion
-from paceline.launcher import ClusterOptions, running_cluster
-from paceline.tracing.spans import read_spans
+from paceline.observe.records import read_spans
+from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.types import ClusterDescription, GenerationRequest, OutputPiece, OutputToken, UserMessage
 
 if TYPE_CHECKING:
-    from paceline.engine.reference import HuggingFaceReference
+    from paceline.measure.peers.reference import HuggingFaceReference
 
 ACCEPTED_STYLE, OWN_STYLE = "green", "bold yellow"
 
@@ -159,7 +159,7 @@ def _reference(
     options: ClusterOptions, cluster: ClusterDescription, max_new_tokens: int, status: Status
 ) -> list[list[int]]:
     # torch is slow to import, and only this command needs it here.
-    from paceline.engine.reference import HuggingFaceReference
+    from paceline.measure.peers.reference import HuggingFaceReference
 
     reference = HuggingFaceReference(options.target_model, cluster.target.dtype)
     outputs = []

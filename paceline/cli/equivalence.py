@@ -22,14 +22,14 @@ from paceline.cli.options import (
 from paceline.cli.progress import work_progress
 from paceline.cli.prompts import selected_lines
 from paceline.files import replace_file
-from paceline.launcher import ClusterOptions
+from paceline.measure.equivalence.precision import AS_SERVED, NAMED_DTYPES, Precision
 from paceline.measure.files import prepare_folder
-from paceline.measure.precision import AS_SERVED, NAMED_DTYPES, Precision
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
+from paceline.process.launcher import ClusterOptions
 from paceline.text import TextCodec
 
 if TYPE_CHECKING:
-    from paceline.measure.equivalence import Agreement, EquivalencePlan, EquivalenceResult
+    from paceline.measure.equivalence.equivalence import Agreement, EquivalencePlan, EquivalenceResult
 
 RESULT_FILE, TABLE_FILE = "equivalence.json", "equivalence.md"
 
@@ -65,7 +65,7 @@ def command(
     codec = read_text_codec(pair.target_model, pair.draft_model)
     prompts = encode_lines(lines, codec, chat=False, max_prompt_tokens=max_prompt_tokens)
     # torch is slow to import.
-    from paceline.measure.equivalence import EquivalencePlan, EquivalenceResult
+    from paceline.measure.equivalence.equivalence import EquivalencePlan, EquivalenceResult
 
     plan = EquivalencePlan(replace(pair, draft_count=draft_count), max_new_tokens, batches, chosen, precisions)
     result = EquivalenceResult(
@@ -85,7 +85,7 @@ class _Reporting:
         self._console = Console(highlight=False, soft_wrap=True)
 
     def run(self, plan: "EquivalencePlan", prompts: list[MeasuredPrompt]) -> "EquivalenceResult":
-        from paceline.measure.equivalence import Equivalence, Observer
+        from paceline.measure.equivalence.equivalence import Equivalence, Observer
 
         try:
             with work_progress(Console(stderr=True)) as work:
@@ -96,7 +96,7 @@ class _Reporting:
         return self._result
 
     def _agreed(self, agreement: "Agreement") -> None:
-        from paceline.measure.equivalence_report import mismatch_lines
+        from paceline.measure.equivalence.report import mismatch_lines
 
         self._result = replace(self._result, agreements=(*self._result.agreements, agreement))
         replace_file(self._folder / RESULT_FILE, self._result.to_json())
@@ -104,7 +104,7 @@ class _Reporting:
             self._console.print(line, style="red" if agreement.failed else "dim", markup=False)
 
     def _summarise(self) -> None:
-        from paceline.measure.equivalence_report import category_table, equivalence_table
+        from paceline.measure.equivalence.report import category_table, equivalence_table
 
         if not self._result.agreements:
             return

@@ -23,7 +23,7 @@ from paceline.cli.options import (
     with_cluster_flags,
     with_sampling_flags,
 )
-from paceline.launcher import ClusterOptions
+from paceline.process.launcher import ClusterOptions
 from paceline.types import ClusterDescription, GenerationFinish, GenerationRequest, SamplingParameters
 
 

@@ -26,13 +26,13 @@ from paceline.cli.options import (
 )
 from paceline.cli.prompts import PROMPTS
 from paceline.errors import StartupError
-from paceline.launcher import ClusterOptions
-from paceline.measure.arrivals import poisson_arrivals
 from paceline.measure.figures import check_plots
 from paceline.measure.files import prepare_folder
-from paceline.measure.load import LoadLog, run_load
-from paceline.measure.load_files import write_json, write_plot
-from paceline.measure.load_summary import Objectives, summarize
+from paceline.measure.load.arrivals import poisson_arrivals
+from paceline.measure.load.files import write_json, write_plot
+from paceline.measure.load.load import LoadLog, run_load
+from paceline.measure.load.summary import Objectives, summarize
+from paceline.process.launcher import ClusterOptions
 from paceline.prompt_file import read_lines
 from paceline.types import ClusterDescription, GenerationRequest, SamplingParameters
 

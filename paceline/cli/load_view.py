@@ -2,8 +2,8 @@
 
 from rich.table import Table
 
-from paceline.measure.load import LoadLog, Outcome
-from paceline.measure.load_summary import LoadSummary, Percentiles
+from paceline.measure.load.load import LoadLog, Outcome
+from paceline.measure.load.summary import LoadSummary, Percentiles
 
 RECENT_S = 5.0
 """What rates that are shown as current look back on."""

@@ -16,8 +16,8 @@ from rich.console import Console
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.client import Completion
 from paceline.errors import InvalidRequest
-from paceline.launcher import ClusterOptions
-from paceline.supervision import Tell
+from paceline.process.launcher import ClusterOptions
+from paceline.process.supervision import Tell
 from paceline.types import ClusterDescription, Prompt, SamplingParameters, Text, UserMessage
 
 Result = TypeVar("Result")

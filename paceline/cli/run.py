@@ -32,7 +32,7 @@ from paceline.cli.progress import progress_bar
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
 from paceline.files import check_distinct
-from paceline.launcher import ClusterOptions
+from paceline.process.launcher import ClusterOptions
 from paceline.prompt_file import InputLine, read_lines
 from paceline.tasks import side_by_side
 from paceline.types import ClusterDescription, GenerationRequest, ModelDescription, SamplingParameters

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from paceline.engine.synthetic.shapes import SHAPES
+from paceline.measure.synthetic.shapes import SHAPES
 
 if TYPE_CHECKING:
-    from paceline.engine.synthetic.acceptance import Acceptance
-    from paceline.engine.synthetic.files import ModelFiles
+    from paceline.measure.synthetic.acceptance import Acceptance
+    from paceline.measure.synthetic.files import ModelFiles
 
 
 def command(
@@ -30,7 +30,7 @@ def command(
     if shape not in SHAPES:
         raise typer.BadParameter(f"{shape!r} is not one of {', '.join(SHAPES)}", param_hint="--shape")
     # torch is slow to import, and `paceline` runs where it is not installed.
-    from paceline.engine.synthetic.pair import PairOrder, write_pair
+    from paceline.measure.synthetic.pair import PairOrder, write_pair
 
     console = Console(highlight=False)
     order = PairOrder(shape, SHAPES[shape], output, acceptance, factor, dtype, seed)

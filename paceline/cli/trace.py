@@ -8,12 +8,12 @@ from rich.console import Console
 
 from paceline.cli.options import run_async
 from paceline.errors import InvalidRequest
-from paceline.rpc import termination
-from paceline.tracing.analysis import RequestTrace, requests_of, summarize, verdict
-from paceline.tracing.perfetto import write_perfetto
-from paceline.tracing.receiver import running_receiver
-from paceline.tracing.rendering import LEAST_WIDTH, hop_table, waterfall
-from paceline.tracing.spans import SpanRecord, read_spans
+from paceline.observe.records import SpanRecord, read_spans
+from paceline.observe.report.analysis import RequestTrace, requests_of, summarize, verdict
+from paceline.observe.report.perfetto import write_perfetto
+from paceline.observe.report.receiver import running_receiver
+from paceline.observe.report.rendering import LEAST_WIDTH, hop_table, waterfall
+from paceline.wire import termination
 
 
 def command(

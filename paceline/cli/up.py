@@ -10,9 +10,9 @@ from rich.console import Console
 from paceline.cli.options import run_async, teller, with_cluster_flags
 from paceline.client import describe_target
 from paceline.errors import PacelineError
-from paceline.launcher import ClusterOptions, running_cluster
 from paceline.numerics import promise
-from paceline.rpc import termination
+from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.wire import termination
 
 PORTS = ClusterOptions(coordinator_port=7700, draft_port=7701, target_port=7702, metrics_port=7710, log_level="info")
 """Where neither a flag nor a variable says otherwise."""

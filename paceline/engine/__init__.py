@@ -1,5 +1,5 @@
-"""The model engine: the only part of the shared library that imports torch.
+"""The model engine, which imports torch.
 
-`loader` reads a checkpoint, `kv_pool` holds keys and values by sequence, `attention` reads them, `runner` makes one
-packed pass over the rows of a group, `sampling` turns logits into choices, `worker` gives it all one thread.
+`interfaces` is the ground. `model` reads a checkpoint, `cache` holds keys and values by sequence, `attention` reads
+them, `runner` makes one packed pass over the rows of a group, `sampling` turns logits into choices.
 """

@@ -5,7 +5,7 @@ from typing import Literal
 import structlog
 import torch
 
-from paceline.engine.model import LoadedModel
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.errors import StartupError
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.kv_cache import KvCache, Span
-from paceline.engine.model import LoadedModel
+from paceline.engine.interfaces import KvCache, Span
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.threads import pass_threads
 
 STRICT_ROWS = 64

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.checks import DECODED_TOKENS
-from paceline.engine.kv_cache import KvCache, let_go
+from paceline.engine.interfaces import KvCache, let_go
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import Piece
 from paceline.errors import PacelineError

@@ -13,20 +13,20 @@ from typing import TypeVar
 import torch
 
 from paceline.checks import DECODED_TOKENS, RowLimits, check_sequence_id
-from paceline.engine.blocks import BlockPasses
-from paceline.engine.blocks.choice import is_plain
-from paceline.engine.blocks.passes import MAX_NEW_TOKENS
-from paceline.engine.dense_cache import DenseCache
-from paceline.engine.identity import kernels_of, model_digest
-from paceline.engine.kv_cache import KvCache, let_go
-from paceline.engine.kv_pool import KvPool
+from paceline.engine.cache.dense import DenseCache
+from paceline.engine.cache.paged import KvPool
+from paceline.engine.cache.prefixes import Prefixes
+from paceline.engine.fixed_shapes import BlockPasses
+from paceline.engine.fixed_shapes.choice import is_plain
+from paceline.engine.fixed_shapes.passes import MAX_NEW_TOKENS
+from paceline.engine.interfaces import KvCache, let_go
 from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
-from paceline.engine.model import LoadedModel
+from paceline.engine.model.identity import kernels_of, model_digest
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
-from paceline.engine.prefixes import Prefixes
 from paceline.engine.rules import SequenceRules, rule_of
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
 from paceline.scope import RowT

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from paceline.engine.attention import ATTENTION_NAME
-from paceline.engine.blocks import BlockPasses
-from paceline.engine.compiled_decoder import CompiledDecoder
-from paceline.engine.kv_pool import KvPool
+from paceline.engine.attention.common import ATTENTION_NAME
+from paceline.engine.cache.paged import KvPool
+from paceline.engine.fixed_shapes import BlockPasses
 from paceline.engine.memory import is_out_of_memory
-from paceline.engine.model import LoadedModel
+from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.passes import FastPasses, Piece
 from paceline.engine.threads import using_threads
 from paceline.errors import ModelNotUsable

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from paceline.client import Client, describe_draft, describe_target
-from paceline.launcher import Addresses, ClusterOptions, running_cluster
 from paceline.measure.rounds import Counters, rounds_between
 from paceline.measure.system import Measured
+from paceline.process.launcher import Addresses, ClusterOptions, running_cluster
 from paceline.types import GenerationRequest, TokenIds
 
 

@@ -49,7 +49,7 @@ def read_text_codec(target_model: str, draft_model: str) -> TextCodec:
     """Read the target's tokenizer and see that the draft's is the same. Raises a StartupError, or TokenizerNotFound."""
     # Slow to import, and not every installation has it.
     with named_extras():
-        from paceline.engine.checkpoint import find_checkpoint, read_tokenizer
+        from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 
     found = [(model, read_tokenizer(find_checkpoint(model))) for model in (draft_model, target_model)]
     codecs = [(model, TextCodec(files)) for model, files in found if files]

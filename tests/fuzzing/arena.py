@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
-from coordinator.clients import RemoteDrafter, RemoteVerifier
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.builtin import __file__ as builtin_file
 from paceline.engine.options import EngineOptions
-from paceline.engine.reference import HuggingFaceReference
-from paceline.rpc import open_channel
-from paceline.tracing.provider import make_provider, make_tracer
+from paceline.measure.peers.reference import HuggingFaceReference
+from paceline.observe.spans.provider import make_provider, make_tracer
 from paceline.types import GenerationRequest, SamplingParameters, TokenIds
+from paceline.wire import open_channel
 from tests.checkpoints import write_model, write_related_draft
 from tests.clusters import Cluster, cluster
 from tests.fuzzing.calls import PATIENCE_S, Answer, Call, complaint, named_sequences, row_statuses, send

@@ -13,9 +13,9 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from hypothesis import strategies as st
 
-from coordinator.limits import MAX_REQUEST_BYTES
+from coordinator.door.limits import MAX_REQUEST_BYTES
 from paceline.codec.status import DOMAIN
-from paceline.rpc.limits import MAX_MESSAGE_BYTES
+from paceline.security.limits import MAX_MESSAGE_BYTES
 from paceline.v1 import draft_service_pb2, generation_service_pb2, target_service_pb2
 from tests.fuzzing.messages import payloads
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from paceline.rpc import open_channel
+from paceline.wire import open_channel
 from tests.fuzzing.calls import METHODS, Call, send
 from tests.fuzzing.messages import MUTATIONS
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from paceline.engine.kv_cache import Span
+from paceline.engine.interfaces import Span
 
 log = structlog.get_logger()
 

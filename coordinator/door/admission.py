@@ -1,0 +1,262 @@
+"""Turn a request into a sequence, or say what is wrong with it."""
+
+import hashlib
+import secrets
+import sys
+from array import array
+from collections.abc import Sequence as Tokens
+
+from coordinator.door.limits import NO_LIMITS, RequestLimits
+from coordinator.door.served import Served, named
+from coordinator.requests.committed_tokens import CommittedTokens, packed
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.sequence import Request, Sequence
+from coordinator.requests.stream import Stream
+from paceline.checks import MAX_DRAFT_COUNT, check_token_ids
+from paceline.detokenizer import TokenDecoder
+from paceline.errors import InvalidRequest, ModelChanged
+from paceline.sampling_checks import check_min_new_tokens, check_sampling, check_top_logprob_count
+from paceline.text import TextCodec
+from paceline.types import (
+    GREEDY,
+    ChoiceRule,
+    GenerationRequest,
+    Prompt,
+    ReceivedOutput,
+    SamplingParameters,
+    TokenIds,
+    Usage,
+)
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of all stop strings of a request together: each is looked for in all its outputs."""
+MAX_STOP_TOKEN_IDS = 1024
+"""They go with every row of every round."""
+MAX_SHRINKAGE = 4
+"""Characters that normalizing makes one of, at most, where it composes them. A tokenizer that drops spaces may make one
+of more, and so may one that knows no bytes, of an unknown word: texts of little else are refused though they might fit.
+"""
+
+
+class Admission:
+    def __init__(self, served: Served, *, default_max_new_tokens: int, limits: RequestLimits = NO_LIMITS) -> None:
+        self.served = served
+        self._decoder = TokenDecoder(served.text.tokenizer) if served.text else None
+        self._default_max_new_tokens = limits.default_output_tokens(default_max_new_tokens)
+        self._limits = limits
+
+    def admit(self, request: GenerationRequest) -> Request:
+        """Check and tokenize; return a request with a sequence for each output that has not ended.
+
+        InvalidRequest names the field that is wrong; ModelChanged says that another model is served than asked for.
+        """
+        self._check_model(request.model_digest)
+        self._limits.check(request)
+        self._check_stop_token_ids(request.stop_token_ids)
+        check_top_logprob_count(request.top_logprob_count)
+        received = self._received(request)
+        stop_strings = self._stop_strings(request)
+        prompt = self._encode(request.prompt)
+        rules = StopRules(
+            max_new_tokens=self._max_new_tokens(request, len(prompt)),
+            end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self.served.target.end_token_ids),
+            stop_token_ids=frozenset(request.stop_token_ids),
+            stop_strings=stop_strings,
+        )
+        self._check_sampling(request.sampling, rules)
+        left = [one for one in received if not one.ended]
+        admitted = Request(Stream(len(left)), secrets.randbits(64) if request.seed is None else request.seed)
+        admitted.sequences = [self._sequence(request, prompt, rules, admitted, one) for one in left]
+        return admitted
+
+    def _sequence(
+        self,
+        request: GenerationRequest,
+        prompt: "array[int]",
+        rules: StopRules,
+        admitted: Request,
+        received: ReceivedOutput,
+    ) -> Sequence:
+        own_seed = completion_seed(admitted.seed, received.completion_index)
+        sequence = Sequence(
+            # 128 random bits: ids of several coordinators differ, and knowing some tells nothing of others.
+            sequence_id=secrets.token_hex(16),
+            token_ids=CommittedTokens(prompt),
+            output=Output(rules, self._decoder),
+            max_draft_count=self._max_draft_count(request),
+            usage=Usage(prompt_count=len(prompt)),
+            request=admitted,
+            completion_index=received.completion_index,
+            rule=_choice_rule(request.sampling, own_seed, len(prompt), rules),
+            seed=own_seed,
+            top_logprob_count=request.top_logprob_count,
+        )
+        if received.token_ids:
+            _resume(sequence, received)
+        return sequence
+
+    def _check_model(self, wanted: str) -> None:
+        served = self.served.target
+        # A target that does not tell which model it is was known by its name to whoever began.
+        if wanted and (own := served.identity.model_digest) and wanted != own:
+            raise ModelChanged(
+                f"model_digest is {wanted[:12]!r}, which what was received is of, and {named(served)} is served now; "
+                "leave both out to begin anew, or ask where the other model is served"
+            )
+
+    def _received(self, request: GenerationRequest) -> list[ReceivedOutput]:
+        """Return what the client has of each output, by completion index."""
+        if request.received_outputs and request.seed is None:
+            raise InvalidRequest(
+                "received_outputs are there and seed is not; give the seed that the first message of their stream told",
+                field="seed",
+            )
+        received = {index: ReceivedOutput(index) for index in range(request.completion_count)}
+        named: set[int] = set()
+        for one in request.received_outputs:
+            index = one.completion_index
+            if index not in received:
+                raise _wrong_received(f"names output {index}; give 0 to {request.completion_count - 1}")
+            if index in named:
+                raise _wrong_received(
+                    f"names output {index} twice; give all of it once (received_token_ids is output 0)"
+                )
+            check_token_ids(one.token_ids, self.served.target.vocabulary_size, "received_outputs.token_ids")
+            named.add(index)
+            received[index] = one
+        if all(one.ended for one in received.values()):
+            raise _wrong_received(f"says that all {len(received)} outputs have ended; nothing is left to ask for")
+        return list(received.values())
+
+    def _check_stop_token_ids(self, token_ids: tuple[int, ...]) -> None:
+        if len(token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids has {len(token_ids)} entries; give {MAX_STOP_TOKEN_IDS} at most",
+                field="stop_token_ids",
+            )
+        check_token_ids(token_ids, self.served.target.vocabulary_size, "stop_token_ids")
+
+    def _check_sampling(self, sampling: SamplingParameters, rules: StopRules) -> None:
+        vocabulary_size = self.served.target.vocabulary_size
+        check_sampling(sampling, vocabulary_size)
+        check_min_new_tokens(sampling, rules.end_token_ids | rules.stop_token_ids, vocabulary_size)
+        if sampling.min_new_tokens > rules.max_new_tokens:
+            raise InvalidRequest(
+                f"min_new_tokens is {sampling.min_new_tokens}, more than the {rules.max_new_tokens} of max_new_tokens",
+                field="sampling.min_new_tokens",
+            )
+
+    def _encode(self, prompt: Prompt) -> "array[int]":
+        """Refuse a prompt for its length before all that takes time for it."""
+        token_ids: Tokens[int]
+        if isinstance(prompt, TokenIds):
+            token_ids = prompt.values
+        elif self.served.text:
+            self._check_text(prompt.value, self.served.text)
+            token_ids = self.served.text.encode(prompt)
+        else:
+            raise InvalidRequest("the models have no tokenizer; send the prompt as token_ids", field="prompt")
+        if not token_ids:
+            raise InvalidRequest("prompt is empty; give it at least one token", field="prompt")
+        self._limits.check_prompt(len(token_ids))
+        self._check_room(len(token_ids))
+        check_token_ids(token_ids, self.served.target.vocabulary_size, "prompt.token_ids")
+        return packed(token_ids)
+
+    def _check_text(self, text: str, codec: TextCodec) -> None:
+        """Raise InvalidRequest for a text that cannot fit, were each of its tokens the longest there is."""
+        most = min(self.served.target.longest_sequence, self._limits.max_prompt_tokens or sys.maxsize)
+        most_characters = MAX_SHRINKAGE * codec.longest_token_characters * most
+        if len(text) > most_characters:
+            raise InvalidRequest(
+                f"prompt has {len(text)} characters; give {most_characters} at most: no more can fit into the {most} "
+                "tokens that are taken here",
+                field="prompt",
+            )
+
+    def _check_room(self, prompt_count: int) -> None:
+        most = self.served.target.longest_sequence
+        if prompt_count >= most:
+            raise InvalidRequest(
+                f"prompt has {prompt_count} tokens and leaves no room for output: {self._limited_by} {most} tokens, "
+                "prompt and output together",
+                field="prompt",
+            )
+
+    @property
+    def _limited_by(self) -> str:
+        target = self.served.target
+        is_model = target.longest_sequence == target.max_length
+        return "the model takes" if is_model else "the target's whole cache holds"
+
+    def _max_new_tokens(self, request: GenerationRequest, prompt_count: int) -> int:
+        most = self.served.target.longest_sequence
+        room = most - prompt_count
+        if request.max_new_tokens is None:
+            return min(self._default_max_new_tokens, room)
+        if not 1 <= request.max_new_tokens <= room:
+            raise InvalidRequest(
+                f"max_new_tokens is {request.max_new_tokens}; after a prompt of {prompt_count} tokens there is room "
+                f"for 1 to {room}: {self._limited_by} {most}",
+                field="max_new_tokens",
+            )
+        return request.max_new_tokens
+
+    def _max_draft_count(self, request: GenerationRequest) -> int:
+        if request.max_draft_count is None:
+            return MAX_DRAFT_COUNT
+        if request.max_draft_count < 0:
+            raise InvalidRequest(
+                f"max_draft_count is {request.max_draft_count}; 0 turns speculation off, more caps it",
+                field="max_draft_count",
+            )
+        return min(request.max_draft_count, MAX_DRAFT_COUNT)
+
+    def _stop_strings(self, request: GenerationRequest) -> tuple[str, ...]:
+        stops = request.stop_strings
+        if len(stops) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"stop_strings has {len(stops)} entries; give {MAX_STOP_STRINGS} at most", field="stop_strings"
+            )
+        if (character_count := sum(map(len, stops))) > MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop_strings have {character_count} characters; give {MAX_STOP_CHARACTERS} at most, all together",
+                field="stop_strings",
+            )
+        if "" in stops:
+            raise InvalidRequest(
+                "stop_strings holds an empty string, which would match anywhere; drop it", field="stop_strings"
+            )
+        if stops and not self.served.text:
+            raise InvalidRequest(
+                "stop_strings need a tokenizer, which the models lack; use stop_token_ids", field="stop_strings"
+            )
+        return stops
+
+
+def _wrong_received(words: str) -> InvalidRequest:
+    return InvalidRequest(f"received_outputs {words}", field="received_outputs")
+
+
+def _resume(sequence: Sequence, received: ReceivedOutput) -> None:
+    sequence.resume(received.token_ids)
+    if sequence.output.finish_reason and sequence.output.count < len(received.token_ids):
+        raise _wrong_received(
+            f"has {len(received.token_ids)} tokens of output {received.completion_index}, which ends after "
+            f"{sequence.output.count} ({sequence.output.finish_reason.value}); give the request they came from"
+        )
+
+
+def completion_seed(seed: int, index: int) -> int:
+    """Seed of one of a request's outputs: the request's own for output 0, a hash of it and the index for others."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _choice_rule(sampling: SamplingParameters, seed: int, prompt_count: int, rules: StopRules) -> ChoiceRule:
+    if sampling == GREEDY.sampling:
+        return GREEDY
+    return ChoiceRule(sampling, seed, prompt_count, tuple(sorted(rules.end_token_ids | rules.stop_token_ids)))

@@ -1,0 +1,150 @@
+"""The model that is served, and the rule by which another takes its place.
+
+- While a target is left that was seen to be like what is served, every other has to be like it, and to take sequences
+  as long; else it is refused.
+- When none is left, the next target that answers says what is served from then on. What was asked of another model
+  ends, for its tokens are that one's; of the same model, only what no longer fits.
+
+Every target and draft is judged here, the first target too. Knows nothing of rounds or calls of clients.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from coordinator.door.admission import Admission
+from coordinator.door.served import Served, check_pair, check_same_model, differing_field, named
+from coordinator.protocols import Remote, RemoteTarget
+from coordinator.replicas.replica import CHECK_TIMEOUT_S, Replica
+from coordinator.requests.sequence import Sequence
+from paceline.errors import IncompatiblePair, ModelChanged, ModelNotUsable, PacelineError, PeerUnavailable
+from paceline.text import TextCodec
+from paceline.types import ModelDescription
+
+log = structlog.get_logger()
+
+
+class Targets(Protocol):
+    def has_fitting(self, besides: Replica[Remote]) -> bool:
+        """Whether another one is left that was seen to fit."""
+        ...
+
+    def end(self, reason: Callable[[Sequence], PacelineError | None]) -> None:
+        """End what was asked and has not ended, where there is a reason."""
+        ...
+
+
+class Drafts(Protocol):
+    def look_anew(self, reason: PacelineError) -> None:
+        """Ask none of them before it was looked at again."""
+        ...
+
+
+class CurrentModel:
+    def __init__(self, make_admission: Callable[[Served], Admission], targets: Targets, drafts: Drafts) -> None:
+        self._make_admission = make_admission
+        self._targets = targets
+        self._drafts = drafts
+        self._admission: Admission | None = None
+        self._other_kernels: set[str] = set()
+
+    @property
+    def admission(self) -> Admission:
+        """Of requests for what is served now; another object whenever that changes. Only once a target was there."""
+        assert self._admission
+        return self._admission
+
+    @property
+    def target(self) -> ModelDescription:
+        """What is served now, as the target described it that was there first."""
+        return self.admission.served.target
+
+    async def check_target(self, replica: Replica[RemoteTarget], model: ModelDescription) -> None:
+        """Raise IncompatiblePair unless the model is like what is served. It is what is served where none is left."""
+        if not self._targets.has_fitting(replica):
+            await self._replace(replica, model)
+        self._check_like(model)
+
+    async def check_draft(self, replica: Replica[Remote], model: ModelDescription) -> None:
+        """Raise IncompatiblePair unless the model can draft for what is served."""
+        check_pair(model, self.target)
+
+    async def _replace(self, replica: Replica[RemoteTarget], model: ModelDescription) -> None:
+        before = self._admission
+        if before and differing_field(model, before.served.target) is None:
+            self._resize(before.served, model)
+            return
+        text = await _read_tokenizer(replica.remote, model)
+        if self._admission is not before or self._targets.has_fitting(replica):
+            await self.check_target(replica, model)  # another was faster
+            return
+        self._admission = self._make_admission(Served(model, text))
+        self._other_kernels.clear()
+        if before:
+            self._end_all(before.served.target, model)
+
+    def _end_all(self, before: ModelDescription, now: ModelDescription) -> None:
+        log.warning("another model is served", before=named(before), now=named(now))
+        words = (
+            f"{named(before)} was served, and {named(now)} has taken its place; what was received is of the former: "
+            "ask again without received_outputs and model_digest, or where the former is served"
+        )
+        self._targets.end(lambda sequence: ModelChanged(words))
+        self._drafts.look_anew(PeerUnavailable("another target model is served; whether it fits is looked at"))
+
+    def _resize(self, served: Served, model: ModelDescription) -> None:
+        """Serve the same model with the limits that it has now."""
+        if model.lasting == served.target.lasting:
+            return
+        self._tell_kernels(model)
+        self._admission = self._make_admission(Served(model, served.text))
+        longest, before = model.longest_sequence, served.target.longest_sequence
+        if longest >= before:
+            return
+        log.warning("the target takes shorter sequences than before", before=before, now=longest)
+
+        def reason(sequence: Sequence) -> PacelineError | None:
+            most = len(sequence.token_ids) + sequence.output.remaining_count
+            if most <= longest:
+                return None
+            return PeerUnavailable(
+                f"the request may come to {most} tokens, and the target that is there now takes {longest} at most; "
+                "ask for fewer with max_new_tokens, or where a larger cache is"
+            )
+
+        self._targets.end(reason)
+
+    def _check_like(self, model: ModelDescription) -> None:
+        check_same_model(model, self.target)
+        if model.longest_sequence < self.target.longest_sequence:
+            raise IncompatiblePair(
+                f"a target replica takes sequences of {model.longest_sequence} tokens, and what is served "
+                f"{self.target.longest_sequence}: what was accepted could not go on there; give it as much --kv-memory"
+            )
+        self._tell_kernels(model)
+
+    def _tell_kernels(self, model: ModelDescription) -> None:
+        if model.kernels == self.target.kernels or model.kernels in self._other_kernels:
+            return
+        self._other_kernels.add(model.kernels)
+        log.warning(
+            "a target replica computes with other kernels than the first: an output that goes on there may be "
+            "rounded otherwise, which decides between close logits; strict numerics refuse that",
+            kernels=model.kernels,
+            first=self.target.kernels,
+        )
+
+
+async def _read_tokenizer(remote: RemoteTarget, model: ModelDescription) -> TextCodec | None:
+    """Return the model's tokenizer, and of no other that took its place at the address meanwhile."""
+    files = await remote.download_tokenizer()
+    again = await remote.describe(CHECK_TIMEOUT_S)
+    if (again.identity, again.lasting) != (model.identity, model.lasting):
+        raise PeerUnavailable(f"{named(model)} was replaced while its tokenizer was read")
+    try:
+        # A large one takes half a second.
+        return await asyncio.to_thread(TextCodec, files) if files else None
+    except ModelNotUsable as error:
+        raise IncompatiblePair(error.message) from error

@@ -1,0 +1,161 @@
+"""What becomes of requests: metrics, and one log line for each at its end.
+
+Owns the clock of a request; knows nothing of rounds. No text of a prompt or an output passes through here.
+"""
+
+import secrets
+import time
+from collections import Counter as Counts
+from collections.abc import Callable
+from dataclasses import asdict
+
+import grpc
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from coordinator.requests.sequence import Request
+from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed
+from paceline.observe.logs import active_span
+from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
+from paceline.types import FinishReason, OutputPiece
+
+log = structlog.get_logger()
+
+Clock = Callable[[], float]
+_OUR_FAULT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
+_CODES = (
+    *(grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED),
+    *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION),
+    *_OUR_FAULT,
+)
+
+
+class RequestMetrics:
+    """How requests fare, in the meanings of vLLM where it has the metric too."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"paceline_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = REQUEST_BUCKETS_S) -> Histogram:
+            return Histogram(f"paceline_{name}", text, buckets=buckets, registry=registry)
+
+        self.ended = counter("requests", "Requests that ended, by gRPC status.", "code")
+        self.rejected = counter("requests_rejected", "Requests refused before they were queued.", "reason")
+        self.completions = counter("completions", "Outputs that ended, by what ended them.", "finish_reason")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts that were queued.")
+        self.queued = histogram("request_queue_seconds", "Time from queueing to the first round.")
+        self.first_token = histogram("time_to_first_token_seconds", "Time from a request to its first token.")
+        self.per_token = histogram(
+            "time_per_output_token_seconds",
+            "Mean time between the tokens of an output after the first.",
+            ROUND_BUCKETS_S,
+        )
+        self.duration = histogram("request_duration_seconds", "Time from a request to its end, if that was a success.")
+        # Those that are to be expected exist from the start: a rate misses the step from nothing to one.
+        for code in _CODES:
+            self.ended.labels(code.name)
+        for error in (InvalidRequest, Overloaded):
+            self.rejected.labels(error.reason)
+        for reason in set(FinishReason) - {FinishReason.UNSPECIFIED}:
+            self.completions.labels(reason.value)
+
+
+class RequestRecord:
+    """One request, from its arrival to its end."""
+
+    def __init__(self, metrics: RequestMetrics, clock: Clock = time.perf_counter) -> None:
+        self.request_id = secrets.token_hex(8)
+        self.queued: Request | None = None
+        """Once it is."""
+        self._metrics = metrics
+        self._clock = clock
+        # Looked up now, for the request may end outside of its span.
+        self._span = active_span()
+        self._began_s = clock()
+        self._first_token_s: dict[int, float] = {}
+        """By completion, when its first token was sent."""
+        self._sent_counts: Counts[int] = Counts()
+        self._finish_reasons: list[str] = []
+        self._error: PacelineError | None = None
+
+    def queue(self, request: Request) -> None:
+        """It waits for a target or has one: from now on it can fail, but not be refused."""
+        self.queued = request
+        self._metrics.prompt_tokens.inc(request.prompt_count)
+
+    def deliver(self, piece: OutputPiece) -> None:
+        """A piece is about to be sent."""
+        now, index = self._clock(), piece.completion_index
+        if piece.tokens and not self._first_token_s:
+            self._metrics.first_token.observe(now - self._began_s, self._exemplar)
+        if piece.tokens:
+            self._first_token_s.setdefault(index, now)
+            self._sent_counts[index] += len(piece.tokens)
+        if piece.finish:
+            self._finish_reasons.append(piece.finish.reason.value)
+            self._metrics.completions.labels(piece.finish.reason.value).inc()
+            if (later_count := self._sent_counts[index] - 1) > 0:
+                self._metrics.per_token.observe((now - self._first_token_s[index]) / later_count, self._exemplar)
+
+    def fail(self, error: Exception) -> None:
+        """It is about to end with this error."""
+        self._error = error if isinstance(error, PacelineError) else PeerFailed("unexpected")
+
+    def end(self, code: grpc.StatusCode) -> None:
+        """It ended, however that came: count it, and write its line."""
+        duration_s = self._clock() - self._began_s
+        self._metrics.ended.labels(code.name).inc()
+        if self._error and not self.queued:
+            self._metrics.rejected.labels(self._error.reason).inc()
+        if code is grpc.StatusCode.OK:
+            self._metrics.duration.observe(duration_s, self._exemplar)
+        queued_s = self._queued_s(duration_s)
+        if queued_s is not None:
+            self._metrics.queued.observe(queued_s, self._exemplar)
+        self._write_line(code, duration_s, queued_s)
+
+    def _write_line(self, code: grpc.StatusCode, duration_s: float, queued_s: float | None) -> None:
+        usages = [sequence.usage for sequence in self.queued.sequences] if self.queued else []
+        write = log.warning if code in _OUR_FAULT else log.info
+        write(
+            "request ended",
+            request_id=self.request_id,
+            code=code.name,
+            **self._why(),
+            prompt_tokens=usages[0].prompt_count if usages else None,
+            output_tokens=sum(usage.output_count for usage in usages),
+            rounds=sum(usage.round_count for usage in usages),
+            drafted=sum(usage.drafted_count for usage in usages),
+            accepted=sum(usage.accepted_count for usage in usages),
+            queued_s=_rounded(queued_s),
+            time_to_first_token_s=_rounded(self._time_to_first_token_s()),
+            duration_s=_rounded(duration_s),
+            **(asdict(self._span) if self._span else {}),
+        )
+
+    @property
+    def _exemplar(self) -> Exemplar:
+        return exemplar_of(self._span)
+
+    def _why(self) -> dict[str, str | list[str]]:
+        """The reason behind the code. The error's message stays out: it may quote the request."""
+        if self._error is None:
+            return {"finish_reasons": self._finish_reasons}
+        field = self._error.field if isinstance(self._error, InvalidRequest) else ""
+        return {"reason": self._error.reason, **({"field": field} if field else {})}
+
+    def _queued_s(self, duration_s: float) -> float | None:
+        """Time until the last of its sequences had its first round, or until the end where one had none."""
+        if not self.queued:
+            return None
+        waits_s = [one.until_first_round_s for one in self.queued.sequences]
+        return max(duration_s if wait_s is None else wait_s for wait_s in waits_s)
+
+    def _time_to_first_token_s(self) -> float | None:
+        return min(self._first_token_s.values()) - self._began_s if self._first_token_s else None
+
+
+def _rounded(seconds: float | None) -> float | None:
+    """To microseconds: more is noise."""
+    return None if seconds is None else round(seconds, 6)

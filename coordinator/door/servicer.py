@@ -1,0 +1,154 @@
+"""Answer GenerationService calls: translate, queue, stream."""
+
+import copy
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import grpc
+
+from coordinator.door.admission import Admission
+from coordinator.door.admission_threads import AdmissionThreads
+from coordinator.door.current_model import CurrentModel
+from coordinator.door.field_count import check_field_count
+from coordinator.door.record import RequestMetrics, RequestRecord
+from coordinator.door.tracer import begin_request, end_request
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.placement.dispatcher import Dispatcher
+from coordinator.requests.sequence import Request
+from coordinator.rounds.statistics import Statistics
+from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.errors import PacelineError
+from paceline.types import ClusterDescription, GenerationAccepted, ReplicaDescription
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.wire import ended_code, parsed
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What `DescribeCluster` tells of the settings."""
+
+    batch_size: int
+    draft_count: int | None
+    """None: what pays best."""
+    policy: str
+    lane_count: int
+    shows_addresses: bool
+    """Whether callers are told where replicas are."""
+
+
+class GenerationServicer:
+    def __init__(
+        self,
+        facts: Facts,
+        model: CurrentModel,
+        threads: AdmissionThreads,
+        dispatcher: Dispatcher,
+        drafter: ReplicatedDrafter,
+        statistics: Statistics,
+        metrics: RequestMetrics,
+    ) -> None:
+        self._facts = facts
+        self._model = model
+        self._threads = threads
+        self._dispatcher = dispatcher
+        self._drafter = drafter
+        self._statistics = statistics
+        self._metrics = metrics
+
+    async def GenerateText(self, request: bytes, context: Context) -> AsyncIterator[pb.GenerateTextResponse]:
+        record, timeout_s = RequestRecord(self._metrics), context.time_remaining()
+
+        def end(_: object) -> None:
+            if record.queued:
+                self._dispatcher.abandon(record.queued)
+                end_request(record.queued)
+            record.end(ended_code(context, timeout_s))
+
+        # Called however the call ends: answered, cancelled, timed out or cut off.
+        context.add_done_callback(end)  # type: ignore[arg-type]
+        try:
+            # How many it wants is not known yet, but that there is no room for one: its tokens may take long.
+            self._dispatcher.check_room(1)
+            admission = None
+            while admission is not self._model.admission:
+                # Again, where another model took the place of the one that it was read for.
+                admission = self._model.admission
+                admitted = await self._threads.run(partial(_admit, admission, request), len(request))
+            admitted.request_id = record.request_id
+            if timeout_s is not None:
+                admitted.deadline_s = time.perf_counter() + timeout_s
+            self._dispatcher.submit(admitted)
+            record.queue(admitted)
+            # Before any token: whoever loses the stream later on can continue it from here.
+            model_digest = self._model.target.identity.model_digest
+            accepted = GenerationAccepted(record.request_id, admitted.seed, admitted.prompt_count, model_digest)
+            yield accepted_to_pb(accepted)
+            async for piece in admitted.stream.pieces():
+                record.deliver(piece)
+                yield piece_to_pb(piece)
+        except Exception as error:
+            record.fail(error)
+            raise _without_sequence_ids(error, record) from error
+
+    async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
+        return cluster_to_pb(
+            ClusterDescription(
+                target=self._model.target,
+                draft=self._drafter.description,
+                batch_size=self._facts.batch_size,
+                draft_count=self._facts.draft_count,
+                policy=self._facts.policy,
+                lane_count=self._facts.lane_count,
+                live_sequence_count=self._dispatcher.live_count,
+                waiting_sequence_count=self._dispatcher.waiting_count,
+                statistics=self._statistics.snapshot(),
+                targets=self._shown(self._dispatcher.describe()),
+                drafts=self._shown(self._drafter.describe()),
+            )
+        )
+
+    def _shown(self, replicas: Iterable[ReplicaDescription]) -> tuple[ReplicaDescription, ...]:
+        if self._facts.shows_addresses:
+            return tuple(replicas)
+        return tuple(replace(one, address="") for one in replicas)
+
+
+def _without_sequence_ids(error: Exception, record: RequestRecord) -> Exception:
+    """Name the request where model services name a sequence: ids are what keeps strangers from a sequence there."""
+    if not isinstance(error, PacelineError):
+        return error
+    shown = copy.copy(error)
+    shown.metadata = {key: value for key, value in error.metadata.items() if key != "sequence_id"}
+    for sequence in record.queued.sequences if record.queued else ():
+        shown.message = shown.message.replace(sequence.sequence_id, record.request_id)
+    return shown
+
+
+def _admit(admission: Admission, message: bytes) -> Request:
+    """In a thread: whatever grows with a request is done here, for nobody else is to wait for it."""
+    check_field_count(message, pb.GenerateTextRequest.DESCRIPTOR)
+    asked = request_from_pb(parsed(message, pb.GenerateTextRequest.FromString))
+    request = admission.admit(asked)
+    begin_request(asked, request, admission.served.target.model_id)
+    return request
+
+
+def add_generation_service(servicer: GenerationServicer, server: grpc.aio.Server) -> None:
+    """As generated code does, but that requests for text are not parsed before they are handed over."""
+    handlers = {
+        "GenerateText": grpc.unary_stream_rpc_method_handler(
+            servicer.GenerateText, response_serializer=pb.GenerateTextResponse.SerializeToString
+        ),
+        "DescribeCluster": grpc.unary_unary_rpc_method_handler(
+            servicer.DescribeCluster,
+            request_deserializer=pb.DescribeClusterRequest.FromString,
+            response_serializer=pb.DescribeClusterResponse.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)])

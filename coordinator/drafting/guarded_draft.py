@@ -1,0 +1,114 @@
+"""A draft replica behind its circuit: asked while it answers, and in time to be of use.
+
+Owns the rule of what counts as a failure:
+- a call that fails, or whose answer cannot be true, does; two in a row open the circuit.
+- a call that times out opens it at once: whoever tries again waits as long. The deadline is what drafts can be worth
+  several times over, so it is the draft that is stuck then and not the work that is long.
+- a call is late when it took longer than its drafts could save (`draft_worth`). Many late ones in a row are a failure,
+  and so is a late trial.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from coordinator.protocols import Deadline, RemoteDraft
+from coordinator.replicas.circuit import Circuit
+from coordinator.replicas.plausibility import check_proposals
+from coordinator.replicas.replica import Replica
+from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
+from paceline.types import CircuitState, Proposals, ProposeRow, ReplicaDescription
+
+log = structlog.get_logger()
+
+FIRST_TIMEOUT_S = 10.0
+"""Deadline of calls until it is known what drafts are worth."""
+LEAST_TIMEOUT_S = 3.0
+TIMEOUT_WORTHS = 4
+"""Deadlines are so many times what drafts are worth."""
+LATE_S = 0.05
+"""No call is late that was faster than this: noise would decide."""
+LATE_TO_FAIL = 16
+
+
+class GuardedDraft:
+    def __init__(
+        self,
+        replica: Replica[RemoteDraft],
+        circuit: Circuit | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.replica = replica
+        self.sequence_ids: set[str] = set()
+        """Those placed on it: it may hold some of them."""
+        self._circuit = circuit or Circuit()
+        self._clock = clock
+        self._late_count = 0
+
+    @property
+    def is_usable(self) -> bool:
+        return self.replica.is_up and self._circuit.would_allow
+
+    @property
+    def max_length(self) -> int:
+        """Tokens a sequence may have there."""
+        description = self.replica.description
+        return description.longest_sequence if description else 0
+
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        """Prompt tokens that it computes in one call."""
+        description = self.replica.description
+        return description.cache.prefill_chunk_tokens if description else 0
+
+    def describe(self) -> ReplicaDescription:
+        return ReplicaDescription(self.replica.address, self.replica.state, len(self.sequence_ids), self._circuit.state)
+
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        if not self._circuit.allows():
+            raise PeerUnavailable(f"the circuit to the draft at {self.replica.address} is open")
+        timeout_s = _timeout_s(deadline.worth_s)
+        is_cut_short = deadline.timeout_s is not None and deadline.timeout_s < timeout_s
+        began = self._clock()
+        try:
+            proposals = await self.replica.remote.propose(rows, deadline if is_cut_short else Deadline(timeout_s))
+            check_proposals(rows, proposals)
+        except CallTimedOut as error:
+            if is_cut_short:
+                self._circuit.gave_up()  # its requests had no more time: nobody's fault
+            else:
+                self._circuit.failed(is_certain=True)
+                self.replica.lose(error)
+            raise
+        except PacelineError as error:
+            self._failed(error)
+            raise
+        except BaseException:
+            self._circuit.gave_up()
+            raise
+        self._judge(self._clock() - began, deadline.worth_s)
+        return proposals
+
+    def _failed(self, error: PacelineError) -> None:
+        self._circuit.failed()
+        if isinstance(error, PeerUnavailable):
+            self.replica.lose(error)
+        else:
+            log.warning("a draft failed", address=self.replica.address, error=str(error))
+
+    def _judge(self, elapsed_s: float, worth_s: float | None) -> None:
+        is_late = worth_s is not None and elapsed_s > max(worth_s, LATE_S)
+        self._late_count = self._late_count + 1 if is_late else 0
+        if is_late and (self._circuit.state is CircuitState.HALF_OPEN or self._late_count >= LATE_TO_FAIL):
+            self._late_count = 0
+            self._circuit.failed(is_certain=True)
+            log.warning(
+                "a draft is slower than it helps", address=self.replica.address, took_s=elapsed_s, worth_s=worth_s
+            )
+        else:
+            self._circuit.succeeded()
+
+
+def _timeout_s(worth_s: float | None) -> float:
+    return FIRST_TIMEOUT_S if worth_s is None else max(LEAST_TIMEOUT_S, TIMEOUT_WORTHS * worth_s)

@@ -1,0 +1,137 @@
+"""All draft replicas as one drafter: a sequence's rows go to the same one, for its cache is there.
+
+Owns which sequence is where. A part of a call that fails costs the drafts of its own rows only, and with no replica to
+ask none are asked for.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+from coordinator.drafting.guarded_draft import GuardedDraft
+from coordinator.protocols import Deadline, RemoteDraft
+from coordinator.replicas.replica import Replica
+from paceline.errors import PacelineError, PeerUnavailable, PrefixNotCached
+from paceline.types import (
+    CallTiming,
+    ModelDescription,
+    Proposal,
+    Proposals,
+    ProposeRow,
+    ReplicaDescription,
+    ReplicaState,
+)
+
+
+class ReplicatedDrafter:
+    def __init__(self) -> None:
+        self._drafts: dict[str, GuardedDraft] = {}
+        self._homes: dict[str, GuardedDraft] = {}
+        """By sequence id."""
+
+    @property
+    def is_usable(self) -> bool:
+        return any(draft.is_usable for draft in self._drafts.values())
+
+    @property
+    def max_length(self) -> int:
+        """Tokens a sequence may have in every replica that is to be asked; 0 when none is."""
+        return min((draft.max_length for draft in self._drafts.values() if draft.is_usable), default=0)
+
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        """Prompt tokens that every replica that is to be asked computes in one call; 0 when none is."""
+        return min((draft.prefill_chunk_tokens for draft in self._drafts.values() if draft.is_usable), default=0)
+
+    @property
+    def description(self) -> ModelDescription | None:
+        """Of a replica; of one that is up if there is one."""
+        replicas = [draft.replica for draft in self._drafts.values()]
+        return next((one.description for one in sorted(replicas, key=lambda one: not one.is_up)), None)
+
+    def describe(self) -> list[ReplicaDescription]:
+        return [draft.describe() for draft in self._drafts.values()]
+
+    def changed(self, replica: Replica[RemoteDraft]) -> None:
+        """Take a new replica in; let the sequences of one go that is about to leave."""
+        draft = self._drafts.setdefault(replica.address, GuardedDraft(replica))
+        if replica.state is ReplicaState.DRAINING:
+            # The look that found it draining goes on to tell it what it may free.
+            replica.remote.owe(self._evict(draft))
+
+    def left(self, replica: Replica[RemoteDraft]) -> None:
+        """Forget a replica that is gone."""
+        self._evict(self._drafts.pop(replica.address))
+
+    def look_anew(self, reason: PacelineError) -> None:
+        """Ask none of them before it was looked at again."""
+        for draft in self._drafts.values():
+            draft.replica.lose(reason)
+
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        """Ask the replicas of the rows, side by side. Raises a PacelineError when every one of them failed."""
+        results: dict[int, Proposal | PacelineError] = {}
+        parts: defaultdict[GuardedDraft, list[int]] = defaultdict(list)
+        for index, row in enumerate(rows):
+            if (home := self._home(row)) is None:
+                results[index] = PrefixNotCached(f"{row.sequence_id} is new to its draft; send it whole")
+            else:
+                parts[home].append(index)
+        answers = await asyncio.gather(
+            *(_answer(draft, [rows[index] for index in part], deadline) for draft, part in parts.items())
+        )
+        failures = [answer for answer in answers if isinstance(answer, PacelineError)]
+        if failures and len(failures) == len(answers):
+            raise failures[0]
+        for part, answer in zip(parts.values(), answers, strict=True):
+            outcomes = answer.results if isinstance(answer, Proposals) else [answer] * len(part)
+            results |= dict(zip(part, outcomes, strict=True))
+        timings = [answer.timing for answer in answers if isinstance(answer, Proposals)]
+        slowest = max(timings, key=lambda timing: timing.queued_s + timing.executed_s, default=CallTiming())
+        return Proposals([results[index] for index in range(len(rows))], slowest)
+
+    def _home(self, row: ProposeRow) -> GuardedDraft | None:
+        """Where to ask for the row; None when it relies on a cache that is not where it has to go now."""
+        home = self._homes.get(row.sequence_id)
+        if home and home.is_usable:
+            return home
+        usable = [draft for draft in self._drafts.values() if draft.is_usable]
+        if not usable:
+            raise PeerUnavailable("no draft service is to be asked now")
+        if home:
+            self._leave(row.sequence_id, home)
+        home = min(usable, key=lambda draft: (len(draft.sequence_ids), draft.replica.kv_use))
+        self._homes[row.sequence_id] = home
+        home.sequence_ids.add(row.sequence_id)
+        return home if row.base_length == 0 else None
+
+    def _leave(self, sequence_id: str, home: GuardedDraft) -> None:
+        del self._homes[sequence_id]
+        home.sequence_ids.discard(sequence_id)
+        home.replica.remote.owe([sequence_id])
+
+    def _evict(self, draft: GuardedDraft) -> list[str]:
+        sequence_ids = list(draft.sequence_ids)
+        draft.sequence_ids.clear()
+        for sequence_id in sequence_ids:
+            del self._homes[sequence_id]
+        return sequence_ids
+
+    async def release(self, sequence_ids: list[str]) -> None:
+        """Free sequences where they are; those of a replica that is away, when it is back."""
+        parts: defaultdict[GuardedDraft, list[str]] = defaultdict(list)
+        for sequence_id in sequence_ids:
+            if home := self._homes.pop(sequence_id, None):
+                home.sequence_ids.discard(sequence_id)
+                parts[home].append(sequence_id)
+        for draft, part in parts.items():
+            draft.replica.remote.owe(part)
+        await asyncio.gather(*(draft.replica.remote.release([]) for draft in parts if draft.replica.is_up))
+
+
+async def _answer(draft: GuardedDraft, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals | PacelineError:
+    """Return what it failed with too: the others' drafts are not lost with its own."""
+    try:
+        return await draft.propose(rows, deadline)
+    except PacelineError as error:
+        return error

@@ -1,0 +1,248 @@
+"""Which target serves which sequence: the one with room and the fewest; what waits is bound to none.
+
+Owns placement. Each target's own `Scheduler` does the rest. The sequences of a target that is lost, given up or about
+to leave go back to the queue, in their order of arrival and so ahead of newer ones, and are rebuilt elsewhere from
+their tokens.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+
+from coordinator.background import Background
+from coordinator.placement.queue import WaitingQueue
+from coordinator.placement.target import Serving, Target
+from coordinator.protocols import Remote, RemoteTarget
+from coordinator.replicas.replica import Replica
+from coordinator.requests.sequence import Request, Sequence
+from coordinator.rounds.residency import Residency
+from coordinator.rounds.scheduler import TARGET_AWAY
+from paceline.errors import PacelineError, PeerUnavailable
+from paceline.types import ReplicaDescription, ReplicaState
+
+log = structlog.get_logger()
+
+LOOK_INTERVAL_S = 0.25
+"""How often it is looked whether something has waited for too long, or a target may be tried again."""
+
+MakeServing = Callable[[Replica[RemoteTarget], "Dispatcher"], Serving]
+"""For a replica that is up. The dispatcher is its `Others`, and has the room of its pool told."""
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        make_serving: MakeServing,
+        residency: Residency,
+        tasks: Background,
+        *,
+        queue_limit: int,
+        target_wait_s: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`queue_limit` sequences wait at most, and while no target serves for `target_wait_s` at most."""
+        self._make_serving = make_serving
+        self._residency = residency
+        self._tasks = tasks
+        self._target_wait_s = target_wait_s
+        self._clock = clock
+        self._targets: dict[str, Target] = {}
+        self._leaving: set[Target] = set()
+        """Their replicas are gone, and their rounds have not ended yet."""
+        self._queue = WaitingQueue(queue_limit, clock)
+        self._none_serves_since_s: float | None = clock()
+        self._serving_changed = asyncio.Event()
+        self._is_closed = False
+        self._is_distributing = False
+        self.moved_count = 0
+        """Sequences that went from one target to another, or had to wait for one."""
+
+    @property
+    def live_count(self) -> int:
+        return sum(target.live_count for target in self._targets.values())
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._queue) + sum(one.waiting_count + one.unread_count for one in self._targets.values())
+
+    @property
+    def queue_limit(self) -> int:
+        """Most sequences that may wait before new ones are refused."""
+        return self._queue.limit
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a target serves; else requests can only wait."""
+        return self._none_serves_since_s is None
+
+    async def tell_serving(self, tell: Callable[[bool], Awaitable[None]]) -> None:
+        """Tell whether a target serves, now and whenever that changes, until cancelled."""
+        while True:
+            self._serving_changed.clear()
+            await tell(self.is_serving)
+            await self._serving_changed.wait()
+
+    def describe(self) -> list[ReplicaDescription]:
+        return [target.describe() for target in list(self._targets.values())]
+
+    def check_room(self, sequence_count: int) -> None:
+        """Raise Overloaded where so many new sequences can neither be served nor wait."""
+        targets = self._targets.values()
+        free_count, unread_count = sum(one.room for one in targets), sum(one.unread_count for one in targets)
+        self._queue.check_room(sequence_count, free_count, unread_count)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; Overloaded, and nothing queued, when there is no room for all of it."""
+        self.check_room(len(request.unfinished))
+        self._queue.add(request)
+        self.distribute()
+
+    def abandon(self, request: Request) -> None:
+        """End what is left of a request whose client is gone."""
+        left = request.unfinished
+        for sequence in left:
+            sequence.ended = True
+        self._retire(left)
+
+    def end(self, reason: Callable[[Sequence], PacelineError | None]) -> None:
+        """End what waits or is served, where there is a reason."""
+        sequences = [*self._queue, *(one for target in self._with_leaving for one in target.sequences)]
+        ended = []
+        for sequence in sequences:
+            if not sequence.ended and (error := reason(sequence)):
+                sequence.fail(error)
+                ended.append(sequence)
+        self._retire(ended)
+
+    def has_fitting(self, besides: Replica[Remote]) -> bool:
+        """Whether another target is left that was seen to fit."""
+        return any(one.replica.fits for one in self._targets.values() if one.replica is not besides)
+
+    @property
+    def _with_leaving(self) -> list[Target]:
+        return [*self._targets.values(), *self._leaving]
+
+    def _retire(self, ended: list[Sequence]) -> None:
+        self._residency.free(self._queue.remove(ended))
+        for target in self._with_leaving:
+            target.retire(ended)
+
+    async def run(self) -> None:
+        """Look at what waits again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            self.expire()
+            self._settle()
+
+    def expire(self) -> None:
+        """Fail the sequences that have waited for a target for too long."""
+        if self._none_serves_since_s is None:
+            return
+        latest_s = self._clock() - self._target_wait_s
+        overdue = [one for one in self._queue if max(one.request.submitted_s, self._none_serves_since_s) <= latest_s]
+        for sequence in overdue:
+            sequence.fail(
+                PeerUnavailable(f"no target service was there for {self._target_wait_s:g} s; try again later")
+            )
+        self._retire(overdue)
+
+    def changed(self, replica: Replica[RemoteTarget]) -> None:
+        """Use a replica that is up; move the sequences of one that is not."""
+        if replica.address not in self._targets:
+            self._targets[replica.address] = Target(replica, partial(self._make_serving, replica, self), self._tasks)
+        target = self._targets[replica.address]
+        if replica.is_up and not target.is_running:
+            target.start(self._ended)
+        self._settle()
+
+    def left(self, replica: Replica[RemoteTarget]) -> None:
+        """Forget a replica that is gone."""
+        target = self._targets.pop(replica.address)
+        if target.is_running:
+            self._leaving.add(target)
+            target.stop()
+        self._settle()
+
+    def _ended(self, target: Target, rounds: asyncio.Task[PacelineError]) -> None:
+        """The rounds of a target are over: move its sequences."""
+        self._leaving.discard(target)
+        failure = None if rounds.cancelled() else rounds.exception() or rounds.result()
+        if self._is_closed or (failure and not isinstance(failure, PacelineError)):
+            return
+        sequences = target.ended()
+        if isinstance(failure, TARGET_AWAY):
+            target.replica.lose(failure)
+        self.moved_count += len(sequences)
+        if sequences:
+            log.warning("sequences move", away_from=target.replica.address, sequences=len(sequences))
+        if target.replica.is_up and self._targets.get(target.replica.address) is target:
+            target.start(self._ended)  # it came back meanwhile, or its circuit is to tell when it is tried again
+        self._queue.put_back(sequences)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Stop targets that are not to be used, if there are others or no choice, and place what waits."""
+        targets = self._targets.values()
+        is_served = any(target.is_healthy for target in targets)
+        for target in targets:
+            # One that is about to leave goes on as long as there is no other.
+            if not target.replica.is_up and (is_served or target.replica.state is not ReplicaState.DRAINING):
+                target.stop()
+        if is_served is not self.is_serving:
+            self._none_serves_since_s = None if is_served else self._clock()
+            self._serving_changed.set()
+        self.distribute()
+
+    def distribute(self) -> None:
+        """Give what waits to the targets that have room, the oldest first."""
+        if self._is_distributing:
+            return
+        self._is_distributing = True
+        try:
+            while placement := self._next_placement():
+                target, together = placement
+                target.give(self._queue.remove(together))
+        finally:
+            self._is_distributing = False
+
+    def _next_placement(self) -> tuple[Target, list[Sequence]] | None:
+        """Return the oldest sequences of one request that some target has room for, and the least loaded of those.
+
+        One that is to show whether it works gets a single sequence, which is like to be no cause of failures.
+        """
+        roomy = [target for target in self._targets.values() if target.room]
+        if not roomy:
+            return None
+        for together in self._queue.parcels():
+            first = together[0]
+            able = [target for target in roomy if target.replica.address not in first.failed_at]
+            if able or not self.can_take(first):
+                target = min(able or roomy, key=lambda target: target.load)
+                return target, [self._queue.trial(first)] if target.is_on_trial else together
+        return None
+
+    def can_take(self, sequence: Sequence) -> bool:
+        """Whether another target than those where it failed may be asked to serve it."""
+        return any(one.is_usable and one.replica.address not in sequence.failed_at for one in self._targets.values())
+
+    def take(self, sequence: Sequence) -> None:
+        """Let another target serve it."""
+        self.moved_count += 1
+        self._queue.put_back([sequence])
+        self.distribute()
+
+    async def close(self) -> None:
+        """Stop all rounds, and wait until the services were told of what they may free."""
+        self._is_closed = True
+        targets = self._with_leaving
+        for target in targets:
+            target.stop()
+        for target in targets:
+            await target.stopped()
+            if target.is_running:
+                self._residency.free(target.ended())
+        self._residency.free(self._queue.remove(list(self._queue)))
+        await self._residency.close()

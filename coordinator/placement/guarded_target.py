@@ -1,0 +1,108 @@
+"""A target replica behind its circuit: given up where its calls fail though it says that it is well.
+
+Owns the rule of what counts as a failure:
+- a call that fails as a whole, or whose answer cannot be true, does; some in a row open the circuit. A single row that
+  breaks whatever group it is in does not come to so many: between its failures others succeed.
+- a call that gets no answer in its time opens it at once, for whoever tries again waits as long. The time may be what
+  the group's requests have left: then that counts only where calls of that size, to any target, take far less.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from coordinator.protocols import Verifier
+from coordinator.replicas.circuit import Circuit
+from coordinator.replicas.plausibility import check_verdicts
+from paceline.errors import CallTimedOut, PacelineError
+from paceline.types import CircuitState, RolledBack, SequenceLength, Verdicts, VerifyRow
+
+FAILURES_TO_OPEN = 3
+LONG_CALLS = 4
+"""A call without an answer is given up after so many times what one took lately."""
+LEAST_LONG_S = 0.25
+FIRST_LONG_S = 2.0
+"""Until calls were seen."""
+TIMEOUT_SLACK_S = 0.05
+"""A call that ended so near to what its requests had left ended for that."""
+DECAY = 0.98
+"""Of the longest call, with each later one."""
+
+
+class UsualTime:
+    """How long calls to targets take, of all targets together: one that never answered has a twin that does."""
+
+    def __init__(self) -> None:
+        self._longest_s: dict[int, float] = {}
+        """Of those lately, by the number of binary digits of the tokens they brought."""
+
+    def add(self, token_count: int, elapsed_s: float) -> None:
+        size = token_count.bit_length()
+        self._longest_s[size] = max(elapsed_s, DECAY * self._longest_s.get(size, 0.0))
+
+    def is_far_exceeded(self, token_count: int, elapsed_s: float) -> bool:
+        return elapsed_s > max(LEAST_LONG_S, LONG_CALLS * self._expected_s(token_count))
+
+    def _expected_s(self, token_count: int) -> float:
+        """The longest of a call at least as large, or what the next smaller would come to: a token gets no dearer."""
+        size = token_count.bit_length()
+        larger = [known for known in self._longest_s if known >= size]
+        smaller = [known for known in self._longest_s if known < size]
+        if not larger and not smaller:
+            return FIRST_LONG_S / LONG_CALLS
+        expected_s = self._longest_s[min(larger)] if larger else 0.0
+        return max(expected_s, self._longest_s[max(smaller)] * 2 ** (size - max(smaller)) if smaller else 0.0)
+
+
+class GuardedTarget:
+    def __init__(
+        self,
+        remote: Verifier,
+        vocabulary_size: int,
+        usual: UsualTime | None = None,
+        circuit: Circuit | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`vocabulary_size` is the target's: no token of an answer is beyond it."""
+        self.circuit = circuit or Circuit(failures_to_open=FAILURES_TO_OPEN)
+        self._remote = remote
+        self._vocabulary_size = vocabulary_size
+        self._usual = usual or UsualTime()
+        self._clock = clock
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.circuit.state is CircuitState.OPEN
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        """Ask the target. Raises what the call raises, or PeerFailed when its answer cannot be true."""
+        began_s, token_count = self._clock(), sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
+        try:
+            verdicts = await self._remote.verify(rows, timeout_s)
+            check_verdicts(rows, verdicts, self._vocabulary_size)
+        except CallTimedOut:
+            elapsed_s = self._clock() - began_s
+            is_cut_short = timeout_s is not None and elapsed_s > timeout_s - TIMEOUT_SLACK_S
+            if is_cut_short and not self._usual.is_far_exceeded(token_count, elapsed_s):
+                self.circuit.gave_up()  # its requests had little time: nobody's fault
+            else:
+                self.circuit.failed(is_certain=True)
+            raise
+        except PacelineError:
+            self.circuit.failed()
+            raise
+        except BaseException:
+            self.circuit.gave_up()
+            raise
+        self._usual.add(token_count, self._clock() - began_s)
+        self.circuit.succeeded()
+        return verdicts
+
+    def tried(self) -> None:
+        """A round is over: if it was to show whether the target works, and came to no call, the next one is to."""
+        self.circuit.gave_up()
+
+    async def release(self, sequence_ids: list[str]) -> None:
+        await self._remote.release(sequence_ids)
+
+    async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
+        return await self._remote.rollback(lengths)

@@ -1,0 +1,205 @@
+"""The draft and target services as the coordinator sees them: calls with deadlines, answers as values or errors."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Rows
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator.protocols import Deadline
+from coordinator.replicas.plausibility import check_identity
+from paceline.codec.models import identity_from_pb, model_from_pb, tokenizer_from_pb
+from paceline.codec.rounds import (
+    lengths_to_pb,
+    proposals_from_pb,
+    propose_rows_to_pb,
+    rollbacks_from_pb,
+    verdicts_from_pb,
+    verify_rows_to_pb,
+)
+from paceline.codec.versions import check_answer_version, check_service_versions
+from paceline.errors import IncompatiblePair, PacelineError, PeerFailed, TokenizerNotFound
+from paceline.types import (
+    ModelDescription,
+    ModelIdentity,
+    Proposals,
+    ProposeRow,
+    RolledBack,
+    SequenceLength,
+    TokenizerFiles,
+    Verdicts,
+    VerifyRow,
+)
+from paceline.v1 import draft_service_pb2, target_service_pb2
+from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
+from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import Exchange, answered, translated_errors
+from paceline.wire.peers import DRAFT, TARGET, service_at
+
+DRAFT_SERVICE = draft_service_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
+TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
+RELEASE_TIMEOUT_S = 5.0
+ANY_TIME = Deadline()
+MANY_BIASES = 1024
+"""Of all rows of a call: to encode them takes a millisecond."""
+
+RowT = TypeVar("RowT", ProposeRow, VerifyRow)
+
+
+class _Named(Protocol):
+    @property
+    def sequence_id(self) -> str: ...
+
+
+class _RemoteModel:
+    """What both services are asked alike. Closing it closes the channel."""
+
+    _kind: ClassVar[str]
+    """What it should be, in words."""
+
+    def __init__(self, channel: grpc.aio.Channel, service_name: str, work: Exchange, timeout_s: float) -> None:
+        """`work` is what the model's work is asked over; `timeout_s` is for each request of it."""
+        self._channel = channel
+        self._work = work
+        self._service_name = service_name
+        self._timeout_s = timeout_s
+        self._health: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
+        self._owed: set[str] = set()
+        self._identity: ModelIdentity | None = None
+        """Of the process whose answers are taken; None: of any."""
+
+    async def close(self) -> None:
+        await self._work.close()
+        await self._channel.close()
+
+    async def is_serving(self, timeout_s: float) -> bool:
+        """Whether it wants calls. An answer that it does not is no error.
+
+        Raises IncompatiblePair where another service answers.
+        """
+        request = health_pb2.HealthCheckRequest(service=self._service_name)
+        with translated_errors():
+            try:
+                response = answered(await self._health.Check(request, timeout=timeout_s))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+                found = await service_at(self._channel)
+                raise IncompatiblePair(
+                    f"what answers is {found} and not {self._kind}; correct --draft or --target"
+                ) from error
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def owe(self, sequence_ids: list[str]) -> None:
+        """Leave sequences to be freed by the next `release`."""
+        self._owed.update(sequence_ids)
+
+    @property
+    def owed_count(self) -> int:
+        return len(self._owed)
+
+    async def release(self, sequence_ids: list[str]) -> None:
+        """Free sequences, and those that earlier calls could not: what is not heard stays owed."""
+        self.owe(sequence_ids)
+        owed = list(self._owed)
+        with translated_errors():
+            await self._release(owed)
+        self._owed.difference_update(owed)
+
+    def trust(self, identity: ModelIdentity) -> None:
+        self._identity = identity
+
+    async def _ask(self, rows: Rows[_Named], request: Any, timeout_s: float | None) -> Any:
+        """Return the response to the rows. Raises what it failed with; PeerUnavailable when another process answers."""
+        with translated_errors():
+            response = answered(await self._work.ask(request, self._limited(timeout_s)))
+        check_answer_version(response.wire_version, self._kind)
+        check_identity(self._identity, identity_from_pb(response.identity))
+        _check_answers(rows, response.results)
+        return response
+
+    @abstractmethod
+    async def _release(self, sequence_ids: list[str]) -> None: ...
+
+    def _limited(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else min(self._timeout_s, timeout_s)
+
+
+class RemoteDrafter(_RemoteModel):
+    _kind = DRAFT
+
+    def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
+        self._stub = DraftServiceStub(channel)
+        super().__init__(channel, DRAFT_SERVICE, Exchange(self._stub.ProposeTokens), timeout_s)
+
+    async def propose(self, rows: Rows[ProposeRow], deadline: Deadline = ANY_TIME) -> Proposals:
+        request = await _encoded(rows, propose_rows_to_pb)
+        return proposals_from_pb(await self._ask(rows, request, deadline.timeout_s))
+
+    async def _release(self, sequence_ids: list[str]) -> None:
+        request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=sequence_ids)
+        await self._stub.ReleaseDraftSequences(request, timeout=RELEASE_TIMEOUT_S)
+
+    async def describe(self, timeout_s: float) -> ModelDescription:
+        """Raises IncompatiblePair when this coordinator cannot work with the service, whatever its model."""
+        request = draft_service_pb2.DescribeDraftModelRequest()
+        with translated_errors():
+            response = answered(await self._stub.DescribeDraftModel(request, timeout=timeout_s))
+        check_service_versions(response.wire, self._kind)
+        return model_from_pb(response.model)
+
+
+class RemoteVerifier(_RemoteModel):
+    _kind = TARGET
+
+    def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
+        self._stub = TargetServiceStub(channel)
+        super().__init__(channel, TARGET_SERVICE, Exchange(self._stub.VerifyTokens), timeout_s)
+
+    async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        return verdicts_from_pb(await self._ask(rows, await _encoded(rows, verify_rows_to_pb), timeout_s))
+
+    async def _release(self, sequence_ids: list[str]) -> None:
+        request = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=sequence_ids)
+        await self._stub.ReleaseTargetSequences(request, timeout=RELEASE_TIMEOUT_S)
+
+    async def rollback(self, lengths: Rows[SequenceLength]) -> list[RolledBack | PacelineError]:
+        """Cut sequences to lengths; tell what each freed."""
+        request = target_service_pb2.RollbackTargetSequencesRequest(sequences=lengths_to_pb(lengths))
+        with translated_errors():
+            response = answered(await self._stub.RollbackTargetSequences(request, timeout=RELEASE_TIMEOUT_S))
+        return rollbacks_from_pb(response.results)
+
+    async def describe(self, timeout_s: float) -> ModelDescription:
+        """Raises IncompatiblePair when this coordinator cannot work with the service, whatever its model."""
+        request = target_service_pb2.DescribeTargetModelRequest()
+        with translated_errors():
+            response = answered(await self._stub.DescribeTargetModel(request, timeout=timeout_s))
+        check_service_versions(response.wire, self._kind)
+        return model_from_pb(response.model)
+
+    async def download_tokenizer(self) -> TokenizerFiles | None:
+        """Return None when the target has no tokenizer: then prompts and outputs are token ids only."""
+        try:
+            with translated_errors():
+                call = self._stub.DownloadTokenizer(
+                    target_service_pb2.DownloadTokenizerRequest(), timeout=self._timeout_s
+                )
+                return tokenizer_from_pb([answered(piece) async for piece in call])
+        except TokenizerNotFound:
+            return None
+
+
+async def _encoded(rows: Rows[RowT], to_pb: Callable[[Rows[RowT]], Any]) -> Any:
+    """Return the request. One that brings long rules, as first rows do, is made in a thread: others go on meanwhile."""
+    bias_count = sum(len(row.rule.sampling.logit_bias) for row in rows if row.rule)
+    return to_pb(rows) if bias_count < MANY_BIASES else await asyncio.to_thread(to_pb, rows)
+
+
+def _check_answers(rows: Rows[_Named], results: Iterable[_Named]) -> None:
+    """An answer to other rows than were asked about, such as an earlier one come late, is none."""
+    if [one.sequence_id for one in results] != [one.sequence_id for one in rows]:
+        raise PeerFailed(f"{len(rows)} rows were sent and the results are for others; the peer is not compatible")

@@ -1,0 +1,155 @@
+"""One replica of a model service, as the coordinator sees it: is it there, does its model fit, may it be used.
+
+Owns the looking, by the standard health service and the model's description. What a change means is for those who use
+the replica. Knows nothing of sequences or rounds.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+import structlog
+
+from coordinator.protocols import Remote
+from paceline.errors import IncompatiblePair, PacelineError, PeerUnavailable
+from paceline.types import ModelDescription, ReplicaState
+
+log = structlog.get_logger()
+
+CHECK_INTERVAL_S = 0.5
+CHECK_TIMEOUT_S = 3.0
+FAILED_CHECKS_TO_LOSE = 2
+"""In a row, of a replica that was up: one may be a broken connection, or a machine that was busy for a moment."""
+CHECKS_BETWEEN_DESCRIPTIONS = 10
+"""So old may be what placement knows of a replica's cache."""
+
+
+RemoteT_co = TypeVar("RemoteT_co", bound=Remote, covariant=True)
+
+
+class Replica(Generic[RemoteT_co]):
+    def __init__(
+        self,
+        address: str,
+        remote: RemoteT_co,
+        check_fit: Callable[["Replica[RemoteT_co]", ModelDescription], Awaitable[None]],
+        on_change: Callable[["Replica[RemoteT_co]"], None] = lambda replica: None,
+    ) -> None:
+        """`check_fit` raises IncompatiblePair when a model is not what this coordinator works with."""
+        self.address = address
+        self._remote = remote
+        self.description: ModelDescription | None = None
+        """As it said last; None before it ever did."""
+        self.state = ReplicaState.DOWN
+        self.fits = False
+        """It was seen to be what this coordinator works with, and no look has found it gone or changed since."""
+        self.error: PacelineError | None = None
+        """Why it is down or refused, once that is known."""
+        self.looked = asyncio.Event()
+        """Set when the first look has ended."""
+        self._check_fit = check_fit
+        self._on_change = on_change
+        self._is_named = True
+        self._checks = 0
+        self._failed_checks = 0
+        self._look_soon = asyncio.Event()
+
+    @property
+    def remote(self) -> RemoteT_co:
+        return self._remote
+
+    @property
+    def is_up(self) -> bool:
+        return self.state is ReplicaState.UP
+
+    @property
+    def kv_use(self) -> float:
+        """Share of its cache that sequences held when it was asked last."""
+        cache = self.description.cache if self.description else None
+        return cache.used_bytes / cache.capacity_bytes if cache and cache.capacity_bytes else 0.0
+
+    def lose(self, error: PacelineError) -> None:
+        """A call found it gone: it is down until a look finds it well. The next look is now, and asks what it is.
+
+        It fits as before until that look: a connection may be gone, and the service there.
+        """
+        self._lose(error, fits=self.fits)
+
+    def look_soon(self) -> None:
+        """Do not wait with the next look: what it found last may have changed."""
+        self._look_soon.set()
+
+    def set_named(self, is_named: bool) -> None:
+        """Tell whether a name still leads to it. Where none does, it is about to go and gets nothing new."""
+        if is_named is not self._is_named:
+            self._is_named = is_named
+            self._look_soon.set()
+
+    async def watch(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            self._look_soon.clear()
+            await self.look()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look_soon.wait(), CHECK_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Ask how it is, and once in a while what it is."""
+        try:
+            if await self._remote.is_serving(CHECK_TIMEOUT_S):
+                await self._describe()
+                # First: what it is given next may be a sequence that it is to forget.
+                await self._release_owed()
+                self._set(ReplicaState.UP if self._is_named else ReplicaState.DRAINING)
+            else:
+                self._set(ReplicaState.DRAINING)
+            self._failed_checks = 0
+            await self._release_owed()
+        except IncompatiblePair as error:
+            self._set(ReplicaState.REFUSED, IncompatiblePair(f"{self.address}: {error.message}"), fits=False)
+        except PacelineError as error:
+            self._failed_checks += 1
+            if not self.is_up or self._failed_checks >= FAILED_CHECKS_TO_LOSE:
+                self._set(ReplicaState.DOWN, error, fits=False)
+        finally:
+            self.looked.set()
+
+    async def _describe(self) -> None:
+        # One that was away may have come back as another.
+        is_due, self._checks = self._checks % CHECKS_BETWEEN_DESCRIPTIONS == 0, self._checks + 1
+        if not self.is_up or is_due:
+            description = await self._remote.describe(CHECK_TIMEOUT_S)
+            if self.fits and self.description and self.description.identity != description.identity:
+                # Whatever it is now: it holds nothing of what was given to it.
+                self._lose(PeerUnavailable("another process answers in its place"), fits=False)
+            await self._check_fit(self, description)
+            self.fits = True
+            self._remote.trust(description.identity)
+            self.description = description
+
+    async def _release_owed(self) -> None:
+        if self._remote.owed_count:
+            await self._remote.release([])
+
+    def _lose(self, error: PacelineError, *, fits: bool) -> None:
+        self._checks = 0
+        self._set(ReplicaState.DOWN, error, fits=fits)
+        self._look_soon.set()
+
+    def _set(self, state: ReplicaState, error: PacelineError | None = None, *, fits: bool = True) -> None:
+        """`fits`: whether it does if it did before."""
+        before, fitted = self.state, self.fits
+        self.state, self.error, self.fits = state, error, fitted and fits
+        if state is not before:
+            self._log()
+        if state is not before or self.fits is not fitted:
+            self._on_change(self)
+
+    def _log(self) -> None:
+        state, error = self.state, self.error
+        write = log.info if state in (ReplicaState.UP, ReplicaState.DRAINING) else log.warning
+        model = self.description.model_id if self.description else None
+        write(
+            f"replica is {state.value}", address=self.address, model=model, **({"error": str(error)} if error else {})
+        )

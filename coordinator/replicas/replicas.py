@@ -1,0 +1,128 @@
+"""All replicas of one model service: those that join are taken in, those that leave are let go.
+
+Owns which there are; each `Replica` knows how it is.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from coordinator.background import Background
+from coordinator.protocols import Remote
+from coordinator.replicas.discovery import HostPort, resolve
+from coordinator.replicas.replica import Replica
+from paceline.types import ModelDescription, ReplicaState
+
+log = structlog.get_logger()
+
+RESOLVE_INTERVAL_S = 3.0
+
+
+RemoteT = TypeVar("RemoteT", bound=Remote)
+UsedT_contra = TypeVar("UsedT_contra", bound=Remote, contravariant=True)
+
+
+class ReplicaUser(Protocol[UsedT_contra]):
+    """Whoever works with the replicas."""
+
+    def changed(self, replica: Replica[UsedT_contra]) -> None:
+        """It is new, or its state changed."""
+        ...
+
+    def left(self, replica: Replica[UsedT_contra]) -> None:
+        """It is gone for good: neither its name nor itself is there any more."""
+        ...
+
+
+class Replicas(Generic[RemoteT]):
+    def __init__(
+        self,
+        addresses: Sequence[HostPort],
+        connect: Callable[[str, HostPort], RemoteT],
+        check_fit: Callable[[Replica[RemoteT], ModelDescription], Awaitable[None]],
+        user: ReplicaUser[RemoteT],
+        tasks: Background,
+        resolve: Callable[[HostPort], Awaitable[set[str]]] = resolve,
+    ) -> None:
+        """`connect` opens a connection to an `IP:PORT` that was found by a HOST:PORT."""
+        self._connect = connect
+        self._check_fit = check_fit
+        self._user = user
+        self._tasks = tasks
+        self._resolve = resolve
+        self._found: dict[HostPort, set[str]] = {address: set() for address in addresses}
+        self._unresolved: set[HostPort] = set()
+        self._replicas: dict[str, Replica[RemoteT]] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def all(self) -> list[Replica[RemoteT]]:
+        return list(self._replicas.values())
+
+    @property
+    def up(self) -> list[Replica[RemoteT]]:
+        return [replica for replica in self._replicas.values() if replica.is_up]
+
+    async def run(self) -> None:
+        """Look for replicas again and again until cancelled."""
+        while True:
+            await asyncio.sleep(RESOLVE_INTERVAL_S)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Resolve the names once. One that cannot be resolved leads where it led before."""
+        for address in self._found:
+            try:
+                self._found[address] = await self._resolve(address)
+                self._unresolved.discard(address)
+            except OSError as error:
+                if address not in self._unresolved:
+                    log.warning("a name cannot be resolved", address=str(address), error=str(error))
+                self._unresolved.add(address)
+        named = {place: address for address, places in self._found.items() for place in places}
+        for place in sorted(named.keys() - self._replicas.keys()):
+            replica = Replica(place, self._connect(place, named[place]), self._check_fit, self._on_change)
+            self._replicas[place] = replica
+            self._user.changed(replica)
+            self._watches[place] = self._tasks.start(self._watch(replica))
+        for place, replica in list(self._replicas.items()):
+            replica.set_named(place in named)
+            if place not in named and replica.state is ReplicaState.DOWN:
+                del self._replicas[place]
+                self._watches.pop(place).cancel()
+                self._user.left(replica)
+
+    async def _watch(self, replica: Replica[RemoteT]) -> None:
+        try:
+            await replica.watch()
+        finally:
+            await replica.remote.close()
+
+    def _on_change(self, replica: Replica[RemoteT]) -> None:
+        self._user.changed(replica)
+        for other in self._replicas.values():
+            if other is not replica and other.state is ReplicaState.REFUSED:
+                other.look_soon()  # what it had to be like may be gone
+        self._changed.set()
+
+    async def wait_until_up(self) -> Replica[RemoteT]:
+        """Wait for a replica that is up, and return it. Raises IncompatiblePair when one is refused."""
+        while True:
+            self.raise_refusal()
+            if up := self.up:
+                return up[0]
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def looked(self) -> None:
+        """Wait until each of those known now was looked at once. Raises IncompatiblePair when one is refused."""
+        await asyncio.gather(*(replica.looked.wait() for replica in self.all))
+        self.raise_refusal()
+
+    def raise_refusal(self) -> None:
+        for replica in self.all:
+            if replica.state is ReplicaState.REFUSED and replica.error:
+                raise replica.error

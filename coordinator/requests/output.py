@@ -1,0 +1,73 @@
+"""What a client sees of a sequence: its tokens, their text, and why it ended.
+
+Owns stop conditions. Knows nothing of rounds or caches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+
+from coordinator.requests.stop_strings import StopStringMatcher, StopStrings
+from paceline.detokenizer import TokenDecoder
+from paceline.types import FinishReason, OutputToken, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class StopRules:
+    max_new_tokens: int
+    end_token_ids: frozenset[int]
+    """The model's own; empty when the request ignores them."""
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+    @cached_property
+    def stops(self) -> StopStrings:
+        """Made once, for all outputs of a request."""
+        return StopStrings(self.stop_strings)
+
+
+class Output:
+    """Grows token by token until a stop rule ends it."""
+
+    def __init__(self, rules: StopRules, decoder: TokenDecoder | None) -> None:
+        """Without a decoder every token's text is empty."""
+        self._rules = rules
+        self._detokenizer = decoder.detokenizer() if decoder else None
+        self._stops = StopStringMatcher(rules.stops)
+        self.count = 0
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def remaining_count(self) -> int:
+        return self._rules.max_new_tokens - self.count
+
+    def extend(
+        self, token_ids: Sequence[int], accepted_count: int, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> list[OutputToken]:
+        """Add a round's tokens up to the one that ends the output; the first `accepted_count` are the draft's."""
+        tokens: list[OutputToken] = []
+        for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):
+            tokens.append(OutputToken(token_id, self._push(token_id), position < accepted_count, own_logprobs))
+            if self.finish_reason:
+                break
+        return tokens
+
+    def _push(self, token_id: int) -> str:
+        self.count += 1
+        text, stopped = self._stops.push(self._detokenizer.push(token_id) if self._detokenizer else "")
+        if token_id in self._rules.end_token_ids:
+            self.finish_reason = FinishReason.END_TOKEN
+        elif token_id in self._rules.stop_token_ids:
+            self.finish_reason = FinishReason.STOP_TOKEN
+        elif stopped:
+            self.finish_reason = FinishReason.STOP_STRING
+        elif self.remaining_count == 0:
+            self.finish_reason = FinishReason.LENGTH
+        if self.finish_reason and not stopped:
+            return text + self._flush()
+        return text
+
+    def _flush(self) -> str:
+        text, stopped = self._stops.push(self._detokenizer.flush() if self._detokenizer else "")
+        return text if stopped else text + self._stops.drain()

@@ -1,0 +1,244 @@
+"""A request, and its generations: the tokens of each, and what each service holds of them.
+
+The token list is the truth; the cached lengths are hints about the services' caches. Only the coordinator changes a
+sequence.
+"""
+
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field, replace
+
+from coordinator.requests.acceptance import Acceptance
+from coordinator.requests.committed_tokens import TokenList
+from coordinator.requests.output import Output
+from coordinator.requests.stream import Stream
+from coordinator.requests.traced_request import TracedRequest
+from paceline.errors import PacelineError
+from paceline.prefix_hash import PrefixHash
+from paceline.types import (
+    GREEDY,
+    ChoiceRule,
+    GenerationFinish,
+    OutputPiece,
+    OutputToken,
+    ProposeRow,
+    TokenLogprobs,
+    Usage,
+    VerifyRow,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Committed tokens of a sequence that a service does not hold, as far as is known."""
+
+    count: int
+    """At least 1."""
+    taken_count: int | None
+    """Tokens that it took of the sequence's last row; None: there was none, and it may have more of them."""
+
+
+@dataclass(eq=False)
+class Request:
+    """What a client asked for, once: admitted, queued, placed, ended and freed as one."""
+
+    stream: Stream = field(default_factory=Stream)
+    seed: int = 0
+    """Given or drawn; each output has its own made from it."""
+    request_id: str = ""
+    """Its name in the log and for its client."""
+    sequences: "list[Sequence]" = field(default_factory=list)
+    """Its outputs that had not ended when it came."""
+    deadline_s: float | None = None
+    """When it is to be answered at the latest, by the clock of rounds; None: whenever."""
+    traced: TracedRequest | None = None
+    """Where it is traced."""
+    arrival: int = 0
+    """Place in the order of submission."""
+    submitted_s: float = 0.0
+    """When it was queued, by the queue's clock."""
+
+    @property
+    def prompt_count(self) -> int:
+        return self.sequences[0].usage.prompt_count
+
+    @property
+    def unfinished(self) -> "list[Sequence]":
+        return [sequence for sequence in self.sequences if not sequence.ended]
+
+
+@dataclass(eq=False)
+class Sequence:
+    sequence_id: str
+    token_ids: TokenList
+    """Committed tokens: prompt, then output."""
+    output: Output
+    max_draft_count: int
+    usage: Usage
+    request: Request
+    completion_index: int = 0
+    rule: ChoiceRule = GREEDY
+    seed: int = 0
+    top_logprob_count: int | None = None
+    draft_cached_length: int = 0
+    """Leading committed tokens that the draft service holds, as far as is known."""
+    target_cached_length: int = 0
+    draft_taken_count: int | None = None
+    """Tokens that the draft service took of the sequence's last row; None: nothing is known of what it has."""
+    target_taken_count: int | None = None
+    draft_prefix: PrefixHash = field(default_factory=PrefixHash)
+    """Of the tokens that rows to the draft service rely on."""
+    target_prefix: PrefixHash = field(default_factory=PrefixHash)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    ready_since_s: float = 0.0
+    """When it last became live or came back from a round: since then it waits to be grouped."""
+    queued_s: float = 0.0
+    """How long it was queued between then, or its last round, and becoming live; 0 after a round."""
+    runs_alone: bool = False
+    """It was in a group that failed for a reason unknown: the next round shows whether it was the cause."""
+    loss_count: int = 0
+    """Targets that were lost while they verified it, since it last got a token."""
+    failed_at: set[str] = field(default_factory=set)
+    """Addresses of targets that failed or were lost with it since its last token: it goes to others first."""
+    first_grouped_s: float | None = None
+    """When its first round took it."""
+    ended: bool = False
+    """Finished, failed or abandoned: no more rounds."""
+
+    @property
+    def arrival(self) -> tuple[int, int]:
+        """Place in the order of submission."""
+        return self.request.arrival, self.completion_index
+
+    @property
+    def is_unread(self) -> bool:
+        """So much of it was not read yet that it should pause."""
+        return self.request.stream.is_full(self.completion_index)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Some target failed with it, and it has not got a token since."""
+        return self.runs_alone or bool(self.failed_at)
+
+    @property
+    def until_first_round_s(self) -> float | None:
+        """How long it waited, from its submission, for its first round; None before that."""
+        return None if self.first_grouped_s is None else self.first_grouped_s - self.request.submitted_s
+
+    @property
+    def draft_lack(self) -> Lack:
+        return Lack(len(self.token_ids) - self._draft_base, self.draft_taken_count)
+
+    @property
+    def target_lack(self) -> Lack:
+        return Lack(len(self.token_ids) - self._target_base, self.target_taken_count)
+
+    @property
+    def _draft_base(self) -> int:
+        return min(self.draft_cached_length, len(self.token_ids) - 1)
+
+    @property
+    def _target_base(self) -> int:
+        return min(self.target_cached_length, len(self.token_ids) - 1)
+
+    def propose_row(self, draft_count: int, token_count: int) -> ProposeRow:
+        """Ask for drafts after all committed tokens, relying on what the draft service still holds.
+
+        The row brings the next `token_count` of what that lacks; others follow later.
+        """
+        base_length, stop = self._draft_base, self._draft_base + token_count
+        return ProposeRow(
+            self.sequence_id,
+            base_length,
+            tuple(self.token_ids[base_length:stop]),
+            draft_count,
+            self._rule_at(base_length),
+            len(self.token_ids) - stop,
+            self.draft_prefix.of(self.token_ids, base_length),
+        )
+
+    def verify_row(self, draft_token_ids: tuple[int, ...], token_count: int) -> VerifyRow:
+        """Ask the target for its choices, as `propose_row` does for drafts."""
+        base_length, stop = self._target_base, self._target_base + token_count
+        return VerifyRow(
+            self.sequence_id,
+            base_length,
+            tuple(self.token_ids[base_length:stop]),
+            draft_token_ids,
+            self._rule_at(base_length),
+            self.top_logprob_count,
+            len(self.token_ids) - stop,
+            self.target_prefix.of(self.token_ids, base_length),
+        )
+
+    def _rule_at(self, base_length: int) -> ChoiceRule | None:
+        """The rule, for a service that may not know it: where any of its cache is left, so is what it was told."""
+        return None if base_length else self.rule
+
+    def forget_draft(self) -> None:
+        """The draft service holds nothing of it, or it goes to another."""
+        self.draft_cached_length, self.draft_taken_count = 0, None
+
+    def forget_target(self) -> None:
+        """The target holds nothing of it, or it goes to another."""
+        self.target_cached_length, self.target_taken_count = 0, None
+
+    def commit(
+        self,
+        token_ids: Tokens[int],
+        *,
+        accepted_count: int,
+        drafted_count: int,
+        logprobs: Tokens[TokenLogprobs] = (),
+    ) -> None:
+        """Add a round's tokens, up to the one that ends the output, and send them to the client.
+
+        Drafts past the end of the output count neither as drafted nor as accepted: nobody asked for them.
+        """
+        tokens = self.output.extend(token_ids, accepted_count, logprobs)
+        self.token_ids += [token.token_id for token in tokens]
+        if self.output.finish_reason:
+            drafted_count = min(drafted_count, len(tokens))
+        accepted_count = min(accepted_count, len(tokens))
+        self.acceptance.add(accepted_count, drafted_count)
+        self._came_through()
+        before = self.usage
+        self.usage = Usage(
+            prompt_count=before.prompt_count,
+            output_count=self.output.count,
+            drafted_count=before.drafted_count + drafted_count,
+            accepted_count=before.accepted_count + accepted_count,
+            round_count=before.round_count + 1,
+            accepted_counts_by_position=_one_more(before.accepted_counts_by_position, accepted_count),
+            queued_s=self.until_first_round_s or 0.0,
+        )
+        self._send(tokens)
+
+    def _came_through(self) -> None:
+        """It got on: nothing that failed before was its fault. A prompt that is read anew elsewhere is no progress."""
+        self.runs_alone, self.loss_count = False, 0
+        self.failed_at.clear()
+
+    def resume(self, token_ids: Tokens[int]) -> None:
+        """Take tokens the client has already for committed, up to the one that ends the output; they are not sent."""
+        self.token_ids += [token.token_id for token in self.output.extend(token_ids, 0)]
+        self.usage = replace(self.usage, output_count=self.output.count)
+        if self.output.finish_reason:
+            self._send([])
+
+    def _send(self, tokens: list[OutputToken]) -> None:
+        finish = None
+        if self.output.finish_reason:
+            self.ended = True
+            finish = GenerationFinish(self.output.finish_reason, self.usage, self.seed)
+        self.request.stream.put(OutputPiece(tuple(tokens), finish, self.completion_index))
+
+    def fail(self, error: PacelineError) -> None:
+        """End the sequence; its client gets `error`."""
+        self.ended = True
+        self.request.stream.put(error)
+
+
+def _one_more(counts: tuple[int, ...], place_count: int) -> tuple[int, ...]:
+    """Add one to the first `place_count` counts."""
+    padded = counts + (0,) * (place_count - len(counts))
+    return (*[count + 1 for count in padded[:place_count]], *padded[place_count:])

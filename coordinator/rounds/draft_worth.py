@@ -1,0 +1,32 @@
+"""How long drafting may take before it costs more than it saves, by measured rounds.
+
+A round with drafts yields g tokens a sequence and takes propose and verify; g rounds without drafts yield as many and
+take g verifies. With one lane the two hops follow each other, so drafts help while propose < (g - 1) verify. With two
+lanes they overlap, and the slower one sets the pace: drafts help while propose < g verify.
+"""
+
+from coordinator.rounds.round import RoundReport
+from coordinator.rounds.smoothing import smoothed
+
+
+class DraftWorth:
+    def __init__(self, lanes: int, leeway: float) -> None:
+        """`leeway`: so many times what drafts seem worth is what they may take."""
+        self._lanes = lanes
+        self._leeway = leeway
+        self._tokens: float | None = None
+        """That a sequence gets from a round with drafts."""
+        self._verify_s: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """None until a round with drafts was seen."""
+        if self._tokens is None or self._verify_s is None:
+            return None
+        return max(0.0, (self._tokens + self._lanes - 2) * self._verify_s) * self._leeway
+
+    def observe(self, report: RoundReport) -> None:
+        self._verify_s = smoothed(self._verify_s, report.verify.total_s)
+        drafted = [row for row in report.rows if row.drafted_count]
+        if drafted:
+            self._tokens = smoothed(self._tokens, sum(row.committed_count for row in drafted) / len(drafted))

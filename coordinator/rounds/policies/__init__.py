@@ -1,0 +1,24 @@
+"""How the next group is chosen from the window. One file a policy; `make_policy` knows them by name.
+
+A policy sees sequences and changes none.
+"""
+
+from collections.abc import Callable
+
+from coordinator.rounds.policies.continuous import Continuous
+from coordinator.rounds.policies.eqspec import EqSpec
+from coordinator.rounds.policies.exspec import ExSpec
+from coordinator.rounds.policies.policy import Policy, Selection
+
+__all__ = ["POLICIES", "Policy", "Selection", "make_policy"]
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "continuous": lambda window: Continuous(),
+    "eqspec": lambda window: EqSpec(),
+    "exspec": ExSpec,
+}
+
+
+def make_policy(name: str, window: int) -> Policy:
+    """Return a fresh policy; `window` is for those that choose among more sequences than fit a group."""
+    return POLICIES[name](window)

@@ -1,0 +1,268 @@
+"""One round for one group: propose, verify, commit.
+
+Written against protocols; the remote clients and the tests' fakes are peers behind them. A draft that fails, wholly or
+for a row, costs speed and never output: its rows are verified without drafts. No call outlasts the deadlines
+of the group's requests.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from coordinator.protocols import Deadline, Drafter, Verifies
+from coordinator.requests.sequence import Sequence
+from coordinator.rounds.prompt_shares import prompt_shares
+from paceline.errors import CacheFull, CallTimedOut, Overloaded, PacelineError, PeerUnavailable, PrefixNotCached
+from paceline.types import (
+    CallTiming,
+    HopTime,
+    Prefilled,
+    Proposal,
+    Verdict,
+    Verdicts,
+    VerifyOutcome,
+    VerifyRow,
+)
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class RoundLimits:
+    vocabulary_size: int
+    """The target's; a draft with a padded vocabulary may propose ids beyond it."""
+    prefill_chunk_tokens: int
+    """The target's; a sequence of which more is missing there has a prefill round or two before it, without drafts."""
+    token_bytes: int = 0
+    """Of its cache; 0 where it did not say."""
+    page_tokens: int = 0
+    """Of its cache; a part of a page is not freed."""
+
+
+@dataclass(frozen=True)
+class RowReport:
+    drafted_count: int
+    accepted_count: int
+    committed_count: int
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Rows found no room in the target's cache."""
+
+    missing_bytes: Mapping[Sequence, int]
+    """What each of them lacks; 0 where the target did not say."""
+    retry_after_s: float
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    rows: list[RowReport]
+    """Of the rows that committed tokens."""
+    duration_s: float
+    propose: HopTime
+    verify: HopTime
+    verified_count: int
+    """Tokens the verify call ran, committed and drafted."""
+    draft_error: PacelineError | None
+    """Why the whole group went without drafts."""
+    shortage: Shortage | None
+    """That some rows found no room in the target's cache; their sequences are as they were."""
+    is_decoding: bool = True
+    """No row brought a prompt, nor anything else that a service had lost or missed."""
+    prompt_token_count: int = 0
+    """Tokens that the target computed before it could decode."""
+    failed: Mapping[Sequence, PacelineError] = field(default_factory=dict)
+    """Sequences whose row failed for good, and why."""
+
+    @property
+    def drafted_count(self) -> int:
+        return sum(row.drafted_count for row in self.rows)
+
+
+_KEEPS_CACHE = (Overloaded, PeerUnavailable, CallTimedOut)
+"""Reasons for a row without drafts that say nothing of what is cached for it."""
+
+
+NEW_TO_DRAFT = 2
+"""Tokens that a draft has not cached after a round which accepted all its drafts: its last one, and the next."""
+
+
+@dataclass(frozen=True)
+class _Drafts:
+    by_sequence: dict[Sequence, tuple[int, ...]]
+    time: HopTime = HopTime()
+    error: PacelineError | None = None
+    was_up_to_date: bool = True
+    """The draft service had to catch up with no row."""
+
+
+async def run_round(
+    group: Rows[Sequence],
+    drafter: Drafter,
+    verifier: Verifies,
+    limits: RoundLimits,
+    draft_counts: Rows[int],
+    *,
+    draft_worth_s: float | None = None,
+    clock: Clock = time.perf_counter,
+) -> RoundReport:
+    """Run one round, with at most so many drafts a row, and commit its tokens.
+
+    A row that cannot go on is reported, and the others go on; a prompt that others leave no room for waits
+    (`prompt_shares`). `draft_worth_s` is what drafting may take before it costs more than it saves.
+
+    Raises what the verify call raises: then no sequence of the group has changed.
+    """
+    started = clock()
+    wishes, shares = _taking_part(group, draft_counts, limits)
+    group = list(wishes)
+    deadline = Deadline(time_left_s(group, started), draft_worth_s)
+    drafts = await _propose(wishes, drafter, limits, deadline, clock)
+    rows = [one.verify_row(drafts.by_sequence.get(one, ()), share) for one, share in zip(group, shares, strict=True)]
+    began = clock()
+    verdicts = await verifier.verify(rows, time_left_s(group, began))
+    verify = _hop_time(clock() - began, verdicts.timing)
+    reports, failed, shortage = _take(group, rows, verdicts)
+    return RoundReport(
+        reports,
+        clock() - started,
+        drafts.time,
+        verify,
+        sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows),
+        drafts.error,
+        shortage,
+        drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows),
+        sum(map(_prompt_token_count, rows, verdicts.results)),
+        failed,
+    )
+
+
+def _taking_part(
+    group: Rows[Sequence], draft_counts: Rows[int], limits: RoundLimits
+) -> tuple[dict[Sequence, int], list[int]]:
+    """Return those for which the chunk of prompts has room, with their draft counts, and what each may bring of it."""
+    shares = prompt_shares([sequence.target_lack for sequence in group], limits.prefill_chunk_tokens)
+    counts = {one: count for one, count, share in zip(group, draft_counts, shares, strict=True) if share}
+    return counts, [share for share in shares if share]
+
+
+def _take(
+    group: Rows[Sequence], rows: Rows[VerifyRow], verdicts: Verdicts
+) -> tuple[list[RowReport], dict[Sequence, PacelineError], Shortage | None]:
+    """Let each sequence have what came of its row.
+
+    Return what was committed, what failed, and why some found no room.
+    """
+    reports: list[RowReport] = []
+    failed: dict[Sequence, PacelineError] = {}
+    refusals: dict[Sequence, Overloaded] = {}
+    for sequence, row, verdict in zip(group, rows, verdicts.results, strict=True):
+        if isinstance(verdict, Verdict):
+            reports.append(_commit(sequence, row, verdict))
+        elif isinstance(verdict, Prefilled):
+            sequence.target_cached_length = verdict.cached_length
+            sequence.target_taken_count = verdict.cached_length - row.base_length
+        elif isinstance(verdict, Overloaded):
+            sequence.target_cached_length = row.base_length
+            refusals[sequence] = verdict
+        elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
+            sequence.forget_target()  # the next round sends the whole sequence
+        else:
+            failed[sequence] = verdict
+    return reports, failed, _shortage(refusals)
+
+
+def _shortage(refusals: Mapping[Sequence, Overloaded]) -> Shortage | None:
+    if not refusals:
+        return None
+    missing_bytes = {
+        sequence: one.missing_bytes if isinstance(one, CacheFull) else 0 for sequence, one in refusals.items()
+    }
+    return Shortage(missing_bytes, max(one.retry_after_s for one in refusals.values()))
+
+
+def time_left_s(group: Rows[Sequence], now_s: float) -> float | None:
+    """Time until the last of the group's deadlines, at least 0; None when a sequence has none."""
+    deadlines_s = [one.request.deadline_s for one in group if one.request.deadline_s is not None]
+    return max(0.0, max(deadlines_s) - now_s) if len(deadlines_s) == len(group) else None
+
+
+async def _propose(
+    wishes: Mapping[Sequence, int],
+    drafter: Drafter,
+    limits: RoundLimits,
+    deadline: Deadline,
+    clock: Clock,
+) -> _Drafts:
+    """Ask for draft tokens, at most so many for a sequence, where they can be of use."""
+    draft_max_length = drafter.max_length
+    wanted = [
+        (sequence, count)
+        for sequence, draft_count in wishes.items()
+        if (count := min(_draft_count(sequence, limits, draft_count), draft_max_length + 1 - len(sequence.token_ids)))
+        > 0
+    ]
+    if not wanted:
+        return _Drafts({})
+    lacks = [sequence.draft_lack for sequence, _ in wanted]
+    shares = prompt_shares(lacks, drafter.prefill_chunk_tokens)
+    asked = [
+        (sequence, sequence.propose_row(count, share))
+        for (sequence, count), share in zip(wanted, shares, strict=True)
+        if share
+    ]
+    rows = [row for _, row in asked]
+    began = clock()
+    try:
+        proposals = await drafter.propose(rows, deadline)
+    except PacelineError as error:
+        return _Drafts({}, HopTime(wire_s=clock() - began), error)
+    time_spent = _hop_time(clock() - began, proposals.timing)
+    drafts: dict[Sequence, tuple[int, ...]] = {}
+    for (sequence, row), proposal in zip(asked, proposals.results, strict=True):
+        if isinstance(proposal, Proposal):
+            drafts[sequence] = tuple(takewhile(lambda one: 0 <= one < limits.vocabulary_size, proposal.draft_token_ids))
+            sequence.draft_cached_length = proposal.cached_length
+            sequence.draft_taken_count = proposal.cached_length - row.base_length
+        elif not isinstance(proposal, _KEEPS_CACHE):
+            sequence.forget_draft()
+    return _Drafts(drafts, time_spent, was_up_to_date=all(lack.count <= NEW_TO_DRAFT for lack in lacks))
+
+
+def _prompt_token_count(row: VerifyRow, result: VerifyOutcome | PacelineError) -> int:
+    """Of a prompt that waits for its share of the chunk, what was taken in this time."""
+    if isinstance(result, Prefilled):
+        return result.cached_length - row.base_length
+    return len(row.token_ids) - 1 if isinstance(result, Verdict) else 0
+
+
+def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:
+    return HopTime(max(0.0, elapsed_s - timing.queued_s - timing.executed_s), timing.queued_s, timing.executed_s)
+
+
+def _draft_count(sequence: Sequence, limits: RoundLimits, draft_count: int) -> int:
+    """Drafts worth asking for: a round adds one token more than it accepts."""
+    if len(sequence.token_ids) - sequence.target_cached_length > limits.prefill_chunk_tokens:
+        return 0
+    return min(draft_count, sequence.max_draft_count, sequence.output.remaining_count - 1)
+
+
+def _commit(sequence: Sequence, row: VerifyRow, verdict: Verdict) -> RowReport:
+    length, before = len(sequence.token_ids), sequence.usage
+    # What the draft cached beyond the accepted tokens is not part of the sequence.
+    sequence.draft_cached_length = min(sequence.draft_cached_length, length + verdict.accepted_count)
+    sequence.target_cached_length = verdict.cached_length
+    sequence.commit(
+        [*row.draft_token_ids[: verdict.accepted_count], verdict.next_token_id],
+        accepted_count=verdict.accepted_count,
+        drafted_count=len(row.draft_token_ids),
+        logprobs=verdict.logprobs,
+    )
+    return RowReport(
+        sequence.usage.drafted_count - before.drafted_count,
+        sequence.usage.accepted_count - before.accepted_count,
+        len(sequence.token_ids) - length,
+    )

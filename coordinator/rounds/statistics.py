@@ -1,0 +1,71 @@
+"""What the rounds have done since the start: counted here, read through `DescribeCluster`."""
+
+from collections import Counter
+from itertools import accumulate
+
+from coordinator.rounds.round import RoundReport
+from paceline.types import ClusterStatistics, HopTime
+
+
+class Statistics:
+    def __init__(self) -> None:
+        self._round_count = 0
+        self._fallback_round_count = 0
+        self._drafted_count = 0
+        self._committed_count = 0
+        self._rows_by_accepted_count: Counter[int] = Counter()
+        self._rounds_by_group_size: Counter[int] = Counter()
+        self._waited_slot_count = 0
+        self._waited_filled_count = 0
+        self._preemption_count = 0
+        self._round_s = 0.0
+        self._propose = HopTime()
+        self._verify = HopTime()
+
+    def count_report(self, report: RoundReport) -> None:
+        """Count what a round brought, and where its time went."""
+        for row in report.rows:
+            self._drafted_count += row.drafted_count
+            self._committed_count += row.committed_count
+            self._rows_by_accepted_count[row.accepted_count] += 1
+        self._round_s += report.duration_s
+        self._propose = _sum(self._propose, report.propose)
+        self._verify = _sum(self._verify, report.verify)
+
+    def count_round(self, *, group_size: int, batch_size: int, is_fallback: bool, others_wait: bool) -> None:
+        """Count a round; `others_wait` tells whether a full group could have been had."""
+        self._round_count += 1
+        self._fallback_round_count += is_fallback
+        self._rounds_by_group_size[group_size] += 1
+        if others_wait:
+            self._waited_slot_count += batch_size
+            self._waited_filled_count += group_size
+
+    def count_preemption(self, count: int = 1) -> None:
+        self._preemption_count += count
+
+    def snapshot(self) -> ClusterStatistics:
+        row_counts = [
+            self._rows_by_accepted_count[n] for n in range(1, 1 + max(self._rows_by_accepted_count, default=0))
+        ]
+        by_position = tuple(accumulate(reversed(row_counts)))[::-1]
+        return ClusterStatistics(
+            round_count=self._round_count,
+            fallback_round_count=self._fallback_round_count,
+            drafted_count=self._drafted_count,
+            accepted_count=sum(by_position),
+            committed_count=self._committed_count,
+            accepted_counts_by_position=by_position,
+            round_counts_by_group_size=tuple(sorted(self._rounds_by_group_size.items())),
+            occupancy_while_waiting=(
+                self._waited_filled_count / self._waited_slot_count if self._waited_slot_count else 1.0
+            ),
+            preemption_count=self._preemption_count,
+            round_s=self._round_s,
+            propose=self._propose,
+            verify=self._verify,
+        )
+
+
+def _sum(one: HopTime, other: HopTime) -> HopTime:
+    return HopTime(one.wire_s + other.wire_s, one.queued_s + other.queued_s, one.executed_s + other.executed_s)

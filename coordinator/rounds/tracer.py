@@ -1,0 +1,144 @@
+"""A span for each round that serves a traced request, linked to the requests it serves and they to it.
+
+A round serves many requests, so it is the child of none but the root of a trace of its own (OpenTelemetry: links stand
+for batches). It exists when any member's request is sampled; `observe.spans.sampling` makes the SDK agree. What it
+tells is noted while it runs and written into it later: see `LeanTracer.later`.
+
+What concerns one member stands in lists, `paceline.request.*`, in the order of the links. Attributes of the links
+themselves would cost three times as much: the SDK makes an object of each link's.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Group
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from opentelemetry import baggage, trace
+from opentelemetry import context as contexts
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from coordinator.requests.sequence import Sequence
+from coordinator.requests.traced_request import TracedRequest
+from coordinator.rounds.round import RoundReport
+from paceline.errors import PacelineError
+from paceline.types import HopTime, Usage
+
+if TYPE_CHECKING:
+    from paceline.observe.spans.lean import LeanTracer
+
+Record = Callable[[RoundReport], None]
+Attributes = dict[str, AttributeValue]
+MakeAttributes = Callable[[], Attributes]
+
+
+class RoundTracer:
+    def __init__(self, tracer: "LeanTracer | None", policy: str) -> None:
+        """Without a tracer nothing is recorded."""
+        self._tracer = tracer
+        self._policy = policy
+
+    @contextmanager
+    def round(
+        self, group: Group[Sequence], waits_s: Group[float], draft_counts: Group[int], lane: int
+    ) -> Iterator[Record]:
+        """Trace the round that the block runs, which is to hand its report to what this yields.
+
+        `waits_s` is how long each sequence waited to be grouped.
+        """
+        members = [one for one in group if one.request.traced]
+        if not self._tracer or not members:
+            yield _ignore
+            return
+        traces = [one.request.traced for one in group if one.request.traced]
+        waited_s = [wait_s for one, wait_s in zip(group, waits_s, strict=True) if one.request.traced]
+        span = self._tracer.start_span(
+            "round", Context(), links=[one.link for one in traces], attributes=_waits(members, waited_s)
+        )
+        before = [one.usage for one in members]
+        told = [partial(self._asked, len(group), draft_counts, lane)]
+
+        def record(report: RoundReport) -> None:
+            told.append(partial(_outcome, report))
+            told.append(partial(_gains, before, [one.usage for one in members]))
+            for one in traces:
+                one.note(span.get_span_context())
+
+        token = contexts.attach(trace.set_span_in_context(span, _shared_baggage(traces)))
+        try:
+            yield record
+        except BaseException as error:  # cancelled, too: the target was lost under it
+            # The type only: a message may quote a request.
+            span.set_status(StatusCode.ERROR)
+            span.set_attribute("error.type", error.reason if isinstance(error, PacelineError) else type(error).__name__)
+            raise
+        finally:
+            contexts.detach(token)
+            self._tracer.later(partial(_end, span, told, time.time_ns()))
+
+    def _asked(self, group_size: int, draft_counts: Group[int], lane: int) -> Attributes:
+        return {
+            "paceline.group_size": group_size,
+            "paceline.draft_count": max(draft_counts),
+            "paceline.lane": lane,
+            "paceline.policy": self._policy,
+        }
+
+
+def _waits(members: Group[Sequence], waited_s: Group[float]) -> Attributes:
+    """What each member waited for, and which output of its request it is, where that is not the first."""
+    attributes: Attributes = {"paceline.request.waited_s": waited_s}
+    if any(one.queued_s for one in members):
+        attributes["paceline.request.queued_s"] = [one.queued_s for one in members]
+    if any(one.completion_index for one in members):
+        attributes["paceline.request.completion_index"] = [one.completion_index for one in members]
+    return attributes
+
+
+def _ignore(report: RoundReport) -> None:
+    pass
+
+
+def _end(span: Span, told: Iterable[MakeAttributes], ended_ns: int) -> None:
+    for make_attributes in told:
+        span.set_attributes(make_attributes())
+    span.end(ended_ns)
+
+
+def _outcome(report: RoundReport) -> Attributes:
+    return {
+        "paceline.drafted_count": report.drafted_count,
+        "paceline.accepted_count": sum(row.accepted_count for row in report.rows),
+        "paceline.committed_count": sum(row.committed_count for row in report.rows),
+        **_hop_attributes("draft", report.propose),
+        **_hop_attributes("target", report.verify),
+    }
+
+
+def _hop_attributes(service: str, hop: HopTime) -> dict[str, float]:
+    return {
+        f"paceline.{service}.wire_s": hop.wire_s,
+        f"paceline.{service}.queued_s": hop.queued_s,
+        f"paceline.{service}.executed_s": hop.executed_s,
+    }
+
+
+def _gains(before: Group[Usage], after: Group[Usage]) -> Attributes:
+    """What the round brought each member."""
+    pairs = list(zip(before, after, strict=True))
+    return {
+        "paceline.request.drafted_count": [new.drafted_count - old.drafted_count for old, new in pairs],
+        "paceline.request.accepted_count": [new.accepted_count - old.accepted_count for old, new in pairs],
+        "paceline.request.committed_count": [new.output_count - old.output_count for old, new in pairs],
+    }
+
+
+def _shared_baggage(members: Group[TracedRequest]) -> Context:
+    """Baggage that all members' callers sent alike: of what they disagree on, a call for all can carry none."""
+    context = Context()
+    for name, value in frozenset.intersection(*(one.baggage for one in members)):
+        context = baggage.set_baggage(name, value, context)
+    return context

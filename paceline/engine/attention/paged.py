@@ -1,0 +1,133 @@
+"""Attention of one pass over pages: new keys and values are written to their slots, all are read in place.
+
+A sequence whose pages lie side by side is read as one view. One that shares a beginning lies in several segments: see
+`segmented_attention`.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from paceline.engine.attention.common import Shield, attend_one, causal_mask
+from paceline.engine.attention.segmented import SegmentedAttention
+from paceline.engine.attention.short import attend_short, is_short
+from paceline.engine.interfaces import Span
+
+
+class Segment(NamedTuple):
+    """Slots [start, stop) of the pool's memory, which hold neighbouring tokens of one sequence."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the queries of a sequence in one piece read."""
+
+    span: Span
+    views: Sequence[torch.Tensor]
+    mask: torch.Tensor | None
+
+
+class PagedAttention:
+    def __init__(
+        self,
+        memory: torch.Tensor,
+        group_size: int,
+        spans: Sequence[Span],
+        segments: Sequence[Sequence[Segment]],
+        slots: torch.Tensor,
+    ) -> None:
+        """`memory` is the pool's; `slots` [T] is where the new tokens go."""
+        self.spans = spans
+        self.segments = segments
+        """Each row's cached tokens, the new ones included."""
+        self._memory = memory
+        self._group_size = group_size
+        self._layers = memory.unbind(0)
+        self._slots = slots
+        self._shield = Shield(spans, memory.device)
+
+    def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all slots, [KV heads, slots, D] each."""
+        return self._layers[2 * layer], self._layers[2 * layer + 1]
+
+    @cached_property
+    def _readings(self) -> "_Readings":
+        """Made when torch's operations are to read them."""
+        return _Readings(self._memory, self._group_size, list(zip(self.spans, self.segments, strict=True)))
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        keys, values = self.memory(layer)
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            write(keys, self._slots, key)
+            write(values, self._slots, value)
+            return self._readings.attend(layer, query, scaling)
+
+        return self._shield.attend(attend, query, key, value)
+
+
+class _Readings:
+    """How torch's operations attend, row by row."""
+
+    def __init__(self, memory: torch.Tensor, group_size: int, rows: Sequence[tuple[Span, Sequence[Segment]]]) -> None:
+        self._counts = [span.count for span, _ in rows]
+        self._whole: dict[int, _Reading] = {}
+        self._short: defaultdict[int, dict[int, _Reading]] = defaultdict(dict)  # by count, then by row
+        self._segmented = SegmentedAttention(memory, group_size)
+        for index, (span, parts) in enumerate(rows):
+            # Views are made once for all layers: one by one they would cost as much as the attention of a short row.
+            part_views = [views(memory, segment) for segment in parts]
+            if len(parts) > 1:
+                self._segmented.add(index, span, parts, part_views)
+                continue
+            needs_mask = 1 < span.count < span.length
+            mask = causal_mask(span.count, span.length, group_size, memory) if needs_mask else None
+            alike = self._short[span.count] if is_short(span, memory) else self._whole
+            alike[index] = _Reading(span, part_views[0], mask)
+
+    def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """`query` and what is returned are [H, T, D]."""
+        rows = query.split_with_sizes(self._counts, dim=1)
+        outputs = self._segmented.attend(layer, rows, scaling)
+        for index, reading in self._whole.items():
+            keys, values = reading.views[2 * layer : 2 * layer + 2]
+            attended = attend_one(rows[index], keys, values, reading.mask, scaling)
+            outputs[index] = attended.view(rows[index].shape)
+        for alike in self._short.values():
+            outputs.update(zip(alike, _attend_alike(layer, alike, rows, scaling), strict=True))
+        return torch.cat([outputs[index] for index in range(len(rows))], dim=1)
+
+
+def _attend_alike(
+    layer: int, alike: Mapping[int, _Reading], rows: Sequence[torch.Tensor], scaling: float
+) -> list[torch.Tensor]:
+    readings = alike.values()
+    return attend_short(
+        [rows[index] for index in alike],
+        [reading.views[2 * layer] for reading in readings],
+        [reading.views[2 * layer + 1] for reading in readings],
+        [reading.mask for reading in readings],
+        scaling,
+    )
+
+
+def write(memory: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
+    """Store new keys or values [KV heads, >= T, D] at `slots` [T] of one layer's [KV heads, slots, D].
+
+    Nothing else is copied in a pass.
+    """
+    memory.index_copy_(1, slots, new.narrow(1, 0, slots.shape[0]))
+
+
+def views(memory: torch.Tensor, segment: Segment) -> tuple[torch.Tensor, ...]:
+    """Keys and values of a segment in place: of layer n at 2n and 2n + 1, [KV heads, tokens, D] each."""
+    return memory.narrow(2, segment.start, segment.stop - segment.start).unbind(0)

@@ -1,0 +1,1 @@
+"""Where keys and values lie: pages of one memory, or the paper's rectangle."""

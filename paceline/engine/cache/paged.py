@@ -1,0 +1,279 @@
+"""The default cache: fixed-size pages of one memory, a page table a sequence, equal beginnings shared.
+
+Owns tables, lengths and the memory; `pages` counts references and `prefix_index` knows contents. Knows nothing of
+models or calls.
+
+Invariants: a sequence has exactly the pages its length needs; a page's references are the tables it is in, plus one
+when the index holds it; nothing is ever written to a page that a second table or the index holds; truncation copies
+nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.engine.attention.paged import PagedAttention, Segment
+from paceline.engine.attention.strict import StrictAttention
+from paceline.engine.cache.pages import PageAllocator
+from paceline.engine.cache.prefix_index import PrefixIndex, page_key, root_key
+from paceline.engine.interfaces import Attention, KvShape, Span, check_base, check_length
+from paceline.errors import CacheFull
+from paceline.scope import scope_of
+from paceline.types import CacheDescription
+
+EVICTED_SHARE = 16
+"""When pages run out, this fraction of all goes at once, so that neighbours fall free together and form runs."""
+
+
+@dataclass
+class _Sequence:
+    root: bytes
+    """What the first page follows: pages are shared among sequences of one root."""
+    token_ids: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of the leading full pages, as far as they were needed."""
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+
+class KvPool:
+    def __init__(
+        self,
+        shape: KvShape,
+        capacity_bytes: int,
+        *,
+        page_tokens: int,
+        prefix_sharing: bool = True,
+        strict: bool = False,
+        has_scratch: bool = False,
+    ) -> None:
+        """With `has_scratch` one page is set apart for padding to be written to, and memory holds numbers at once."""
+        self.shape = shape
+        self._attention = StrictAttention if strict else PagedAttention
+        self.page_tokens = page_tokens
+        self._page_bytes = page_tokens * shape.token_bytes
+        self._prefix_sharing = prefix_sharing
+        page_count = max(0, capacity_bytes // self._page_bytes - has_scratch)
+        self._pages = PageAllocator(page_count)
+        self.scratch_page = page_count if has_scratch else None
+        self._index = PrefixIndex()
+        self._sequences: dict[str, _Sequence] = {}
+        self._shared_token_count = 0
+        # Memory that was never written to is not resident, so the whole budget can be laid out at once. What is read
+        # in whole pages must hold numbers, though masked: not-a-number would spread.
+        # Heads lie outside slots: attention reads one head after the other, and each should be one run of bytes.
+        self.memory = (torch.zeros if has_scratch else torch.empty)(
+            (2 * shape.layer_count, shape.kv_head_count, (page_count + has_scratch) * page_tokens, shape.head_size),
+            dtype=shape.dtype,
+            device=shape.device,
+        )
+        """Of each layer the keys, then the values: [2 * layers, KV heads, slots, head size]."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._pages.page_count * self._page_bytes
+
+    @property
+    def max_length(self) -> int:
+        return self._pages.page_count * self.page_tokens
+
+    @property
+    def least_bytes(self) -> int:
+        return (1 + (self.scratch_page is not None)) * self._page_bytes
+
+    @property
+    def sequence_count(self) -> int:
+        return len(self._sequences)
+
+    def length(self, sequence_id: str) -> int:
+        sequence = self._sequences.get(sequence_id)
+        return sequence.length if sequence else 0
+
+    def token_ids(self, sequence_id: str) -> Sequence[int]:
+        return self._sequences[sequence_id].token_ids
+
+    def pages(self, sequence_id: str) -> Sequence[int]:
+        """The sequence's pages, in order; not to be changed."""
+        return self._sequences[sequence_id].pages
+
+    def fill(self, sequence_id: str, token_ids: Sequence[int]) -> None:
+        """Name the last tokens, which were appended before a pass chose them."""
+        held = self._sequences[sequence_id].token_ids
+        held[len(held) - len(token_ids) :] = token_ids
+
+    def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
+        check_base(sequence_id, base_length, self.length(sequence_id))
+        # Callers that are kept apart share nothing: the time a prompt takes would tell them of each other's.
+        sequence = self._sequences.setdefault(sequence_id, _Sequence(root_key(scope_of(sequence_id))))
+        self._cut(sequence, base_length)
+        # Page by page and never the rest of a prompt: that would make a long one's cost grow with its square.
+        for start in range(0, len(next_token_ids), self.page_tokens):
+            content = next_token_ids[start : start + self.page_tokens]
+            key = self._key_of_next(sequence, content)
+            if key is None or (page := self._index.find(key)) is None:
+                break
+            self._index.wake(page)
+            self._pages.share(page)
+            sequence.pages.append(page)
+            sequence.keys.append(key)
+            sequence.token_ids += content
+        self._shared_token_count += sequence.length - base_length
+        return sequence.length
+
+    def next_key(self, sequence_id: str, next_token_ids: Sequence[int]) -> bytes | None:
+        return self._key_of_next(self._sequences[sequence_id], next_token_ids)
+
+    def append(self, sequence_id: str, token_ids: Sequence[int]) -> None:
+        sequence = self._sequences[sequence_id]
+        length = sequence.length + len(token_ids)
+        try:
+            self._own_last_page(sequence)
+            self._grow(sequence, -(-length // self.page_tokens))
+        except CacheFull:
+            if not sequence.length:
+                self.release(sequence_id)
+            raise
+        sequence.token_ids += token_ids
+
+    def attention(self, spans: Sequence[Span]) -> Attention:
+        slots = [
+            slot
+            for span in spans
+            for segment in self._segments(span.sequence_id, span.base_length, span.length)
+            for slot in range(segment.start, segment.stop)
+        ]
+        segments = [self._segments(span.sequence_id, 0, span.length) for span in spans]
+        return self._attention(
+            self.memory, self.shape.group_size, spans, segments, torch.tensor(slots, device=self.shape.device)
+        )
+
+    def seal(self, sequence_id: str, length: int) -> None:
+        sequence = self._sequences[sequence_id]
+        size = self.page_tokens
+        for position in range(len(sequence.keys), length // size):
+            key = self._key(sequence, sequence.token_ids[position * size : (position + 1) * size])
+            sequence.keys.append(key)
+            if self._prefix_sharing and self._index.add(key, sequence.pages[position]):
+                self._pages.share(sequence.pages[position])
+
+    def truncate(self, sequence_id: str, length: int) -> int:
+        sequence = self._sequences.get(sequence_id)
+        check_length(sequence_id, length, sequence.length if sequence else None)
+        assert sequence is not None
+        held_count = self._held_count
+        self._cut(sequence, length)
+        return (held_count - self._held_count) * self._page_bytes
+
+    def release(self, sequence_id: str) -> bool:
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is None:
+            return False
+        self._cut(sequence, 0)
+        return True
+
+    @property
+    def _held_count(self) -> int:
+        """Pages that sequences hold."""
+        return self._pages.page_count - self._pages.free_count - self._index.idle_count
+
+    def describe(self) -> CacheDescription:
+        return CacheDescription(
+            layout="paged",
+            capacity_bytes=self.capacity_bytes,
+            used_bytes=self._held_count * self._page_bytes,
+            idle_bytes=self._index.idle_count * self._page_bytes,
+            sequence_count=self.sequence_count,
+            token_bytes=self.shape.token_bytes,
+            max_length=self.max_length,
+            page_tokens=self.page_tokens,
+            shared_token_count=self._shared_token_count,
+        )
+
+    def _key(self, sequence: _Sequence, token_ids: Sequence[int]) -> bytes:
+        return page_key(sequence.keys[-1] if sequence.keys else sequence.root, token_ids)
+
+    def _key_of_next(self, sequence: _Sequence, next_token_ids: Sequence[int]) -> bytes | None:
+        """Key of the full page that would come next; None in the middle of a page or with too few tokens."""
+        aligned = sequence.length == len(sequence.keys) * self.page_tokens
+        if not self._prefix_sharing or not aligned or len(next_token_ids) < self.page_tokens:
+            return None
+        return self._key(sequence, next_token_ids[: self.page_tokens])
+
+    def _cut(self, sequence: _Sequence, length: int) -> None:
+        del sequence.token_ids[length:]
+        del sequence.keys[length // self.page_tokens :]
+        # The last page first: it is of no use without those before it, so it should be the first to be evicted.
+        while len(sequence.pages) * self.page_tokens - length >= self.page_tokens:
+            self._drop(sequence.pages.pop())
+
+    def _drop(self, page: int) -> None:
+        self._pages.release(page)
+        if self._index.holds(page) and self._pages.references(page) == 1:
+            self._index.rest(page)
+
+    def _own_last_page(self, sequence: _Sequence) -> None:
+        """Make a partly filled last page safe to write to."""
+        kept = sequence.length % self.page_tokens
+        if not kept:
+            return
+        page = sequence.pages[-1]
+        if self._index.holds(page) and self._pages.references(page) == 2:
+            self._index.forget(page)
+            self._pages.release(page)
+        elif self._pages.references(page) > 1:
+            own = self._take(page)
+            start, source = own * self.page_tokens, page * self.page_tokens
+            self.memory[:, :, start : start + kept] = self.memory[:, :, source : source + kept]
+            sequence.pages[-1] = own
+            self._drop(page)
+
+    def _grow(self, sequence: _Sequence, page_count: int) -> None:
+        missing = page_count - len(sequence.pages)
+        if missing > self._pages.free_count:
+            self._evict(missing)
+        for _ in range(missing):
+            sequence.pages.append(self._take(sequence.pages[-1] if sequence.pages else None))
+
+    def _take(self, after: int | None) -> int:
+        if after is not None and self._index.is_idle(after + 1):
+            # To stay in one piece is worth more than what rests there: most likely how this very prompt went on before.
+            self._index.forget(after + 1)
+            self._pages.release(after + 1)
+        if not self._pages.free_count:
+            self._evict(1)
+        page = self._pages.take(after)
+        assert page is not None
+        return page
+
+    def _evict(self, missing: int) -> None:
+        """Free resting pages until `missing` are free, and some more; CacheFull, and none freed, when too few rest."""
+        if missing > self._pages.free_count + self._index.idle_count:
+            used = self._pages.page_count - self._pages.free_count - self._index.idle_count
+            short = missing - self._pages.free_count - self._index.idle_count
+            raise CacheFull(
+                f"the cache has no room: {missing * self._page_bytes} more bytes are needed, "
+                f"{used * self._page_bytes} of {self.capacity_bytes} are in use; "
+                "release sequences or raise --kv-memory",
+                {"missing_bytes": str(short * self._page_bytes)},
+            )
+        wanted = max(missing, self._pages.page_count // EVICTED_SHARE)
+        while self._pages.free_count < wanted and (page := self._index.evict()) is not None:
+            self._pages.release(page)
+
+    def _segments(self, sequence_id: str, first: int, last: int) -> list[Segment]:
+        """Slots of the tokens [first, last) as maximal contiguous runs."""
+        pages = self._sequences[sequence_id].pages
+        size = self.page_tokens
+        segments: list[Segment] = []
+        for position in range(first // size, -(-last // size)):
+            start = pages[position] * size
+            low, high = start + max(first - position * size, 0), start + min(last - position * size, size)
+            if segments and segments[-1].stop == low:
+                segments[-1] = Segment(segments[-1].start, high)
+            else:
+                segments.append(Segment(low, high))
+        return segments

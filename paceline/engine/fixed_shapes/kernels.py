@@ -1,0 +1,60 @@
+"""Which attention kernel this torch and device have for block tables, found out by trying."""
+
+from functools import partial
+
+import structlog
+import torch
+
+from paceline.engine.fixed_shapes.attention import GatheredBlocks, KernelMaker, VarlenBlocks, VarlenFunction
+from paceline.engine.fixed_shapes.rows import BlockRows
+from paceline.engine.interfaces import KvShape
+
+log = structlog.get_logger()
+
+TOLERANCE = 2e-2
+"""Half precision rounds by less; a kernel that reads other pages or sees other keys is off by far more."""
+
+
+def find_varlen() -> VarlenFunction | None:
+    """torch's variable-length attention, where this torch has it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+@torch.inference_mode()
+def choose_kernel(shape: KvShape, page_tokens: int, varlen_attn: VarlenFunction | None) -> KernelMaker:
+    """Return the variable-length kernel if it does what gathering does, with these pages and heads; else gathering."""
+    if varlen_attn is None:
+        return GatheredBlocks
+    varlen = partial(VarlenBlocks, varlen_attn=varlen_attn)
+    try:
+        difference = _difference(varlen, shape, page_tokens)
+    except (RuntimeError, TypeError, ValueError) as error:
+        # Older ones take no table, some no pages of this size, some not this device or dtype.
+        log.info("keys are gathered for attention; the variable-length kernel refused", error=str(error))
+        return GatheredBlocks
+    if not difference <= TOLERANCE:
+        log.warning("keys are gathered for attention; the variable-length kernel was wrong", difference=difference)
+        return GatheredBlocks
+    return varlen
+
+
+def _difference(varlen: KernelMaker, shape: KvShape, page_tokens: int) -> float:
+    """Largest difference between the two kernels on three rows whose pages lie in no order."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(shape.device, shape.dtype)
+
+    tables = torch.tensor([[5, 0, 3], [1, 4, 6], [2, 6, 6]], device=shape.device)
+    bases = torch.tensor([2 * page_tokens, page_tokens - 1, 0], device=shape.device)
+    counts = torch.full((3,), 2, device=shape.device)
+    rows = BlockRows(torch.zeros((3, 2), dtype=torch.int64, device=shape.device), counts, bases, tables)
+    keys, values = (random(shape.kv_head_count, 7 * page_tokens, shape.head_size) for _ in range(2))
+    query = random(shape.head_count, 6, shape.head_size)
+    scaling = shape.head_size**-0.5
+    one, other = (kernel(rows, page_tokens)(query, keys, values, scaling) for kernel in (varlen, GatheredBlocks))
+    return float((one.float() - other.float()).abs().max())

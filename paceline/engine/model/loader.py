@@ -1,0 +1,156 @@
+"""Read a checkpoint into a model that runs packed passes.
+
+Owns what is accepted: safetensors only, remote code never, decoders whose attention is the engine's. Everything refused
+is refused by name, before the service listens.
+"""
+
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from paceline.engine.attention.common import ATTENTION_NAME
+from paceline.engine.interfaces import KvShape
+from paceline.engine.memory import is_out_of_memory
+from paceline.engine.model.checkpoint import Checkpoint, label_of, max_length_of
+from paceline.engine.model.decoder import make_decoder
+from paceline.engine.model.identity import Origin, origin_of_files, origin_of_module
+from paceline.engine.model.model import LoadedModel
+from paceline.engine.model.weights_digest import reading_with_digest
+from paceline.errors import ModelNotUsable, StartupError
+from paceline.text import fingerprint
+from paceline.types import ModelDescription, TokenizerFiles
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+def made_of(
+    module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles | None, origin: Origin | None = None
+) -> LoadedModel:
+    """Describe a module made with `ATTENTION_NAME` as its attention, and make passes of it, which uses it up.
+
+    `origin`: None where it was read from no files. Nothing is checked: `loading` does that.
+    """
+    origin = origin or origin_of_module(module)
+    config: Any = module.config
+    head_count: int = config.num_attention_heads
+    shape = KvShape(
+        layer_count=config.num_hidden_layers,
+        head_count=head_count,
+        kv_head_count=getattr(config, "num_key_value_heads", None) or head_count,
+        head_size=getattr(config, "head_dim", None) or config.hidden_size // head_count,
+        dtype=module.dtype,
+        device=module.device,
+    )
+    description = ModelDescription(
+        model_id=label_of(model_id, config),
+        architecture=type(module).__name__,
+        vocabulary_size=config.vocab_size,
+        tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
+        max_length=max_length_of(config),
+        end_token_ids=_end_token_ids(module),
+        device=str(module.device),
+        dtype=str(module.dtype).removeprefix("torch."),
+        parameter_count=module.num_parameters(),
+        has_chat_template=bool(tokenizer and tokenizer.chat_template),
+        weights_digest=origin.weights_digest,
+        configuration_digest=origin.configuration_digest,
+        revision=origin.revision,
+    )
+    mixes_experts = _mixes_experts(module)  # before the module is used up
+    return LoadedModel(make_decoder(module), description, shape, tokenizer, mixes_experts)
+
+
+def resolve_device(device: str) -> str:
+    """Turn the setting into a torch device; StartupError where there is none such."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise StartupError("--device is cuda and this torch sees no CUDA device; install a CUDA build or take cpu")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def _resolve_dtype(model: str, dtype: DtypeName, config: Any) -> torch.dtype | Literal["auto"]:
+    if dtype != "auto":
+        return DTYPES[dtype]
+    stated = getattr(config, "dtype", None)
+    if stated is not None and stated not in DTYPES.values():
+        raise ModelNotUsable(f"model {model!r} states dtype {stated}; start with --dtype float32, bfloat16 or float16")
+    return stated or "auto"
+
+
+def read_module(checkpoint: Checkpoint, dtype: DtypeName, device: str) -> tuple[PreTrainedModel, Origin]:
+    """Read the weights; tell where they are from. Raises ModelNotUsable."""
+    chosen = _resolve_dtype(checkpoint.model, dtype, checkpoint.config)
+    files = checkpoint.weight_files
+    try:
+        module, digest = reading_with_digest(
+            checkpoint.folder, files, lambda: _read_weights(checkpoint, chosen, device)
+        )
+        return module, origin_of_files(checkpoint.folder, digest)
+    except (OSError, ValueError) as error:
+        raise _half_written(checkpoint, error) from error
+
+
+def _half_written(checkpoint: Checkpoint, error: Exception) -> ModelNotUsable:
+    return ModelNotUsable(f"model {checkpoint.model!r}: the weights cannot be read, perhaps half written: {error}")
+
+
+def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], device: str) -> PreTrainedModel:
+    model = checkpoint.model
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(checkpoint.config)]
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise ModelNotUsable(
+            f"model {model!r}: {kind.__name__} does not call transformers' attention interface, so the engine cannot "
+            "keep its keys and values"
+        )
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    # Its lines go where those of all libraries go.
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder,
+            config=checkpoint.config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise _half_written(checkpoint, error) from error
+    module: PreTrainedModel
+    module, report = loaded
+    # transformers fills what a file lacks with random numbers and only warns.
+    if missing := sorted(report["missing_keys"]):
+        raise ModelNotUsable(
+            f"model {model!r}: {len(missing)} tensors are missing from the weights, {missing[0]} first"
+        )
+    if module.dtype not in DTYPES.values():
+        raise ModelNotUsable(f"model {model!r} holds {module.dtype} weights; start with --dtype {' or '.join(DTYPES)}")
+    module.eval()  # type: ignore[no-untyped-call]
+    module.to(device)  # type: ignore[arg-type]
+    return module
+
+
+def _mixes_experts(module: PreTrainedModel) -> bool:
+    """Configurations name their experts in a dozen ways, and some name them and have none; modules do not."""
+    return any(type(one).__name__.endswith(("Experts", "MoE")) for one in module.modules())
+
+
+def _end_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
+    generation = module.generation_config
+    value = generation.eos_token_id if generation is not None else module.config.eos_token_id
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)

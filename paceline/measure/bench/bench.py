@@ -1,0 +1,162 @@
+"""Throughput of many systems in one invocation: start those of a batch size, run them in turn, keep every pass.
+
+Owns the order of the work and the lives of the systems; `grid` says which, `alternate` runs them.
+"""
+
+import asyncio
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+
+from paceline.engine.model.checkpoint import find_checkpoint, label_of
+from paceline.engine.model.loader import resolve_device
+from paceline.measure.alternate import WARM_UP, alternate
+from paceline.measure.bench import grid
+from paceline.measure.bench.grid import BenchPlan, SystemSpec
+from paceline.measure.bench.result import BenchResult, Floor, Run, SystemResult
+from paceline.measure.cluster import running_system
+from paceline.measure.contention import MachineWatch, Watch
+from paceline.measure.equivalence.agreement import find_mismatches, no_gap
+from paceline.measure.equivalence.precision import Precision
+from paceline.measure.peers.hugging_face import HuggingFacePeer, assistance, prompt_lookup
+from paceline.measure.peers.llama_cpp import LlamaCppPeer
+from paceline.measure.peers.local import LocalSystem, Peer
+from paceline.measure.peers.reference import HuggingFaceReference
+from paceline.measure.prompts import MeasuredPrompt
+from paceline.measure.system import Measured, System
+from paceline.measure.traffic import copy_bandwidth, pass_traffic
+from paceline.model_service.worker import ModelWorker
+from paceline.process.launcher import plan_cluster
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Whom the work tells how it goes."""
+
+    started: Callable[[str, int], None]
+    """A part of the work and how many steps it has."""
+    advanced: Callable[[], None]
+    measured: Callable[[BenchResult], None]
+    """All that is known after one more pass."""
+
+
+class Bench:
+    def __init__(
+        self,
+        plan: BenchPlan,
+        prompts: Sequence[MeasuredPrompt],
+        input_name: str,
+        observer: Observer,
+        watch: Watch | None = None,
+    ) -> None:
+        """`watch` tells which passes count; unset, it watches this machine."""
+        self._plan = plan
+        self._watch = watch or MachineWatch()
+        self._prompts = prompts
+        self._token_ids = [prompt.token_ids for prompt in prompts]
+        self._observer = observer
+        self._first_outputs: dict[str, list[list[int]]] = {}
+        # As `grid` asks for it where lanes are a choice: variables have their say in what no flag says.
+        planned = plan_cluster(replace(plan.pair, policy="continuous"))
+        self._device = resolve_device(planned.target.settings.device)
+        # Peers step back for nobody: they run as their users run them.
+        self._worker = ModelWorker(None, niceness=0)
+        self._threads: dict[SystemSpec, int] = {}
+        self._result = BenchResult(
+            _label(plan.pair.target_model),
+            _label(plan.pair.draft_model),
+            self._device,
+            input_name,
+            len(prompts),
+            sum(map(len, self._token_ids)),
+            plan.max_new_tokens,
+            f"{platform.machine()}, {os.cpu_count()} cores, {_memory_gib()} GiB",
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            {name: version(name) for name in ("paceline", "torch", "transformers")},
+            plan.run_count,
+            planned.coordinator.settings.lane_count,
+        )
+
+    async def run(self) -> None:
+        """Run everything; `observer.measured` gets the result after each pass."""
+        try:
+            self._result = replace(self._result, floors=await self._worker.run(self._floors))
+            for specs in grid.groups(self._plan):
+                async with AsyncExitStack() as stack:
+                    systems = await self._open(specs, stack)
+                    self._observer.started(f"B = {specs[-1].batch_size}", len(systems) * (self._plan.run_count + 1))
+                    await alternate(systems, self._token_ids, self._plan.run_count, self._record, self._watch)
+        finally:
+            # In a thread, for it waits until an interrupted pass has ended, which is at its next token.
+            await asyncio.to_thread(self._worker.close)
+
+    def _floors(self) -> tuple[Floor, ...]:
+        bandwidth = copy_bandwidth(self._device)
+        pair = self._plan.pair
+        return tuple(
+            Floor(dtype, bandwidth, pass_traffic(pair.target_model, dtype), pass_traffic(pair.draft_model, dtype))
+            for dtype in dict.fromkeys(one.dtype for one in self._plan.precisions)
+        )
+
+    async def _open(self, specs: Sequence[SystemSpec], stack: AsyncExitStack) -> dict[SystemSpec, System]:
+        """Start our clusters and load the peers' models, each model once."""
+        load = cache(lambda model, precision: HuggingFaceReference(model, precision.dtype, self._device))
+        systems: dict[SystemSpec, System] = {}
+        for spec in specs:
+            self._observer.started(f"starting {spec.label}", 1)
+            if spec.is_ours:
+                options = grid.cluster_options(spec, self._plan.pair)
+                systems[spec] = await stack.enter_async_context(running_system(options, self._plan.max_new_tokens))
+            else:
+                peer = await self._worker.run(self._peer, spec, load)
+                systems[spec] = local = LocalSystem(self._worker, peer)
+                trial = self._token_ids[: spec.batch_size]
+                self._threads[spec] = await local.take_fastest_threads(trial, self._watch)
+        return systems
+
+    def _peer(self, spec: SystemSpec, load: Callable[[str, Precision], HuggingFaceReference]) -> Peer:
+        plan = self._plan
+        if spec.kind == grid.LLAMA_CPP:
+            assert plan.gguf is not None
+            return LlamaCppPeer(plan.gguf, plan.max_new_tokens, max(map(len, self._token_ids)) + plan.max_new_tokens)
+        options = {}
+        if spec.kind in (grid.ASSISTED, grid.ASSISTED_FIXED):
+            # Loaded for this system alone: how many drafts it makes is a setting of the model.
+            draft = HuggingFaceReference(plan.pair.draft_model, spec.precision.dtype, self._device)
+            options = assistance(draft, int(spec.draft_count) if spec.draft_count else None)
+        elif spec.kind == grid.LOOKUP:
+            options = prompt_lookup()
+        return HuggingFacePeer(
+            load(plan.pair.target_model, spec.precision), plan.max_new_tokens, spec.batch_size, options
+        )
+
+    def _record(self, spec: SystemSpec, number: int, measured: Measured) -> None:
+        self._observer.advanced()
+        first = self._first_outputs.setdefault(spec.precision.dtype, measured.outputs)
+        if number == WARM_UP:
+            return
+        run = Run(
+            measured.elapsed_s,
+            measured.output_count,
+            measured.rounds,
+            tuple(find_mismatches(self._prompts, measured.outputs, first, no_gap)),
+            measured.contention,
+        )
+        known = {one.spec: one for one in self._result.systems}
+        before = known.get(spec, SystemResult(spec, threads=self._threads.get(spec)))
+        known[spec] = replace(before, runs=(*before.runs, run))
+        self._result = replace(self._result, systems=tuple(known.values()))
+        self._observer.measured(self._result)
+
+
+def _label(model: str) -> str:
+    return label_of(model, find_checkpoint(model).config)
+
+
+def _memory_gib() -> int:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30))

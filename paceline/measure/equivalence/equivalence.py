@@ -1,0 +1,188 @@
+"""Are outputs those of the target alone? Protocol of arXiv 2510.22876: SpecBench's first turns, raw, greedily decoded.
+
+Owns the order of the work and what counts as a failure; `agreement` owns the arithmetic.
+"""
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from paceline.engine.model.loader import resolve_device
+from paceline.measure.cluster import running_system
+from paceline.measure.equivalence.agreement import MatchRates, Mismatch, find_mismatches, match_rates, pooled
+from paceline.measure.equivalence.precision import Precision, with_precision
+from paceline.measure.peers.reference import HuggingFaceReference
+from paceline.measure.peers.reference_outputs import identity_of, reference_outputs
+from paceline.measure.prompts import MeasuredPrompt
+from paceline.model_service.worker import ModelWorker
+from paceline.process.launcher import CORES, ClusterOptions, plan_cluster
+from paceline.text import TextCodec
+
+HUGGING_FACE, PLAIN = "Hugging Face", "plain decoding"
+Outputs = list[list[int]]
+
+
+@dataclass(frozen=True)
+class EquivalencePlan:
+    pair: ClusterOptions
+    """Models, device and draft length; the rest varies."""
+    max_new_tokens: int
+    batch_sizes: tuple[int, ...]
+    policies: tuple[str, ...]
+    precisions: tuple[Precision, ...]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What one system's outputs are beside a reference's."""
+
+    system: str
+    policy: str
+    batch_size: int
+    precision: str
+    reference: str
+    must_hold: bool
+    """Whether a difference is a failure, and not what rounding may do in this precision."""
+    rates: tuple[MatchRates, ...]
+    mismatches: tuple[Mismatch, ...]
+
+    @property
+    def overall(self) -> MatchRates:
+        return pooled(self.rates)
+
+    @property
+    def failed(self) -> bool:
+        return self.must_hold and bool(self.mismatches)
+
+
+@dataclass(frozen=True)
+class EquivalenceResult:
+    target_model: str
+    draft_model: str
+    draft_count: str
+    input_file: str
+    prompt_count: int
+    max_new_tokens: int
+    machine: str = field(default_factory=lambda: f"{platform.machine()}, {CORES} cores")
+    agreements: tuple[Agreement, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        return any(one.failed for one in self.agreements)
+
+    def to_json(self) -> str:
+        return TypeAdapter(EquivalenceResult).dump_json(self, indent=1).decode()
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Whom the work tells how it goes."""
+
+    started: Callable[[str, int], None]
+    """A part of the work and how many steps it has."""
+    advanced: Callable[[], None]
+    agreed: Callable[[Agreement], None]
+
+
+@dataclass(frozen=True)
+class _References:
+    """One precision's outputs to compare with, and the model that tells logits."""
+
+    precision: Precision
+    hugging_face: HuggingFaceReference
+    outputs: dict[str, Outputs]
+
+
+def must_equal(reference: str, precision: Precision) -> bool:
+    """Whether outputs in a precision are promised to be the reference's."""
+    return precision.dtype == "float32" or (reference == PLAIN and precision.is_strict)
+
+
+class Equivalence:
+    """The work of one measurement; `observer.agreed` gets each agreement as soon as it is known."""
+
+    def __init__(
+        self,
+        plan: EquivalencePlan,
+        prompts: Sequence[MeasuredPrompt],
+        codec: TextCodec,
+        folder: Path,
+        observer: Observer,
+    ) -> None:
+        """Hugging Face's outputs are kept in `folder`."""
+        self._plan = plan
+        self._prompts = prompts
+        self._codec = codec
+        self._folder = folder
+        self._observer = observer
+        self._device = resolve_device(plan_cluster(plan.pair).target.settings.device)
+        self._worker = ModelWorker(None)
+
+    async def run(self) -> None:
+        """Run every case."""
+        try:
+            for precision in self._plan.precisions:
+                references = await self._references(precision)
+                for policy, batch_size in product(self._plan.policies, self._plan.batch_sizes):
+                    outputs = await self._outputs(precision, policy, batch_size)
+                    await self._compare(references, "speculative", policy, batch_size, outputs)
+        finally:
+            self._worker.close()
+
+    async def _references(self, precision: Precision) -> _References:
+        """Our own outputs of plain decoding at the largest batch size, and Hugging Face's at batch 1.
+
+        Plain decoding comes first: services that cannot start say so before anything long.
+        """
+        batch_size = max(self._plan.batch_sizes)
+        plain = await self._outputs(precision, "continuous", batch_size, max_draft_count=0)
+        self._observer.started(f"{precision.dtype} {HUGGING_FACE} generate, batch 1", len(self._prompts))
+        model = self._plan.pair.target_model
+        hugging_face = await self._worker.run(HuggingFaceReference, model, precision.dtype, self._device)
+        expected = await reference_outputs(
+            hugging_face,
+            self._worker,
+            self._prompts,
+            self._plan.max_new_tokens,
+            identity=identity_of(model, precision.dtype, self._device),
+            file=self._folder / f"reference-{precision.dtype}.jsonl",
+            advance=self._observer.advanced,
+        )
+        references = _References(precision, hugging_face, {HUGGING_FACE: expected})
+        await self._compare(references, "plain", "continuous", batch_size, plain)
+        return replace(references, outputs={HUGGING_FACE: expected, PLAIN: plain})
+
+    async def _outputs(
+        self, precision: Precision, policy: str, batch_size: int, max_draft_count: int | None = None
+    ) -> Outputs:
+        kind = PLAIN if max_draft_count == 0 else policy
+        self._observer.started(f"{precision} {kind}, B = {batch_size}", 1)
+        options = replace(with_precision(self._plan.pair, precision, policy), batch_size=batch_size)
+        async with running_system(options, self._plan.max_new_tokens, max_draft_count) as system:
+            measured = await system.run([one.token_ids for one in self._prompts])
+        self._observer.advanced()
+        return measured.outputs
+
+    async def _compare(
+        self, references: _References, system: str, policy: str, batch_size: int, outputs: Outputs
+    ) -> None:
+        gap = references.hugging_face.logit_gap
+        precision = references.precision.under(policy)
+        for name, expected in references.outputs.items():
+            mismatches = await self._worker.run(find_mismatches, self._prompts, outputs, expected, gap)
+            self._observer.agreed(
+                Agreement(
+                    system,
+                    policy,
+                    batch_size,
+                    str(precision),
+                    name,
+                    must_equal(name, precision),
+                    tuple(match_rates(self._prompts, outputs, expected, self._codec)),
+                    tuple(mismatches),
+                )
+            )

@@ -1,0 +1,63 @@
+"""A dtype with its numerics, written as one word: `float32`, `bfloat16` as it is served, `bfloat16-fast`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from paceline.errors import InvalidRequest
+from paceline.process.launcher import ClusterOptions
+
+HALF_DTYPES = ("bfloat16", "float16")
+NAMED_DTYPES = ("float32", *HALF_DTYPES)
+DTYPES = ("auto", *NAMED_DTYPES)
+NUMERICS = ("fast", "strict")
+"""What may be asked for by name; without a name they are `auto`, as services have them."""
+AS_SERVED = (
+    "as served: strict in half precision, and fast there under the paper's policies, whose layout cannot be strict. "
+    "Each also with -fast or -strict after it."
+)
+
+
+@dataclass(frozen=True)
+class Precision:
+    dtype: str
+    numerics: str = "auto"
+
+    @classmethod
+    def parse(cls, word: str, dtypes: Sequence[str] = DTYPES) -> Self:
+        """Raises InvalidRequest for anything but these dtypes."""
+        dtype, _, numerics = word.partition("-")
+        if dtype not in dtypes or word != dtype and numerics not in NUMERICS:
+            raise InvalidRequest(
+                f"--dtypes has {word!r}; give any of {', '.join(dtypes)}, each with -fast or -strict after it or not",
+                field="dtypes",
+            )
+        return cls(dtype, numerics or "auto")
+
+    def __str__(self) -> str:
+        return self.dtype if self.numerics == "auto" else f"{self.dtype}-{self.numerics}"
+
+    @property
+    def is_strict(self) -> bool:
+        """Of a named dtype."""
+        return self.numerics == "strict" or (self.numerics == "auto" and self.dtype in HALF_DTYPES)
+
+    def under(self, policy: str) -> Self:
+        """Name what `auto` becomes under the paper's policies in half precision: their layout cannot be strict."""
+        becomes_fast = _is_dense(policy, self) and self.is_strict
+        return replace(self, numerics="fast") if becomes_fast else self
+
+
+def with_precision(options: ClusterOptions, precision: Precision, policy: str) -> ClusterOptions:
+    """Options of a policy in a precision. The paper's policies get their dense layout unless strict is asked for."""
+    return replace(
+        options,
+        dtype=precision.dtype,
+        numerics=precision.under(policy).numerics,
+        policy=policy,
+        layout="dense" if _is_dense(policy, precision) else "paged",
+    )
+
+
+def _is_dense(policy: str, precision: Precision) -> bool:
+    return policy != "continuous" and precision.numerics != "strict"

@@ -1,0 +1,1 @@
+"""Requests that come when they are due, and how they fared."""

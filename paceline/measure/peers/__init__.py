@@ -1,0 +1,1 @@
+"""Other systems, as systems to measure beside ours."""

@@ -1,0 +1,56 @@
+"""What decoding must read from memory, and how fast memory is: the two sides of the floor under a round."""
+
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.engine.model.checkpoint import find_checkpoint
+from paceline.types import PassTraffic
+
+COPY_BYTES = 256 << 20
+"""Far more than any cache holds."""
+COPIES = 5
+
+
+def pass_traffic(model: str, dtype: str) -> PassTraffic:
+    """Count from the checkpoint's configuration; weights are not read. `dtype` may be `auto`."""
+    config = find_checkpoint(model).config
+    stated = config.dtype if dtype == "auto" else getattr(torch, dtype)
+    return config_traffic(config, stated or torch.float32)
+
+
+def config_traffic(config: Any, dtype: torch.dtype) -> PassTraffic:
+    """An embedding that is not the head too is left out: of it a pass reads few rows."""
+    item_bytes = dtype.itemsize
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    read_count = sum(parameter.numel() for parameter in module.parameters())
+    if not config.tie_word_embeddings:
+        read_count -= module.get_input_embeddings().weight.numel()
+    kv_head_count = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return PassTraffic(
+        weight_bytes=read_count * item_bytes,
+        token_bytes=2 * config.num_hidden_layers * kv_head_count * head_size * item_bytes,
+    )
+
+
+def copy_bandwidth(device: str = "cpu") -> float:
+    """Bytes read and written a second by the fastest of some large copies, with as many threads as torch has here."""
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    fastest_s = float("inf")
+    for _ in range(COPIES):
+        _synchronize(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        _synchronize(device)
+        fastest_s = min(fastest_s, time.perf_counter() - began)
+    return 2 * COPY_BYTES / fastest_s
+
+
+def _synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

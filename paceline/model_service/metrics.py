@@ -1,0 +1,89 @@
+"""Metrics of a model service: its calls and passes as they end, its cache when it is asked.
+
+Knows what numbers there are; `docs/metrics.md` says what they mean.
+"""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from paceline.engine.runner import PassSize
+from paceline.observe.metrics import ROUND_BUCKETS_S, ROW_BUCKETS, TOKEN_BUCKETS, Exemplar, active_exemplar
+from paceline.types import CacheDescription, CallTiming, ModelDescription
+
+
+class ModelMetrics:
+    """What is counted live; `service` is the label that tells draft and target apart."""
+
+    def __init__(
+        self, registry: CollectorRegistry, service: str, exemplar: Callable[[], Exemplar] = active_exemplar
+    ) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"paceline_{name}", text, ["service"], buckets=buckets, registry=registry).labels(service)
+
+        self._exemplar = exemplar
+        self._queued = histogram(
+            "call_queue_seconds", "Time a propose or verify call waited for the model.", ROUND_BUCKETS_S
+        )
+        self._executed = histogram(
+            "call_execute_seconds", "Time the model worked on a propose or verify call.", ROUND_BUCKETS_S
+        )
+        self._rows = histogram("pass_rows", "Sequences in a forward pass.", ROW_BUCKETS)
+        self._tokens = histogram("pass_tokens", "Tokens computed by a forward pass.", TOKEN_BUCKETS)
+        self._prompt_tokens = Counter(
+            "paceline_prefill_tokens", "Tokens computed for rows that bring a prompt.", ["service"], registry=registry
+        ).labels(service)
+
+    def call_ended(self, timing: CallTiming) -> None:
+        exemplar = self._exemplar()
+        self._queued.observe(timing.queued_s, exemplar)
+        self._executed.observe(timing.executed_s, exemplar)
+
+    def pass_ended(self, size: PassSize) -> None:
+        self._rows.observe(size.row_count)
+        self._tokens.observe(size.token_count)
+        self._prompt_tokens.inc(size.prompt_token_count)
+
+
+class ModelCollector(Collector):
+    """What the model and its cache say of themselves, at the moment of the scrape, in its thread."""
+
+    def __init__(self, service: str, describe: Callable[[], ModelDescription]) -> None:
+        self._service = service
+        self._describe = describe
+
+    def collect(self) -> Iterator[Metric]:
+        model = self._describe()
+        labels = {
+            "service": self._service,
+            "model": model.model_id,
+            "dtype": model.dtype,
+            "device": model.device,
+            "layout": model.cache.layout,
+            "numerics": model.numerics,
+        }
+        info = GaugeMetricFamily("paceline_model_info", "Always 1; its labels name the model.", labels=list(labels))
+        info.add_metric(list(labels.values()), 1)
+        yield info
+        yield from self._cache(model.cache)
+
+    def _cache(self, cache: CacheDescription) -> Iterator[Metric]:
+        for kind, name, text, value in (
+            (GaugeMetricFamily, "kv_capacity_bytes", "Memory the cache may take.", cache.capacity_bytes),
+            (GaugeMetricFamily, "kv_used_bytes", "Cache memory held by sequences.", cache.used_bytes),
+            (GaugeMetricFamily, "kv_idle_bytes", "Cache memory kept for prompts that begin alike.", cache.idle_bytes),
+            (GaugeMetricFamily, "kv_sequences", "Sequences that hold cache memory.", cache.sequence_count),
+            (
+                CounterMetricFamily,
+                "prefix_shared_tokens",
+                "Prompt tokens taken over from earlier prompts instead of being computed.",
+                cache.shared_token_count,
+            ),
+            (CounterMetricFamily, "realigned_bytes", "Bytes the dense layout copied.", cache.realigned_bytes),
+            (CounterMetricFamily, "realignment_seconds", "Time the dense layout realigned.", cache.realignment_s),
+        ):
+            family = kind(f"paceline_{name}", text, labels=["service"])
+            family.add_metric([self._service], value)
+            yield family

@@ -1,0 +1,130 @@
+"""The part of a model service's life that draft and target share: load, serve until told to stop, drain."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any
+
+import grpc
+import structlog
+import torch
+
+from paceline.engine.loading import load_model
+from paceline.engine.options import EngineOptions
+from paceline.engine.runner import Runner
+from paceline.errors import PeerUnavailable
+from paceline.model_service.metrics import ModelCollector, ModelMetrics
+from paceline.model_service.worker import ModelWorker
+from paceline.observe.metrics import CallCounter
+from paceline.process.instruments import instruments
+from paceline.process.service import announce, freeze_heap
+from paceline.process.settings import ModelServiceSettings
+from paceline.wire import Exchanges, ServerOptions, running_server, termination
+
+log = structlog.get_logger()
+
+EMPTY_CHECK_S = 0.05
+
+
+async def serve_model(
+    name: str,
+    settings: ModelServiceSettings,
+    options: ServerOptions,
+    service_name: str,
+    add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int], None],
+) -> None:
+    """Load the model in its thread, then serve it until SIGTERM or SIGINT.
+
+    Raises PeerUnavailable when the device is lost meanwhile: whoever runs services starts this one anew.
+    """
+    role = name.removesuffix("_service")
+    with instruments(role, settings) as watched:
+        metrics = ModelMetrics(watched.registry, role)
+        exchanges = Exchanges(watched.tracer)
+        worker = ModelWorker(settings.threads, metrics.call_ended)
+        try:
+            model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
+            worker.watch_device(device_trial(model.description.device))
+            runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
+            watched.registry.register(ModelCollector(role, runner.describe))
+            described = runner.describe()
+            log.info(
+                "model loaded",
+                model=settings.model,
+                dtype=described.dtype,
+                device=described.device,
+                weights=described.weights_digest,
+                revision=described.revision or None,
+                kernels=described.kernels,
+            )
+            async with running_server(
+                settings.host,
+                settings.port,
+                [service_name],
+                lambda server: add_servicer(runner, worker, exchanges, server, settings.max_rows),
+                grace_s=settings.shutdown_grace_s / 2,
+                options=options,
+                tracer=watched.tracer,
+                interceptors=[CallCounter(watched.registry, role)],
+                exchanges=exchanges,
+            ) as server:
+                freeze_heap()
+                await server.set_serving(True)
+                announce(name, server.address, watched.metrics_url)
+                dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
+                try:
+                    await stopped_or_lost(termination(stop_with_stdin=settings.stop_with_stdin), worker)
+                finally:
+                    dropping.cancel()
+                log.info("stopping", grace_s=settings.shutdown_grace_s)
+                # Coordinators that see this move what they have here to other replicas, if there are any.
+                await server.set_serving(False)
+                await until_empty(runner, settings.shutdown_grace_s / 2)
+        finally:
+            worker.close()
+
+
+async def stopped_or_lost(stopped: Coroutine[Any, Any, None], worker: ModelWorker) -> None:
+    """Wait until the service is told to stop. Raises PeerUnavailable when its device is lost before."""
+    told, lost = asyncio.create_task(stopped), asyncio.create_task(worker.device_lost.wait())
+    try:
+        await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
+        if not told.done():
+            raise PeerUnavailable("the device failed and computes nothing any more; start the service anew")
+        told.result()
+    finally:
+        told.cancel()
+        lost.cancel()
+
+
+def device_trial(device: str) -> Callable[[], None]:
+    """Make what raises, as torch does, when the device computes nothing any more."""
+    number = torch.ones(1, device=device)  # made now: a device that is merely full is not lost
+
+    def try_device() -> None:
+        number.add_(1).item()
+
+    return try_device
+
+
+def engine_options(settings: ModelServiceSettings) -> EngineOptions:
+    """Take what the engine knows from the settings of a service, which has more, and perhaps not all."""
+    known = [field.name for field in fields(EngineOptions)]
+    return EngineOptions(**{name: getattr(settings, name) for name in known if hasattr(settings, name)})
+
+
+async def until_empty(runner: Runner, timeout_s: float) -> None:
+    """Wait until no sequence is held any more, but no longer than `timeout_s`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while runner.cache.sequence_count:  # noqa: ASYNC110  (the model's thread has no event to wait for)
+                await asyncio.sleep(EMPTY_CHECK_S)
+
+
+async def drop_idle_sequences(runner: Runner, worker: ModelWorker, interval_s: float) -> None:
+    """Free sequences whose owner is gone, now and then, until cancelled."""
+    while True:
+        await asyncio.sleep(interval_s)
+        if count := await worker.run(runner.drop_idle):
+            log.info("dropped sequences that no call named for long", sequences=count)

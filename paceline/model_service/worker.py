@@ -1,0 +1,109 @@
+"""One thread for all model work, so that the event loop, and health checks with it, never waits for a pass."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import structlog
+import torch
+
+from paceline.engine.memory import is_out_of_memory
+from paceline.errors import Overloaded, PacelineError, PeerUnavailable
+from paceline.observe.spans.served import record_work
+from paceline.types import CallTiming
+
+log = structlog.get_logger()
+
+NICENESS = 5
+"""How far the thread of a service's model steps back."""
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class ModelWorker:
+    """Runs calls one after another, in the order they came."""
+
+    def __init__(
+        self,
+        threads: int | None,
+        on_call: Callable[[CallTiming], None] = lambda timing: None,
+        niceness: int = NICENESS,
+    ) -> None:
+        """`threads` is how many the operations of one call may use; None leaves it to torch.
+
+        `on_call` is told of every call of `run_timed` that ended well.
+        """
+        self._on_call = on_call
+        self._try_device: Callable[[], None] = lambda: None
+        self.device_lost = asyncio.Event()
+        """Set once a call has failed and the device computes nothing any more, nor will in this process."""
+        self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads, niceness))
+
+    def watch_device(self, try_device: Callable[[], None]) -> None:
+        """From now on ask this after a call that failed: it computes something, and raises when that cannot be."""
+        self._try_device = try_device
+
+    async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Run `work` in the thread. A caller that is cancelled while waiting takes its call out of the queue.
+
+        Raises PeerUnavailable, whatever `work` raised, when the device is lost: another replica may do it; and
+        Overloaded when memory ran out.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._run, partial(work, *args, **kwargs), loop)
+
+    async def run_timed(
+        self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[Result, CallTiming]:
+        """As `run`, and tell how long the call waited for others and how long it took."""
+        asked, asked_ns = time.perf_counter(), time.time_ns()
+
+        def timed() -> tuple[Result, CallTiming]:
+            began = time.perf_counter()
+            result = work(*args, **kwargs)
+            return result, CallTiming(began - asked, time.perf_counter() - began)
+
+        result, timing = await self.run(timed)
+        record_work(asked_ns, timing)
+        self._on_call(timing)
+        return result, timing
+
+    def close(self) -> None:
+        """Wait for the running call, drop the waiting ones."""
+        self._executor.shutdown(cancel_futures=True)
+
+    def _run(self, work: Callable[[], Result], loop: asyncio.AbstractEventLoop) -> Result:
+        try:
+            return work()
+        except PacelineError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise Overloaded("no memory is left for the work of this call") from error
+            # It may be the call's own fault, or a device that fails every call from now on, as CUDA does after some.
+            try:
+                self._try_device()
+            except Exception:
+                log.error("the device is lost", exc_info=error)
+                # From here, for the caller may have gone.
+                loop.call_soon_threadsafe(self.device_lost.set)
+                raise PeerUnavailable("the device of this service is lost; the service ends") from error
+            raise
+
+
+def _begin(threads: int | None, niceness: int) -> None:
+    if niceness and sys.platform == "linux":
+        # There a thread has a priority of its own. On cores that are all busy, short work comes first: calls that come
+        # and go, of this service and of others. Nice values are raised without any privilege.
+        thread_id = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + niceness)
+    if threads is not None:
+        # OpenMP's count belongs to the calling thread, so it is set where the work is done.
+        torch.set_num_threads(threads)

@@ -1,0 +1,181 @@
+"""Where a request's time went, hop by hop, from spans.
+
+Uses the coordinator's spans alone, whose durations come from one clock; what a model service did with a call is in them
+as the durations that it reported with its answer. So clocks of different machines are never compared.
+
+A request's latency is: queued for a place in the pool, and for each of its rounds waiting to be grouped and the round
+itself (both calls, each divided into wire, queue and execute, and the coordinator's own work between them). What is
+left is `other`: reading the request, and streaming the last tokens out.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from paceline.observe.records import SpanRecord
+
+CALL_HOPS = {"draft": "draft", "target": "verify"}
+"""The services' names in attributes, and their hops' names."""
+PARTS = ("wire", "queue", "execute")
+ROUND_HOPS = (
+    "queued",
+    "waiting",
+    "coordinator",
+    *(f"{call} {part}" for call in CALL_HOPS.values() for part in PARTS),
+)
+HOPS = (*ROUND_HOPS, "other")
+GAINS = ("drafted", "accepted", "committed")
+REMEDIES = {
+    "queued": "more requests come than the pool has places for: raise --batch-size, or add a cluster",
+    "waiting": "sequences wait for a lane to come free: raise --batch-size or --lanes",
+    "coordinator": "the coordinator's own work between the calls: give its process a core of its own",
+    "draft wire": "the way to the draft service and back: bring it nearer, or give both processes a core",
+    "draft queue": "the draft service is busy with other groups: add a replica, or give it more --threads",
+    "draft execute": "the draft model's passes: a smaller draft, fewer --draft-count, or faster hardware",
+    "verify wire": "the way to the target service and back: bring it nearer, or give both processes a core",
+    "verify queue": "the target service is busy with other groups: add a replica",
+    "verify execute": "the target model's passes: a better draft saves some, faster hardware shortens them",
+    "other": "reading requests and streaming answers, or rounds whose spans were lost: look at the coordinator's load",
+}
+
+
+@dataclass(frozen=True)
+class RequestRound:
+    """A round as one of its requests lived it."""
+
+    span: SpanRecord
+    hops_s: Mapping[str, float]
+    """Seconds by name, all of `ROUND_HOPS`."""
+    drafted_count: int
+    accepted_count: int
+    committed_count: int
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.hops_s.values())
+
+
+@dataclass(frozen=True)
+class RequestTrace:
+    span: SpanRecord
+    rounds: tuple[RequestRound, ...]
+    """In their order; of a request with several outputs those of the one that ended last."""
+
+    @property
+    def latency_s(self) -> float:
+        return self.span.duration_s
+
+    @property
+    def is_answered(self) -> bool:
+        return self.span.attributes.get("rpc.response.status_code") == "OK"
+
+    @cached_property
+    def hops_s(self) -> dict[str, float]:
+        """Seconds by name, all of `HOPS`; they add up to the latency."""
+        sums = {hop: sum(one.hops_s[hop] for one in self.rounds) for hop in ROUND_HOPS}
+        return sums | {"other": self.latency_s - sum(sums.values())}
+
+
+@dataclass(frozen=True)
+class HopSummary:
+    hop: str
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    """Over the rounds of all requests; of `other` over the requests."""
+    share: float
+    """Of the requests' latency."""
+
+
+def requests_of(spans: Iterable[SpanRecord]) -> list[RequestTrace]:
+    """Find the requests and their rounds, the first to start first. Spans may come in any order, from any service."""
+    spans = list(spans)
+    children: defaultdict[tuple[str, str], list[SpanRecord]] = defaultdict(list)
+    rounds: defaultdict[tuple[str, str], list[_Membership]] = defaultdict(list)
+    for span in spans:
+        if span.parent_id and span.kind == "client":
+            children[span.trace_id, span.parent_id].append(span)
+        if span.name == "round":
+            for place, link in enumerate(span.links):
+                rounds[link.trace_id, link.span_id].append(_Membership(span, place))
+    found = [
+        RequestTrace(span, _rounds(rounds[span.trace_id, span.span_id], children))
+        for span in spans
+        if span.name == "generate" and span.kind == "server"
+    ]
+    return sorted(found, key=lambda one: one.span.start_ns)
+
+
+@dataclass(frozen=True)
+class _Membership:
+    """A round, and which of its links is a request's."""
+
+    span: SpanRecord
+    place: int
+
+    def own(self, name: str) -> float:
+        """What the round's `paceline.request.NAME` tells of the request; 0 where it tells nothing."""
+        values = self.span.attributes.get(f"paceline.request.{name}", ())
+        return float(values[self.place]) if self.place < len(values) else 0.0
+
+
+def _rounds(
+    memberships: Iterable[_Membership], children: Mapping[tuple[str, str], list[SpanRecord]]
+) -> tuple[RequestRound, ...]:
+    by_output: defaultdict[float, list[_Membership]] = defaultdict(list)
+    for one in memberships:
+        by_output[one.own("completion_index")].append(one)
+    if not by_output:
+        return ()
+    last = max(by_output.values(), key=lambda rounds: max(one.span.end_ns for one in rounds))
+    return tuple(
+        RequestRound(
+            one.span,
+            _hops(one, children.get((one.span.trace_id, one.span.span_id), ())),
+            *(int(one.own(f"{name}_count")) for name in GAINS),
+        )
+        for one in sorted(last, key=lambda one: one.span.start_ns)
+    )
+
+
+def _hops(member: _Membership, calls: Iterable[SpanRecord]) -> dict[str, float]:
+    span = member.span
+    hops = {"queued": member.own("queued_s"), "waiting": member.own("waited_s")}
+    called_s = {call.name.partition(".")[0]: call.duration_s for call in calls}
+    for service, name in CALL_HOPS.items():
+        # A round that failed tells nothing of its calls: their whole time is the wire's, as that of any failed call.
+        hops[f"{name} wire"] = span.attributes.get(f"paceline.{service}.wire_s", called_s.get(service, 0.0))
+        hops[f"{name} queue"] = span.attributes.get(f"paceline.{service}.queued_s", 0.0)
+        hops[f"{name} execute"] = span.attributes.get(f"paceline.{service}.executed_s", 0.0)
+    own_s = span.duration_s - sum(hops[f"{name} {part}"] for name in CALL_HOPS.values() for part in PARTS)
+    return {hop: hops.get(hop, own_s) for hop in ROUND_HOPS}
+
+
+def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
+    """Summarize the hops of some requests, at least one, in their order."""
+    latency_s = sum(one.latency_s for one in requests)
+    rounds = [one for request in requests for one in request.rounds]
+    summaries = []
+    for hop in HOPS:
+        own = [one.hops_s[hop] for one in (requests if hop == "other" else rounds)] or [0.0]
+        share = sum(request.hops_s[hop] for request in requests) / latency_s
+        summaries.append(HopSummary(hop, percentile(own, 50), percentile(own, 90), percentile(own, 99), share))
+    return summaries
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that so many percent of the values do not exceed."""
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def verdict(requests: Sequence[RequestTrace]) -> str:
+    """Say in one sentence which hop to fix first."""
+    worst = max(summarize(requests), key=lambda one: one.share)
+    mean_ms = 1e3 * fmean(one.latency_s for one in requests)
+    return (
+        f"Fix {worst.hop} first: {worst.share:.0%} of the latency, {worst.share * mean_ms:.0f} of the {mean_ms:.0f} ms "
+        f"of a request on average; {REMEDIES[worst.hop]}."
+    )

@@ -1,0 +1,100 @@
+"""Show requests in a terminal: a waterfall of one, a table of the hops of many."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from paceline.observe.report.analysis import HOPS, HopSummary, RequestRound, RequestTrace
+
+STYLES = {
+    "queued": "bright_black",
+    "waiting": "bright_black",
+    "coordinator": "blue",
+    "draft wire": "cyan",
+    "draft queue": "red",
+    "draft execute": "green",
+    "verify wire": "cyan",
+    "verify queue": "red",
+    "verify execute": "yellow",
+    "other": "white",
+}
+LEGEND = {
+    "waiting": "wait",
+    "coordinator": "coordinator",
+    "draft wire": "wire",
+    "draft queue": "queue",
+    "draft execute": "draft",
+    "verify execute": "verify",
+}
+SHOWN = ("waiting", "coordinator", *(hop for hop in HOPS if " " in hop))
+COLUMNS_WIDTH = 66
+"""Of all columns but the bar."""
+LEAST_BAR_CELLS = 12
+LEAST_WIDTH = COLUMNS_WIDTH + LEAST_BAR_CELLS
+"""Of a waterfall: a narrower terminal wraps its lines, for figures that are cut short are none."""
+
+
+def waterfall(request: RequestTrace, width: int) -> Table:
+    """One row a round: when it began, its hops in milliseconds, what it gained, and where it lies in the request."""
+    code = request.span.attributes.get("rpc.response.status_code", "")
+    legend = Text.assemble(*((f"█{word} ", STYLES[hop]) for hop, word in LEGEND.items()))
+    title = f"request {request.span.trace_id}: {1e3 * request.latency_s:.0f} ms, {code}"
+    table = Table(title=title, caption=legend, box=None, padding=(0, 1, 0, 0))
+    table.add_column("at", justify="right")
+    cells = max(LEAST_BAR_CELLS, width - COLUMNS_WIDTH)
+    table.add_column(min_width=cells)
+    for hop in SHOWN:
+        name = {"waiting": "wait", "coordinator": "own"}.get(hop, hop.replace(" ", "\n").replace("execute", "exec"))
+        table.add_column(name, justify="right", style=STYLES[hop], no_wrap=True)
+    table.add_column("acc.", justify="right", no_wrap=True)
+    table.add_column("B", justify="right", no_wrap=True)
+    for one in request.rounds:
+        table.add_row(
+            f"{1e3 * _offset_s(request, one):.0f}",
+            _bar(request, one, cells),
+            *(_milliseconds(one.hops_s[hop]) for hop in SHOWN),
+            f"{one.accepted_count}/{one.drafted_count}",
+            str(one.span.attributes.get("paceline.group_size", "")),
+        )
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}" if seconds < 0.01 else f"{1e3 * seconds:.0f}"
+
+
+def _offset_s(request: RequestTrace, one: RequestRound) -> float:
+    """From the request's start to the round's: both are the coordinator's spans."""
+    return (one.span.start_ns - request.span.start_ns) / 1e9
+
+
+def _bar(request: RequestTrace, one: RequestRound, cells: int) -> Text:
+    """The request's whole time in so many cells, each with the style of what this round did at its middle, if it did.
+
+    A round too short for that has its last hop in the cell it ends in.
+    """
+    cell_s = max(request.latency_s, 1e-9) / cells
+    at_s = began_s = _offset_s(request, one) - one.hops_s["queued"] - one.hops_s["waiting"]
+    ends: list[tuple[float, str]] = []
+    for hop, seconds in one.hops_s.items():
+        at_s += seconds
+        ends.append((at_s, STYLES[hop]))
+    middles = [(cell + 0.5) * cell_s for cell in range(cells)]
+    styles = [next((style for end_s, style in ends if began_s <= middle < end_s), None) for middle in middles]
+    if not any(styles):
+        styles[min(cells - 1, max(0, int(at_s / cell_s)))] = STYLES["verify execute"]
+    return Text.assemble(*(("█", style) if style else " " for style in styles))
+
+
+def hop_table(summaries: Sequence[HopSummary], requests: Sequence[RequestTrace]) -> Table:
+    round_count = sum(len(one.rounds) for one in requests)
+    table = Table(title=f"{len(requests)} requests, {round_count} rounds of theirs; milliseconds a round")
+    table.add_column("hop")
+    for name in ("P50", "P90", "P99", "of latency"):
+        table.add_column(name, justify="right")
+    for one in summaries:
+        times = (f"{1e3 * seconds:.2f}" for seconds in (one.p50_s, one.p90_s, one.p99_s))
+        name = f"{one.hop} (a request)" if one.hop == "other" else one.hop
+        table.add_row(Text(name, STYLES[one.hop]), *times, f"{one.share:.1%}")
+    return table

@@ -1,0 +1,65 @@
+"""Write ended spans to a file, one JSON object a line: `--trace-file`."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
+
+from paceline.errors import StartupError
+from paceline.observe.records import LinkRecord, SpanRecord, to_line
+
+log = structlog.get_logger()
+
+
+class FileExporter(SpanExporter):
+    def __init__(self, path: Path) -> None:
+        """Append to `path`. Raises StartupError where it cannot be written."""
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise StartupError(f"--trace-file {path} cannot be written: {error}") from error
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            self._file.write("".join(to_line(to_record(span)) + "\n" for span in spans))
+            self._file.flush()
+        except OSError as error:
+            log.warning("spans were lost: the trace file cannot be written", error=str(error), spans=len(spans))
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        with suppress(OSError):  # what could not be written still cannot
+            self._file.close()
+
+
+def to_record(span: ReadableSpan) -> SpanRecord:
+    assert span.context is not None
+    assert span.start_time is not None
+    assert span.end_time is not None
+    resource = span.resource.attributes
+    return SpanRecord(
+        name=span.name,
+        trace_id=format_trace_id(span.context.trace_id),
+        span_id=format_span_id(span.context.span_id),
+        parent_id=format_span_id(span.parent.span_id) if span.parent else None,
+        kind=span.kind.name.lower(),
+        service=str(resource.get("service.name", "")),
+        instance=str(resource.get("service.instance.id", "")),
+        start_ns=span.start_time,
+        end_ns=span.end_time,
+        is_error=span.status.status_code is StatusCode.ERROR,
+        attributes=dict(span.attributes or {}),
+        links=tuple(
+            LinkRecord(
+                format_trace_id(link.context.trace_id),
+                format_span_id(link.context.span_id),
+                dict(link.attributes or {}),
+            )
+            for link in span.links
+        ),
+    )

@@ -1,0 +1,103 @@
+"""Server interceptor for grpc.aio: a span a call, as a child of what the call's metadata names.
+
+Streams of requests have theirs from `RequestSpans`.
+
+Stands outside `rpc.ErrorInterceptor`, which lets no exception but an abort through. The span is current while the
+handler runs. A unary call's ends with its handler, a stream's with the call, however that comes about.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+import grpc
+from opentelemetry import context as contexts
+from opentelemetry import propagate, trace
+from opentelemetry.trace import Span, SpanKind, Tracer
+
+from paceline.observe.spans.conventions import end_call, start_call, starts_trace
+from paceline.wire.status import cut_off_code, ended_code
+
+ServicerContext = grpc.aio.ServicerContext[Any, Any]
+
+
+class TracingInterceptor(grpc.aio.ServerInterceptor):
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        if handler is None or not method.startswith("/paceline."):
+            return handler
+        parent = propagate.extract(_carrier(handler_call_details.invocation_metadata or ()))
+        if not trace.get_current_span(parent).get_span_context().is_valid and not starts_trace(method):
+            return handler
+        if handler.unary_unary:
+            return handler._replace(unary_unary=self._trace_unary(handler.unary_unary, method, parent))
+        if handler.unary_stream:
+            return handler._replace(unary_stream=self._trace_stream(handler.unary_stream, method, parent))
+        return handler
+
+    def _trace_unary(self, behavior: Callable[..., Any], method: str, parent: contexts.Context) -> Callable[..., Any]:
+        async def traced(request: Any, context: ServicerContext) -> Any:
+            span, timeout_s = self._start(method, parent), context.time_remaining()
+            code = grpc.StatusCode.OK
+            try:
+                return await behavior(request, context)
+            except asyncio.CancelledError:
+                code = cut_off_code(context.time_remaining(), timeout_s)
+                raise
+            except Exception:
+                code = _answered(context) or grpc.StatusCode.UNKNOWN
+                raise
+            finally:
+                end_call(span, SpanKind.SERVER, code)
+
+        return traced
+
+    def _trace_stream(self, behavior: Callable[..., Any], method: str, parent: contexts.Context) -> Callable[..., Any]:
+        async def traced(request: Any, context: ServicerContext) -> AsyncIterator[Any]:
+            span, timeout_s = self._start(method, parent), context.time_remaining()
+            answered_ns: int | None = None
+
+            def ended(_: object) -> None:
+                # Soon, not now: handlers' own callbacks run after this one and may yet add to the span.
+                end = partial(end_call, span, SpanKind.SERVER, ended_code(context, timeout_s), answered_ns)
+                asyncio.get_running_loop().call_soon(end)
+
+            # A stream's handler is not always there to see the call's end: it may be held up between two messages.
+            context.add_done_callback(ended)  # type: ignore[arg-type]
+            async for response in behavior(request, context):
+                yield response
+            # Before the client can know: it would have seen the end before the server did.
+            answered_ns = time.time_ns()
+
+        return traced
+
+    def _start(self, method: str, parent: contexts.Context) -> Span:
+        """Start the call's span and make it current in the call's task, of which nothing remains after the call."""
+        span = start_call(self._tracer, method, SpanKind.SERVER, parent)
+        contexts.attach(trace.set_span_in_context(span, parent))
+        return span
+
+
+def _carrier(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+    """Text entries by key; of those that repeat, the first."""
+    carrier: dict[str, str] = {}
+    for key, value in metadata:
+        if isinstance(value, str):
+            carrier.setdefault(key, value)
+    return carrier
+
+
+def _answered(context: ServicerContext) -> grpc.StatusCode | None:
+    """The code that was set, None where none was."""
+    code: Any = context.code()
+    return code if isinstance(code, grpc.StatusCode) else None

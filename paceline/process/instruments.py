@@ -1,0 +1,39 @@
+"""What a service is watched with: the registry of its metrics and its tracer. Made at start and handed down."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from paceline.observe.metrics import count_tasks, metrics_served, new_registry
+from paceline.observe.spans.setup import tracing
+from paceline.process.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from paceline.observe.spans.lean import LeanTracer
+
+
+@dataclass(frozen=True)
+class Instruments:
+    registry: CollectorRegistry
+    tracer: "LeanTracer | None" = None
+    """None: nothing is traced."""
+    metrics_url: str | None = None
+    """None: nobody can read the metrics."""
+
+
+@contextmanager
+def instruments(role: str, settings: ServiceSettings) -> Iterator[Instruments]:
+    """Serve metrics and send spans as the settings say while the block runs, in the service's event loop.
+
+    Raises AddressInUse or StartupError.
+    """
+    registry = new_registry(role)
+    count_tasks(registry, role)
+    with (
+        tracing(role, settings.trace_file) as tracer,
+        metrics_served(registry, settings.metrics_host, settings.metrics_port) as metrics_url,
+    ):
+        yield Instruments(registry, tracer, metrics_url)

@@ -1,0 +1,321 @@
+"""Run the three services as processes of this machine, for the command line and the tests.
+
+Owns the processes and the order of starting and stopping; knows nothing of models. What is done when one ends unasked
+is in `supervision`.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, NoReturn
+
+from paceline.errors import StartupError
+from paceline.observe.logs import Lossy
+from paceline.process.settings import read_settings
+from paceline.process.supervision import Tell, fail_at_end, keep_running
+from paceline.process.variables import SERVICES, is_set
+from paceline.tasks import side_by_side
+from paceline.wire.ports import check_ports_free
+
+STOP_TIMEOUT_S = 15.0
+PIECE_BYTES = 1 << 16
+"""Most that is read at once of what a service prints."""
+HOST = "127.0.0.1"
+LOOPBACK = {"0.0.0.0": HOST, "[::]": "[::1]"}
+"""Where this machine reaches what listens on all its addresses."""
+CORES = os.cpu_count() or 1
+_MODULES = {"coordinator": "coordinator", "draft": "draft_service", "target": "target_service"}
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What is asked of the services of a cluster. None: as a service's variable says, or else its default."""
+
+    target_model: str = "builtin:target"
+    draft_model: str = "builtin:draft"
+    dtype: str | None = None
+    device: str | None = None
+    kv_memory: str | None = None
+    layout: str | None = None
+    prefix_sharing: bool | None = None
+    """False where the same prompts are timed again: each is to be computed each time."""
+    numerics: str | None = None
+    """The target's; the draft's are always fast."""
+    batch_size: int | None = None
+    draft_count: str | None = None
+    """A number, or `auto`."""
+    policy: str | None = None
+    lanes: int | None = None
+    host: str | None = HOST
+    coordinator_port: int | None = 0
+    draft_port: int | None = 0
+    target_port: int | None = 0
+    metrics_port: int | None = None
+    """The coordinator's; the draft's and the target's are the next two. 0: any free ones."""
+    log_level: str | None = None
+    trace_dir: str | None = None
+    """Where each service writes its spans, `coordinator.jsonl` and so on; None: nowhere."""
+    target_threads: int | None = None
+    """None: every core, except while there are drafts to verify."""
+    threads_beside_draft: int | None = None
+    """The target's, for calls with drafts to verify."""
+    draft_threads: int | None = None
+    """None: as `divided_threads` has it."""
+
+
+OTHERWISE = ClusterOptions(log_level="warning")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a service listens."""
+
+    address: str
+    """`host:port`, as this machine reaches it."""
+    metrics_url: str | None
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """`host:port` of each service, as this machine reaches it."""
+
+    coordinator: str
+    draft: str
+    target: str
+    metrics_urls: tuple[str, ...]
+    """In the order of the services above; empty when no metrics are served."""
+
+
+@dataclass(frozen=True)
+class ServicePlan:
+    """One service before it runs."""
+
+    module: str
+    flags: tuple[str, ...]
+    settings: Any
+    """What it will read from the flags and the environment."""
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    coordinator: ServicePlan
+    """Without the flags that tell where the models are, which is known when they run."""
+    draft: ServicePlan
+    target: ServicePlan
+
+
+def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE) -> ClusterPlan:
+    """Decide the services' flags: what `options` ask wins over variables, and variables over `otherwise`.
+
+    Raises StartupError for settings that a service would refuse: better before the models load than after.
+    """
+    nowhere = f"{HOST}:1"
+    coordinator = _plan("coordinator", options, otherwise, "--draft", nowhere, "--target", nowhere)
+    draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count)
+    if options.target_threads is None and not is_set("target", "threads"):
+        otherwise = replace(otherwise, target_threads=CORES, threads_beside_draft=beside_draft)
+    otherwise = replace(otherwise, draft_threads=draft_threads)
+    return ClusterPlan(coordinator, _plan("draft", options, otherwise), _plan("target", options, otherwise))
+
+
+def divided_threads(lane_count: int) -> tuple[int, int]:
+    """Cores for the draft, and for the target while there are drafts. Two lanes keep both models busy, so they divide
+    the cores; with one they take turns, and only a draft is too small to gain from all."""
+    if lane_count == 1:
+        return max(1, CORES // 2), CORES
+    draft_threads = max(1, CORES // 4)
+    return draft_threads, max(1, CORES - draft_threads)
+
+
+def _plan(role: str, options: ClusterOptions, otherwise: ClusterOptions, *placeholders: str) -> ServicePlan:
+    unsaid = {name: value for name, value in _asked(role, otherwise).items() if not is_set(role, name)}
+    chosen = unsaid | _asked(role, options)
+    flags = tuple(word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value)))
+    module = _MODULES[role]
+    # By name, as the process is started: what is shared imports no service.
+    kind = getattr(import_module(f"{module}.config"), f"{role.capitalize()}Settings")
+    return ServicePlan(module, flags, read_settings(kind, module, [*flags, *placeholders]))
+
+
+def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
+    """What the options say of a service, by the names of its settings."""
+    shared: dict[str, object] = {
+        "host": options.host,
+        "port": getattr(options, f"{role}_port"),
+        "metrics_port": options.metrics_port and options.metrics_port + SERVICES.index(role),
+        "log_level": options.log_level,
+        "trace_file": options.trace_dir and os.path.join(options.trace_dir, f"{role}.jsonl"),
+    }
+    own: tuple[str, ...] = ("batch_size", "draft_count", "policy", "lanes")
+    if role != "coordinator":
+        own = ("dtype", "device", "kv_memory", "layout", "prefix_sharing")
+        shared |= {"model": getattr(options, f"{role}_model"), "threads": getattr(options, f"{role}_threads")}
+    if role == "target":
+        own += ("numerics", "threads_beside_draft")
+    said = shared | {name: getattr(options, name) for name in own}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+@asynccontextmanager
+async def running_cluster(
+    options: ClusterOptions, tell: Tell | None = None, otherwise: ClusterOptions = OTHERWISE
+) -> AsyncIterator[Addresses]:
+    """Start the services, yield their addresses, stop them: the coordinator first, so that no request loses its models.
+
+    Settings are those of `plan_cluster`. With `tell`, which gets words for people, a service that ends is started again
+    at its address. Without, its end ends the block with PeerFailed. Raises StartupError when a setting is wrong, when a
+    service ends before it listens, or does not start again; its own message is on stderr by then.
+    """
+    plan = plan_cluster(options, otherwise)
+    check_ports_free([*plan.coordinator.settings.listens, *plan.draft.settings.listens, *plan.target.settings.listens])
+    if options.trace_dir:
+        os.makedirs(options.trace_dir, exist_ok=True)
+    target, draft = (ServiceProcess(one.module, one.flags) for one in (plan.target, plan.draft))
+    async with AsyncExitStack() as stack:
+        for model in (target, draft):
+            stack.push_async_callback(model.stop)
+        # The two models load side by side, and so start side by side.
+        async with side_by_side() as starting:
+            starts = [starting.create_task(model.start()) for model in (target, draft)]
+        at_target, at_draft = (start.result() for start in starts)
+        models = ("--target", at_target.address, "--draft", at_draft.address)
+        coordinator = ServiceProcess(plan.coordinator.module, (*plan.coordinator.flags, *models))
+        stack.push_async_callback(coordinator.stop)
+        async with side_by_side() as watching:
+
+            def watch(service: ServiceProcess) -> asyncio.Task[NoReturn]:
+                return watching.create_task(keep_running(service, tell) if tell else fail_at_end(service))
+
+            watches = [watch(target), watch(draft)]
+            at_coordinator = await coordinator.start()
+            watches.append(watch(coordinator))
+            urls = tuple(one.metrics_url for one in (at_coordinator, at_draft, at_target) if one.metrics_url)
+            yield Addresses(at_coordinator.address, at_draft.address, at_target.address, urls)
+            for one in watches:
+                one.cancel()
+
+
+@asynccontextmanager
+async def running_service(module: str, flags: Sequence[str]) -> AsyncIterator[Endpoint]:
+    """Run `python -m module`; yield where it listens, and stop it with SIGTERM. Raises StartupError."""
+    service = ServiceProcess(module, flags)
+    try:
+        yield await service.start()
+    finally:
+        await service.stop()
+
+
+class ServiceProcess:
+    """`python -m module`, started as often as it is wanted: after the first time on the same ports."""
+
+    def __init__(self, module: str, flags: Sequence[str]) -> None:
+        self.module = module
+        self._flags = tuple(flags)
+        self._ports: tuple[str, ...] = ()
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """As people call it: `target`."""
+        return self.module.removesuffix("_service")
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> Endpoint:
+        """Start it and wait until it listens. Raises StartupError when it ends first; its message is on stderr then."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            # Of a flag that is given twice the last one holds.
+            *("-m", self.module, *self._flags, *self._ports, "--stop-with-stdin", "true"),
+            # Ends when this process does, however it does: no service outlives who started it.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # Ctrl-C reaches this process only, which then stops the services in order.
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        announced: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read(self._process.stdout, announced))
+        await asyncio.wait({announced, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+        if not announced.done():
+            await self.kill()  # should it live: nobody would ever learn where it listens
+            raise StartupError(f"{self.module} {await self.ended()} before it listened; see above")
+        listening, _, metrics_url = announced.result().strip().partition(", metrics on ")
+        endpoint = Endpoint(_reachable(listening.rpartition(" ")[2]), metrics_url or None)
+        self._ports = _port_flags(endpoint)
+        return endpoint
+
+    async def _read(self, stdout: asyncio.StreamReader, announced: asyncio.Future[Any]) -> None:
+        """Take the line that says where it listens; pass on what else is printed, for as long as there is any.
+
+        Whatever is printed and wherever it goes: a pipe that nobody empties would stop the service.
+        """
+        decoder, unread = getincrementaldecoder("utf-8")("replace"), ""
+        while piece := await stdout.read(PIECE_BYTES):
+            unread += decoder.decode(piece)
+            while not announced.done() and "\n" in unread:
+                line, _, unread = unread.partition("\n")
+                if line.startswith(f"{self.module} listening on "):
+                    announced.set_result(line)
+                else:
+                    _pass_on(f"{line}\n")
+            if announced.done():
+                _pass_on(unread)
+                unread = ""
+        _pass_on(unread)
+
+    async def ended(self) -> str:
+        """Wait until it has ended, and say how: `ended by signal 9`, `ended with status 1`."""
+        assert self._process is not None
+        status = await self._process.wait()
+        return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, such as SIGSTOP; nothing happens when it has ended."""
+        if self._process and self._process.returncode is None:
+            # Not by the process object: that would take its status away from whoever waits for it.
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    async def kill(self) -> None:
+        """End it without warning, and wait until it is gone."""
+        self.send_signal(signal.SIGKILL)
+        if self._process:
+            await self._process.wait()
+
+    async def stop(self) -> None:
+        """End it with SIGTERM, or without warning when that takes too long."""
+        self.send_signal(signal.SIGTERM)
+        if self._process:
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                await self.kill()
+
+
+def _pass_on(text: str) -> None:
+    print(text, end="", file=Lossy(sys.stderr), flush=True)
+
+
+def _reachable(address: str) -> str:
+    """What to call where something listens at an address: one that means every address of a machine is none itself."""
+    host, _, port = address.rpartition(":")
+    return f"{LOOPBACK.get(host, host)}:{port}"
+
+
+def _port_flags(endpoint: Endpoint) -> tuple[str, ...]:
+    flags: tuple[str, ...] = ("--port", endpoint.address.rpartition(":")[2])
+    if endpoint.metrics_url:
+        flags += ("--metrics-port", endpoint.metrics_url.rpartition(":")[2].partition("/")[0])
+    return flags

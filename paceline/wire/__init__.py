@@ -1,0 +1,24 @@
+"""How calls are carried: servers, channels, statuses, the end of a process. Knows nothing of tokens or models."""
+
+from paceline.wire.channel import open_channel
+from paceline.wire.exchange import Exchange
+from paceline.wire.exchanges import Exchanges
+from paceline.wire.process import termination
+from paceline.wire.server import RunningServer, ServerOptions, running_server
+from paceline.wire.status import ErrorInterceptor, Handler, answered, ended_code, parsed, translated_errors
+
+__all__ = [
+    "ErrorInterceptor",
+    "Exchange",
+    "Exchanges",
+    "Handler",
+    "RunningServer",
+    "ServerOptions",
+    "answered",
+    "ended_code",
+    "open_channel",
+    "parsed",
+    "running_server",
+    "termination",
+    "translated_errors",
+]

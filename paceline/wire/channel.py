@@ -1,0 +1,76 @@
+"""Channels: options, retries, and who is at the other end."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from opentelemetry.trace import Tracer
+
+from paceline.security.certificates import Pem, channel_credentials
+from paceline.security.channels import LOCAL, ChannelSecurity
+from paceline.security.limits import MAX_MESSAGE_BYTES, message_limits
+from paceline.wire.reopening import ReopeningChannel
+
+_OPTIONS = [
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # without it a minute (seen with grpcio 1.85.1)
+    # A peer that restarts is found again soon: by default the pauses between attempts grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+def open_channel(
+    address: str,
+    retried_services: Sequence[str] = (),
+    *,
+    tracer: Tracer | None = None,
+    authority: str | None = None,
+    security: ChannelSecurity = LOCAL,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Channel:
+    """Open a channel. Raises StartupError where it would be plaintext to another machine and that was not asked for.
+
+    Calls to `retried_services` are repeated while the peer is UNAVAILABLE, 4 times in all: only for services whose
+    every method is safe to repeat. With a tracer, calls have spans; requests on streams with this project's own only.
+    `authority` is the name that the peer is known by, in its certificate too, where that is not its address.
+    """
+    security.check(address)
+    options: list[tuple[str, Any]] = [
+        *message_limits(max_message_bytes),
+        *_OPTIONS,
+        ("grpc.service_config", _service_config(retried_services)),
+    ]
+    if authority:
+        options.append(("grpc.default_authority", authority))
+    channel = _open(address, security, options)
+    if tracer is None:
+        return channel
+    # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
+    from paceline.observe.spans.client import TracedChannel
+
+    return TracedChannel(channel, tracer, address)
+
+
+def _open(address: str, security: ChannelSecurity, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+    if security.certificates is None:
+        return grpc.aio.insecure_channel(address, options=options)
+
+    def open_secure(pem: Pem) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(address, channel_credentials(pem), options=options)
+
+    return ReopeningChannel(security.certificates.value, open_secure)
+
+
+def _service_config(retried_services: Sequence[str]) -> str:
+    retry = {
+        "maxAttempts": 4,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "1s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    methods = [{"name": [{"service": service} for service in retried_services], "retryPolicy": retry}]
+    return json.dumps({"methodConfig": methods if retried_services else []})

@@ -1,0 +1,52 @@
+"""What answers at an address, for errors that are to name it."""
+
+import asyncio
+import ssl
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.wire.status import translated_errors
+
+ASK_TIMEOUT_S = 3.0
+COORDINATOR, DRAFT, TARGET = "a coordinator", "a draft service", "a target service"
+_KINDS = {
+    "paceline.v1.GenerationService": COORDINATOR,
+    "paceline.v1.DraftService": DRAFT,
+    "paceline.v1.TargetService": TARGET,
+}
+_NOT_SERVED = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
+
+
+async def service_at(channel: grpc.aio.Channel) -> str:
+    """Ask the standard health service what is served, which anybody may ask; return it in words.
+
+    Raises a PacelineError where nothing answers, for then nobody knows.
+    """
+    stub: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
+    with translated_errors():
+        for name, kind in _KINDS.items():
+            try:
+                await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=ASK_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _NOT_SERVED:
+                    raise
+            else:
+                return kind
+    return "no service of Paceline"
+
+
+async def speaks_tls(address: str) -> bool:
+    """Whether a TLS handshake with `host:port` gets as far as a certificate."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+    except (OSError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return True

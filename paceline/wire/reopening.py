@@ -1,0 +1,103 @@
+"""A channel that opens itself anew when what it was opened with changes, as certificates do that are rotated.
+
+New calls go over the new one; calls in flight end on the old one, which is closed after the last of them. Streams of
+requests could be kept for ever, so they are told that there will be no more.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+from weakref import WeakSet
+
+import grpc
+
+from paceline.wire.exchange import half_close
+
+Opening = TypeVar("Opening")
+
+
+class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
+    """Is to a stub what any other channel is."""
+
+    def __init__(self, current: Callable[[], Opening], open_one: Callable[[Opening], grpc.aio.Channel]) -> None:
+        """`current` returns what a channel is to be opened with: the same object until that changes."""
+        self._current = current
+        self._open_one = open_one
+        self._opened = self._open()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        for closing in self._closing:
+            closing.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._opened.channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._latest().channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._latest().channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._latest().channel.channel_ready()
+
+    # What a stub asks for when it is made; it calls what it gets once for each call.
+
+    def unary_unary(self, method: str, *codec: Any, **named: Any) -> Any:
+        return partial(self._call, "unary_unary", (method, *codec), named)
+
+    def unary_stream(self, method: str, *codec: Any, **named: Any) -> Any:
+        return partial(self._call, "unary_stream", (method, *codec), named)
+
+    def stream_unary(self, method: str, *codec: Any, **named: Any) -> Any:
+        return partial(self._call, "stream_unary", (method, *codec), named)
+
+    def stream_stream(self, method: str, *codec: Any, **named: Any) -> Any:
+        return partial(self._call, "stream_stream", (method, *codec), named)
+
+    def _call(self, kind: str, codec: tuple[Any, ...], named: dict[str, Any], request: Any = None, **how: Any) -> Any:
+        opened = self._latest()
+        call = getattr(opened.channel, kind)(*codec, **named)(request, **how)
+        opened.calls.add(call)
+        call.add_done_callback(opened.calls.discard)
+        return call
+
+    def _latest(self) -> "_Opened[Opening]":
+        if self._current() is not self._opened.opening:
+            closing = asyncio.create_task(self._opened.close_after_calls())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> "_Opened[Opening]":
+        opening = self._current()
+        return _Opened(opening, self._open_one(opening))
+
+
+class _Opened(Generic[Opening]):
+    def __init__(self, opening: Opening, channel: grpc.aio.Channel) -> None:
+        self.opening = opening
+        self.channel = channel
+        # Weak, as in gRPC itself: a stream that nobody reads any more is cancelled when it is collected.
+        self.calls: WeakSet[Any] = WeakSet()
+
+    async def close_after_calls(self) -> None:
+        try:
+            for call in list(self.calls):
+                if isinstance(call, grpc.aio.StreamStreamCall):
+                    await half_close(call)
+            while calls := list(self.calls):
+                await asyncio.gather(*(call.code() for call in calls), return_exceptions=True)
+        finally:
+            await self.channel.close()

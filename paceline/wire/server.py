@@ -1,0 +1,164 @@
+"""Servers: options, health, reflection, who may call, graceful stop."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from opentelemetry.trace import Tracer
+
+from paceline.security.access import Check
+from paceline.security.certificates import Certificates, server_credentials
+from paceline.security.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
+from paceline.wire.access import AccessInterceptor
+from paceline.wire.exchanges import Exchanges
+from paceline.wire.lasting import HeardCalls, LastingServer, without_registration
+from paceline.wire.ports import Listening
+from paceline.wire.reflection import add_reflection
+from paceline.wire.status import ErrorInterceptor
+
+log = structlog.get_logger()
+
+_OPTIONS = [
+    # Without this a second server shares the port silently instead of failing.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+"""A caller that vanished without a word is noticed, and its calls are cancelled: gRPC itself waits for two hours."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How a server is reached and what it admits; made from a service's settings."""
+
+    certificates: Certificates | None = None
+    """None: plaintext. With a CA, callers must show a certificate that it vouches for."""
+    checks: tuple[Check, ...] = ()
+    """What a call must pass before it is read; health checks need not."""
+    health_port: int | None = None
+    """Health checks are answered there too, in plaintext; 0 takes any free port, None serves none."""
+    reflection: bool = True
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_concurrent_streams: int = MAX_CONCURRENT_STREAMS
+    max_connection_age_s: float | None = None
+    """After so long, less or more a tenth, a connection takes no new calls, and callers look up the name again. Calls
+    under way go on to their ends."""
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    address: str
+    """`host:port`, with the port that was really bound."""
+    health: health.aio.HealthServicer
+    service_names: tuple[str, ...]
+    health_address: str | None = None
+    """Where health checks are answered besides, in plaintext."""
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tell health checks whether this server is ready, for each of its services and for all (``)."""
+        state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self.service_names):
+            await self.health.set(name, state)
+
+
+@asynccontextmanager
+async def running_server(
+    host: str,
+    port: int,
+    service_names: Sequence[str],
+    add_servicers: Callable[[grpc.aio.Server], None],
+    *,
+    grace_s: float,
+    options: ServerOptions = ServerOptions(),
+    tracer: Tracer | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    exchanges: Exchanges | None = None,
+) -> AsyncIterator[RunningServer]:
+    """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`.
+
+    With a tracer, calls have spans. `interceptors` see all calls, those that are refused too. `exchanges` are told when
+    their streams should end, which would keep the server from ending. Raises AddressInUse or
+    StartupError.
+    """
+    health_servicer = health.aio.HealthServicer()
+    credentials = server_credentials(options.certificates) if options.certificates else None
+
+    def make(port: int) -> tuple[grpc.aio.Server, int]:
+        server = without_registration(_make_server(options, tracer, [calls, *interceptors]))
+        add_servicers(server)
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        if options.reflection:
+            add_reflection(server, [*service_names, health.SERVICE_NAME])
+        return server, _bind(server, Listening("--port", host, port), credentials)
+
+    exchanges, calls = exchanges or Exchanges(), HeardCalls()
+    server = LastingServer(make, port, calls, exchanges.end_streams)
+    address = f"{host}:{server.port}"
+    async with _health_server(host, options.health_port, health_servicer) as health_address:
+        running = RunningServer(address, health_servicer, tuple(service_names), health_address)
+        await running.set_serving(False)
+        await server.start()
+        try:
+            yield running
+        finally:
+            await health_servicer.enter_graceful_shutdown()
+            exchanges.close()
+            await server.stop(grace_s)
+
+
+def _make_server(
+    options: ServerOptions, tracer: Tracer | None, interceptors: Sequence[grpc.aio.ServerInterceptor]
+) -> grpc.aio.Server:
+    inner: list[grpc.aio.ServerInterceptor] = []
+    # Outside tracing: what a stranger sends makes no spans.
+    if options.checks:
+        inner.append(AccessInterceptor(options.checks))
+    if tracer:
+        from paceline.observe.spans.server import TracingInterceptor
+
+        inner.append(TracingInterceptor(tracer))
+    limits: list[tuple[str, Any]] = [
+        *message_limits(options.max_message_bytes),
+        ("grpc.max_concurrent_streams", options.max_concurrent_streams),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # without it a minute (seen with grpcio 1.85.1)
+    ]
+    if options.max_connection_age_s is not None:
+        limits.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
+    return grpc.aio.server(interceptors=[*interceptors, *inner, ErrorInterceptor()], options=[*limits, *_OPTIONS])
+
+
+@asynccontextmanager
+async def _health_server(host: str, port: int | None, servicer: health.aio.HealthServicer) -> AsyncIterator[str | None]:
+    """Answer health checks, and nothing else, to callers that cannot speak TLS, as Kubernetes' probes cannot.
+
+    Yields the address; None without a port.
+    """
+    if port is None:
+        yield None
+        return
+    server = grpc.aio.server(options=_OPTIONS)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    address = f"{host}:{_bind(server, Listening('--health-port', host, port), None)}"
+    await server.start()
+    log.info("health checks are answered in plaintext", address=address)
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+def _bind(server: grpc.aio.Server, place: Listening, credentials: grpc.ServerCredentials | None) -> int:
+    address = f"{place.host}:{place.port}"
+    try:
+        if credentials:
+            return server.add_secure_port(address, credentials)
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise place.refused_by_grpc(error) from error
