@@ -38,6 +38,7 @@ from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
 from coordinator.security import clients_options, models_security
 from coordinator.startup import wait_for_target
+from paceline.observe.tracing import traced_calls, traced_channel
 from paceline.process.instruments import Instruments, instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.security.channels import ChannelSecurity
@@ -87,7 +88,7 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
                 lambda server: add_generation_service(servicer, server),
                 grace_s=settings.shutdown_grace_s,
                 options=options,
-                tracer=watched.tracer,
+                admitted_interceptors=traced_calls(watched.tracer),
             ) as server:
                 await server.set_serving(dispatcher.is_serving)
                 tasks.start(dispatcher.tell_serving(server.set_serving))
@@ -113,7 +114,7 @@ async def _find_models(
             retried_services,
             authority=str(address),
             security=security,
-            tracer=watched.tracer,
+            wrap=traced_channel(watched.tracer),
             max_message_bytes=settings.max_message_bytes,
         )
 

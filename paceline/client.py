@@ -25,6 +25,7 @@ from opentelemetry.trace import Tracer
 from paceline.codec.generation import accepted_from_pb, cluster_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
 from paceline.errors import CallTimedOut, InvalidRequest, ModelChanged, Overloaded, PeerFailed, PeerUnavailable
+from paceline.observe.tracing import traced_channel
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import (
@@ -136,7 +137,7 @@ class Client:
         the security that is needed.
         """
         self._addresses = [one.strip() for one in address.split(",")]
-        self._channels = [open_channel(one, security=security, tracer=tracer) for one in self._addresses]
+        self._channels = [open_channel(one, security=security, wrap=traced_channel(tracer)) for one in self._addresses]
         self._security = security
         self._stubs = [GenerationServiceStub(channel) for channel in self._channels]
         # Clients with one list of coordinators should not all begin with the same.

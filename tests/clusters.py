@@ -20,6 +20,7 @@ from paceline.engine.runner import Runner
 from paceline.model_service.worker import ModelWorker
 from paceline.observe.metrics import new_registry
 from paceline.observe.spans.lean import LeanTracer
+from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import Instruments
 from paceline.process.launcher import Addresses, ClusterOptions
 from paceline.security.channels import LOCAL, ChannelSecurity
@@ -81,7 +82,7 @@ async def model_server(
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
     # One thread: the tests run on machines with few cores, where more only wait for each other.
-    worker, exchanges = ModelWorker(1), Exchanges(tracer)
+    worker, exchanges = ModelWorker(1), Exchanges(traced_requests(tracer))
     runner = Runner(await worker.run(load_model, str(model), dtype), options)
     async with running_server(
         "127.0.0.1",
@@ -90,7 +91,7 @@ async def model_server(
         lambda server: add(runner, worker, exchanges, server),
         grace_s=1,
         options=server_options or ServerOptions(),
-        tracer=tracer,
+        admitted_interceptors=traced_calls(tracer),
         exchanges=exchanges,
     ) as server:
         await server.set_serving(True)

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from paceline.errors import PeerUnavailable, PermissionDenied, StartupError
+from paceline.observe.tracing import traced_channel
 from paceline.security.access import allowed_names, caller_names
 from paceline.security.certificates import watch_certificates
 from paceline.security.channels import LOCAL, ChannelSecurity, channel_security
@@ -213,7 +214,7 @@ async def test_a_channel_opens_anew_when_its_certificate_is_replaced_and_calls_i
     own = authority.issue("coordinator.test")
     async with (
         serving(mutual(authority)) as (servicer, address),
-        open_channel(address, security=showing(authority, own), tracer=tracer) as channel,
+        open_channel(address, security=showing(authority, own), wrap=traced_channel(tracer)) as channel,
     ):
         await describe(channel)
         before = servicer.certificate

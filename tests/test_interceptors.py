@@ -10,6 +10,7 @@ from opentelemetry import baggage
 from opentelemetry import context as contexts
 
 from paceline.errors import InvalidRequest, PacelineError, PeerUnavailable
+from paceline.observe.tracing import traced_calls, traced_channel, traced_requests
 from paceline.v1 import draft_service_pb2, generation_service_pb2
 from paceline.v1.draft_service_pb2_grpc import (
     DraftServiceServicer,
@@ -113,15 +114,15 @@ class Calls:
 @pytest.fixture
 async def calls() -> AsyncIterator[Calls]:
     spans = Spans()
-    servicer = Servicer(Exchanges(spans.tracer))  # type: ignore[abstract]
+    servicer = Servicer(Exchanges(traced_requests(spans.tracer)))  # type: ignore[abstract]
 
     def add(server: grpc.aio.Server) -> None:
         add_DraftServiceServicer_to_server(servicer, server)
         add_GenerationServiceServicer_to_server(servicer, server)
 
     async with (
-        running_server("127.0.0.1", 0, [], add, grace_s=0, tracer=spans.tracer) as server,
-        open_channel(server.address, tracer=spans.tracer) as channel,
+        running_server("127.0.0.1", 0, [], add, grace_s=0, admitted_interceptors=traced_calls(spans.tracer)) as server,
+        open_channel(server.address, wrap=traced_channel(spans.tracer)) as channel,
     ):
         yield Calls(server.address, channel, servicer, spans)
 
@@ -208,7 +209,7 @@ async def test_a_stream_that_its_reader_leaves_ends_both_spans(calls: Calls) -> 
 @pytest.mark.parametrize("kind", ["unary", "exchange"])
 async def test_a_call_that_reaches_nobody_is_unavailable_to_its_client(calls: Calls, kind: str) -> None:
     address = "127.0.0.1:1"
-    async with open_channel(address, tracer=calls.spans.tracer) as channel:
+    async with open_channel(address, wrap=traced_channel(calls.spans.tracer)) as channel:
         with pytest.raises(PeerUnavailable):
             await Calls(address, channel, calls.servicer, calls.spans).call(kind)
     (client,) = calls.spans(NAMES[kind])

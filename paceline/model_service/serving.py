@@ -17,6 +17,7 @@ from paceline.errors import PeerUnavailable
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
 from paceline.model_service.worker import ModelWorker
 from paceline.observe.metrics import CallCounter
+from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.process.settings import ModelServiceSettings
@@ -41,7 +42,7 @@ async def serve_model(
     role = name.removesuffix("_service")
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
-        exchanges = Exchanges(watched.tracer)
+        exchanges = Exchanges(traced_requests(watched.tracer))
         worker = ModelWorker(settings.threads, metrics.call_ended)
         try:
             model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
@@ -65,7 +66,7 @@ async def serve_model(
                 lambda server: add_servicer(runner, worker, exchanges, server, settings.max_rows),
                 grace_s=settings.shutdown_grace_s / 2,
                 options=options,
-                tracer=watched.tracer,
+                admitted_interceptors=traced_calls(watched.tracer),
                 interceptors=[CallCounter(watched.registry, role)],
                 exchanges=exchanges,
             ) as server:

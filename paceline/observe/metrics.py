@@ -14,7 +14,7 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
 
 from paceline.observe.logs import SpanIds, active_span
-from paceline.wire import Handler, ended_code
+from paceline.wire import Handler, ended_code, wrap
 from paceline.wire.ports import Listening
 
 ROUND_BUCKETS_S = (
@@ -117,11 +117,12 @@ class CallCounter(grpc.aio.ServerInterceptor):
         if handler is None or not path.startswith("/paceline."):
             return handler
         method = path.rpartition("/")[2]
-        if handler.unary_unary:
-            return handler._replace(unary_unary=self._counted_unary(handler.unary_unary, method))
-        if handler.stream_stream:
-            return handler._replace(stream_stream=self._counted_exchange(handler.stream_stream, method))
-        return handler._replace(unary_stream=self._counted_stream(handler.unary_stream, method))
+        counted_stream = self._counted_exchange if handler.request_streaming else self._counted_stream
+        return wrap(
+            handler,
+            unary=lambda behavior: self._counted_unary(behavior, method),
+            stream=lambda behavior: counted_stream(behavior, method),
+        )
 
     def _counted_unary(self, behavior: Handler, method: str) -> Handler:
         async def counted(request: Any, context: Context) -> Any:

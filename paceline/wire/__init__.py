@@ -3,9 +3,10 @@
 from paceline.wire.channel import open_channel
 from paceline.wire.exchange import Exchange
 from paceline.wire.exchanges import Exchanges
+from paceline.wire.handlers import Handler, wrap
 from paceline.wire.process import termination
 from paceline.wire.server import RunningServer, ServerOptions, running_server
-from paceline.wire.status import ErrorInterceptor, Handler, answered, ended_code, parsed, translated_errors
+from paceline.wire.status import ErrorInterceptor, answered, ended_code, parsed, translated_errors
 
 __all__ = [
     "ErrorInterceptor",
@@ -21,4 +22,5 @@ __all__ = [
     "running_server",
     "termination",
     "translated_errors",
+    "wrap",
 ]

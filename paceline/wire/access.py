@@ -8,7 +8,8 @@ import structlog
 
 from paceline.errors import PacelineError
 from paceline.security.access import Check, Context
-from paceline.wire.status import Handler, abort
+from paceline.wire.handlers import Handler, wrap
+from paceline.wire.status import abort
 
 log = structlog.get_logger()
 
@@ -30,9 +31,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         if handler is None or method.startswith(_OPEN):
             return handler
-        kind = f"{_kind(handler.request_streaming)}_{_kind(handler.response_streaming)}"
-        guard = self._guard_stream if handler.response_streaming else self._guard_unary
-        return handler._replace(**{kind: guard(getattr(handler, kind), method)})
+        return wrap(
+            handler,
+            unary=lambda behavior: self._guard_unary(behavior, method),
+            stream=lambda behavior: self._guard_stream(behavior, method),
+        )
 
     def _guard_unary(self, behavior: Handler, method: str) -> Handler:
         async def guarded(request: Any, context: Context) -> Any:
@@ -57,7 +60,3 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         except PacelineError as error:
             log.warning("a caller was refused", method=method, reason=error.reason, peer=context.peer())
             await abort(context, error)
-
-
-def _kind(streaming: bool) -> str:
-    return "stream" if streaming else "unary"

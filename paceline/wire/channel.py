@@ -1,11 +1,10 @@
 """Channels: options, retries, and who is at the other end."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
-from opentelemetry.trace import Tracer
 
 from paceline.security.certificates import Pem, channel_credentials
 from paceline.security.channels import LOCAL, ChannelSecurity
@@ -26,7 +25,7 @@ def open_channel(
     address: str,
     retried_services: Sequence[str] = (),
     *,
-    tracer: Tracer | None = None,
+    wrap: Callable[[grpc.aio.Channel, str], grpc.aio.Channel] | None = None,
     authority: str | None = None,
     security: ChannelSecurity = LOCAL,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -34,8 +33,8 @@ def open_channel(
     """Open a channel. Raises StartupError where it would be plaintext to another machine and that was not asked for.
 
     Calls to `retried_services` are repeated while the peer is UNAVAILABLE, 4 times in all: only for services whose
-    every method is safe to repeat. With a tracer, calls have spans; requests on streams with this project's own only.
-    `authority` is the name that the peer is known by, in its certificate too, where that is not its address.
+    every method is safe to repeat. `wrap` makes another channel of it and its address, such as one whose calls have
+    spans. `authority` is the name that the peer is known by, in its certificate too, where that is not its address.
     """
     security.check(address)
     options: list[tuple[str, Any]] = [
@@ -46,12 +45,7 @@ def open_channel(
     if authority:
         options.append(("grpc.default_authority", authority))
     channel = _open(address, security, options)
-    if tracer is None:
-        return channel
-    # Not loaded where tracing is off: its import alone reads OpenTelemetry's variables, and fails if one is wrong.
-    from paceline.observe.spans.client import TracedChannel
-
-    return TracedChannel(channel, tracer, address)
+    return wrap(channel, address) if wrap else channel
 
 
 def _open(address: str, security: ChannelSecurity, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:

@@ -5,17 +5,16 @@ Owns the streams' ends: whoever serves can end those that wait for a request, fo
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-if TYPE_CHECKING:
-    from paceline.observe.spans.lean import LeanTracer
+Around = Callable[[str, Any], AbstractContextManager[object]]
 
 
 class Exchanges:
-    def __init__(self, tracer: "LeanTracer | None" = None) -> None:
-        """With a tracer, requests have spans, as calls have."""
-        self._spans = _request_spans(tracer) if tracer else None
+    def __init__(self, around: Around | None = None) -> None:
+        """`around` makes, of a method's path and a request's context, what each request is answered within."""
+        self._around = around
         self._waiting: set[asyncio.Task[Any]] = set()
         self._generation = 0
         self._is_closed = False
@@ -28,10 +27,10 @@ class Exchanges:
     async def answers(
         self, method: str, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
     ) -> AsyncIterator[Any]:
-        """Answer each request. `method` is the path that spans are named after."""
+        """Answer each request. `method` is its path."""
         generation = self._generation
         while (request := await self._next(requests, generation)) is not None:
-            with self._span(method, request):
+            with self._within(method, request):
                 response = await answer(request)
             yield response
             if self._is_closed:
@@ -65,12 +64,5 @@ class Exchanges:
         finally:
             self._waiting.discard(task)
 
-    def _span(self, method: str, request: Any) -> Any:
-        return self._spans.request(method, request.context) if self._spans else nullcontext()
-
-
-def _request_spans(tracer: "LeanTracer") -> Any:
-    # Not loaded where tracing is off, as in `open_channel`.
-    from paceline.observe.spans.request_spans import RequestSpans
-
-    return RequestSpans(tracer)
+    def _within(self, method: str, request: Any) -> AbstractContextManager[object]:
+        return self._around(method, request.context) if self._around else nullcontext()

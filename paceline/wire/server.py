@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from opentelemetry.trace import Tracer
 
 from paceline.security.access import Check
 from paceline.security.certificates import Certificates, server_credentials
@@ -75,21 +74,20 @@ async def running_server(
     *,
     grace_s: float,
     options: ServerOptions = ServerOptions(),
-    tracer: Tracer | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    admitted_interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     exchanges: Exchanges | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`.
 
-    With a tracer, calls have spans. `interceptors` see all calls, those that are refused too. `exchanges` are told when
-    their streams should end, which would keep the server from ending. Raises AddressInUse or
-    StartupError.
+    `interceptors` see all calls, `admitted_interceptors` those whose caller may call. `exchanges` are told when their
+    streams should end, which would keep the server from ending. Raises AddressInUse or StartupError.
     """
     health_servicer = health.aio.HealthServicer()
     credentials = server_credentials(options.certificates) if options.certificates else None
 
     def make(port: int) -> tuple[grpc.aio.Server, int]:
-        server = without_registration(_make_server(options, tracer, [calls, *interceptors]))
+        server = without_registration(_make_server(options, [calls, *interceptors], admitted_interceptors))
         add_servicers(server)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         if options.reflection:
@@ -112,16 +110,12 @@ async def running_server(
 
 
 def _make_server(
-    options: ServerOptions, tracer: Tracer | None, interceptors: Sequence[grpc.aio.ServerInterceptor]
+    options: ServerOptions,
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
+    admitted_interceptors: Sequence[grpc.aio.ServerInterceptor],
 ) -> grpc.aio.Server:
-    inner: list[grpc.aio.ServerInterceptor] = []
-    # Outside tracing: what a stranger sends makes no spans.
-    if options.checks:
-        inner.append(AccessInterceptor(options.checks))
-    if tracer:
-        from paceline.observe.spans.server import TracingInterceptor
-
-        inner.append(TracingInterceptor(tracer))
+    access = [AccessInterceptor(options.checks)] if options.checks else []
+    inner = [*access, *admitted_interceptors, ErrorInterceptor()]
     limits: list[tuple[str, Any]] = [
         *message_limits(options.max_message_bytes),
         ("grpc.max_concurrent_streams", options.max_concurrent_streams),
@@ -131,7 +125,7 @@ def _make_server(
     ]
     if options.max_connection_age_s is not None:
         limits.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
-    return grpc.aio.server(interceptors=[*interceptors, *inner, ErrorInterceptor()], options=[*limits, *_OPTIONS])
+    return grpc.aio.server(interceptors=[*interceptors, *inner], options=[*limits, *_OPTIONS])
 
 
 @asynccontextmanager

@@ -13,13 +13,13 @@ from grpc_status import rpc_status
 
 from paceline.codec.status import error_from_pb, error_to_pb
 from paceline.errors import InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
+from paceline.wire.handlers import Handler, wrap
 
 log = structlog.get_logger()
 
 DEADLINE_SLACK_S = 0.05
 """On top of the rounding of timeouts on the wire."""
 
-Handler = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
 Deserializer = Callable[[bytes], Any]
 AnswerT = TypeVar("AnswerT")
 
@@ -39,16 +39,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith("/paceline."):
             return handler
-        if handler.unary_unary:
-            guarded = _guard_unary(handler.unary_unary, handler.request_deserializer)
-            return handler._replace(request_deserializer=None, unary_unary=guarded)
-        if handler.unary_stream:
-            guarded = _guard_stream(handler.unary_stream, handler.request_deserializer)
-            return handler._replace(request_deserializer=None, unary_stream=guarded)
-        if handler.stream_stream:
-            guarded = _guard_exchange(handler.stream_stream, handler.request_deserializer)
-            return handler._replace(request_deserializer=None, stream_stream=guarded)
-        return handler
+        deserialize = handler.request_deserializer
+        guard_stream = _guard_exchange if handler.request_streaming else _guard_stream
+        return wrap(
+            handler._replace(request_deserializer=None),
+            unary=lambda behavior: _guard_unary(behavior, deserialize),
+            stream=lambda behavior: guard_stream(behavior, deserialize),
+        )
 
 
 def _guard_unary(behavior: Handler, deserialize: Deserializer) -> Handler:

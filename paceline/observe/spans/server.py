@@ -2,7 +2,7 @@
 
 Streams of requests have theirs from `RequestSpans`.
 
-Stands outside `rpc.ErrorInterceptor`, which lets no exception but an abort through. The span is current while the
+Stands outside `wire.ErrorInterceptor`, which lets no exception but an abort through. The span is current while the
 handler runs. A unary call's ends with its handler, a stream's with the call, however that comes about.
 """
 
@@ -18,6 +18,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from paceline.observe.spans.conventions import end_call, start_call, starts_trace
+from paceline.wire.handlers import wrap
 from paceline.wire.status import cut_off_code, ended_code
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
@@ -34,16 +35,16 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method
-        if handler is None or not method.startswith("/paceline."):
+        if handler is None or handler.request_streaming or not method.startswith("/paceline."):
             return handler
         parent = propagate.extract(_carrier(handler_call_details.invocation_metadata or ()))
         if not trace.get_current_span(parent).get_span_context().is_valid and not starts_trace(method):
             return handler
-        if handler.unary_unary:
-            return handler._replace(unary_unary=self._trace_unary(handler.unary_unary, method, parent))
-        if handler.unary_stream:
-            return handler._replace(unary_stream=self._trace_stream(handler.unary_stream, method, parent))
-        return handler
+        return wrap(
+            handler,
+            unary=lambda behavior: self._trace_unary(behavior, method, parent),
+            stream=lambda behavior: self._trace_stream(behavior, method, parent),
+        )
 
     def _trace_unary(self, behavior: Callable[..., Any], method: str, parent: contexts.Context) -> Callable[..., Any]:
         async def traced(request: Any, context: ServicerContext) -> Any:
