@@ -1,6 +1,7 @@
 """What the pages name is there: files, folders and pages that they link."""
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -22,6 +23,11 @@ def test_what_a_page_names_or_links_is_there(page: str) -> None:
     linked = [(ROOT / page).parent / link for link in LINKED.findall(text) if "://" not in link]
     missing = [path for path in (*(ROOT / name for name in NAMED.findall(text)), *linked) if not path.exists()]
     assert not missing
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    drawn = runpy.run_path(str(ROOT / "scripts/picture"))["picture"]()
+    assert (ROOT / "docs/architecture.svg").read_text(encoding="utf-8") == drawn
 
 
 def test_the_architecture_names_a_file_of_every_room() -> None:
