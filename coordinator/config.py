@@ -11,6 +11,7 @@ from coordinator.replicas.discovery import parse_addresses
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.process.settings import Seconds, ServiceSettings
 from paceline.security.settings import Count
+from paceline.types import PolicyName
 
 
 def _addresses(text: str) -> str:
@@ -34,7 +35,7 @@ class CoordinatorSettings(ServiceSettings):
     draft_count: Annotated[int, Field(ge=0, le=MAX_DRAFT_COUNT)] | Literal["auto"] = Field(
         default=5, description="draft tokens a round and sequence; auto: what pays best by measured times"
     )
-    policy: Literal["continuous", "eqspec", "exspec"] = Field(
+    policy: PolicyName = Field(
         default="continuous", description="how groups are formed; eqspec and exspec are the paper's"
     )
     lanes: Annotated[int, Field(ge=1, le=2)] | None = Field(

@@ -24,6 +24,7 @@ from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import Instruments
 from paceline.process.launcher import Addresses, ClusterOptions
 from paceline.security.channels import LOCAL, ChannelSecurity
+from paceline.types import PolicyName
 from paceline.wire import Exchanges, ServerOptions, open_channel, running_server
 from target_service import servicer as target_servicer
 
@@ -107,7 +108,7 @@ async def cluster(
     *,
     batch_size: int = 8,
     draft_count: int | Literal["auto"] = 5,
-    policy: Literal["continuous", "eqspec", "exspec"] = "continuous",
+    policy: PolicyName = "continuous",
     lanes: int | None = None,
     options: EngineOptions = OPTIONS,
     dtype: DtypeName = "auto",

@@ -41,7 +41,7 @@ from coordinator.rounds.tracer import RoundTracer
 from coordinator.security import clients_options
 from coordinator.serving import facts_of
 from paceline.client import NO_RETRIES, Client
-from paceline.types import GenerationRequest, ModelDescription, OutputPiece, TokenIds
+from paceline.types import GenerationRequest, ModelDescription, OutputPiece, PolicyName, TokenIds
 from paceline.wire import RunningServer, running_server
 from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
@@ -66,7 +66,7 @@ def make_serving(
     address: str = "target:0",
     batch_size: int = 4,
     draft_count: int | None = 3,
-    policy: str = "continuous",
+    policy: PolicyName = "continuous",
     lanes: int = 1,
     metrics: RoundMetrics | None = None,
     statistics: Statistics | None = None,

@@ -13,7 +13,7 @@ from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention import short as short_attention
 from paceline.engine.options import EngineOptions, Layout
 from paceline.measure.peers.reference import HuggingFaceReference
-from paceline.types import GenerationRequest, SamplingParameters, TokenIds, Usage, UserMessage
+from paceline.types import GenerationRequest, PolicyName, SamplingParameters, TokenIds, Usage, UserMessage
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
 from tests.clusters import Cluster, cluster
 from tests.conftest import PairOfCheckpoints
@@ -199,7 +199,7 @@ async def test_sequences_that_outgrow_the_attention_of_short_ones_equal_hugging_
     ],
 )
 async def test_every_policy_equals_hugging_face_with_every_draft_length(
-    policy: Literal["continuous", "eqspec", "exspec"],
+    policy: PolicyName,
     lanes: int | None,
     layout: Layout,
     pairs: dict[str, PairOfCheckpoints],

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from paceline.errors import PacelineError, PeerFailed
 from paceline.types import (
     FinishReason,
     GenerationRequest,
+    PolicyName,
     Prefilled,
     RolledBack,
     SequenceLength,
@@ -146,6 +148,10 @@ async def test_the_youngest_gives_way_though_it_is_in_a_round_of_the_other_lane(
     old = requests[0].sequences[0].sequence_id
     lengths = [row.base_length for call in verifier.calls for row in call if row.sequence_id == old]
     assert lengths == sorted(lengths), "the older one never lost anything"
+
+
+def test_every_policy_that_is_offered_is_there() -> None:
+    assert set(POLICIES) == set(get_args(PolicyName))
 
 
 class SlowToCut(FakeVerifier):

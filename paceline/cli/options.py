@@ -18,7 +18,7 @@ from paceline.client import Completion
 from paceline.errors import InvalidRequest
 from paceline.process.launcher import ClusterOptions
 from paceline.process.supervision import Tell
-from paceline.types import ClusterDescription, Prompt, SamplingParameters, Text, UserMessage
+from paceline.types import ClusterDescription, PolicyName, Prompt, SamplingParameters, Text, UserMessage
 
 Result = TypeVar("Result")
 
@@ -38,8 +38,7 @@ TimeoutS = Annotated[
 
 
 DRAFT_COUNT_HELP = "Draft tokens a round and sequence, 0 to 64; auto: what pays best by measured times."
-Policy = Literal["continuous", "eqspec", "exspec"]
-POLICIES: tuple[str, ...] = get_args(Policy)
+POLICIES: tuple[str, ...] = get_args(PolicyName)
 InputFile = Annotated[
     Path | None, typer.Option("--input", help="SpecBench file, or JSON lines with `prompt`. Unset: the demo's prompts.")
 ]
@@ -97,7 +96,7 @@ class ClusterFlags(PairFlags):
     batch_size: Annotated[int | None, typer.Option(min=1, help="Most sequences in a round. Unset: 8.")]
     draft_count: Annotated[str | None, typer.Option(help=f"{DRAFT_COUNT_HELP} Unset: 5.")]
     policy: Annotated[
-        Policy | None, typer.Option(help="How groups are formed; two are the paper's. Unset: continuous.")
+        PolicyName | None, typer.Option(help="How groups are formed; two are the paper's. Unset: continuous.")
     ]
     trace_dir: Annotated[
         str | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")

@@ -7,6 +7,7 @@ from paceline.types.cluster import (
     CircuitState,
     ClusterDescription,
     ClusterStatistics,
+    PolicyName,
     ReplicaDescription,
     ReplicaState,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "ModelIdentity",
     "OutputPiece",
     "OutputToken",
+    "PolicyName",
     "PassTraffic",
     "Prefilled",
     "Prompt",

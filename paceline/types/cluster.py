@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from paceline.types.models import ModelDescription
 from paceline.types.rounds import HopTime
+
+PolicyName = Literal["continuous", "eqspec", "exspec"]
+"""What commands and settings offer; the coordinator's table of policies has one of each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,17 @@ from coordinator.rounds.policies.continuous import Continuous
 from coordinator.rounds.policies.eqspec import EqSpec
 from coordinator.rounds.policies.exspec import ExSpec
 from coordinator.rounds.policies.policy import Policy, Selection
+from paceline.types import PolicyName
 
 __all__ = ["POLICIES", "Policy", "Selection", "make_policy"]
 
-POLICIES: dict[str, Callable[[int], Policy]] = {
+POLICIES: dict[PolicyName, Callable[[int], Policy]] = {
     "continuous": lambda window: Continuous(),
     "eqspec": lambda window: EqSpec(),
     "exspec": ExSpec,
 }
 
 
-def make_policy(name: str, window: int) -> Policy:
+def make_policy(name: PolicyName, window: int) -> Policy:
     """Return a fresh policy; `window` is for those that choose among more sequences than fit a group."""
     return POLICIES[name](window)
