@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from paceline.cli import run
 from paceline.cli.app import main
+from paceline.cli.run import command as run
 from paceline.client import Completion
 from paceline.errors import PacelineError, PeerUnavailable
 from paceline.types import (

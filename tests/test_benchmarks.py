@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import builtin_pair, draft_lengths, holds, scheduling
-from benchmarks.watched_coordinator import LoopWatch
+from benchmarks import builtin_pair, draft_lengths, scheduling
+from benchmarks.overload import holds
+from benchmarks.overload.watched_coordinator import LoopWatch
 from paceline.measure.contention import Contention
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured

@@ -9,10 +9,11 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from coordinator.config import CoordinatorSettings
-from paceline.cli import generate, load, run
+from paceline.cli import generate, load
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, connected
 from paceline.cli.options import draft_limit
+from paceline.cli.run import command as run
 from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.errors import InvalidRequest, PacelineError, PeerUnavailable, StartupError, Unauthenticated
 from paceline.process.launcher import ClusterOptions

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli.app import app
-from paceline.cli.partial_outputs import PartialOutputs
+from paceline.cli.run.partial_outputs import PartialOutputs
 from paceline.client import Completion
 from paceline.codec.generation import request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, PeerUnavailable

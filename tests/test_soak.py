@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from benchmarks.overload import Watched
+from benchmarks.overload.arrivals import Watched
 from benchmarks.soak import clients, faults
 from benchmarks.soak.changing_model import WEIGHTS, ChangingModel
 from benchmarks.soak.clients import Failure, Soaker, Tally

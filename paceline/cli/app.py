@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from paceline.cli import bench, demo, equivalence, generate, load, run, synth_pair, trace, up
+from paceline.cli import bench, demo, equivalence, generate, load, synth_pair, trace, up
+from paceline.cli.run import command as run
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
 from paceline.process.variables import check_variables

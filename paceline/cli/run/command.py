@@ -27,8 +27,8 @@ from paceline.cli.options import (
     with_cluster_flags,
     with_sampling_flags,
 )
-from paceline.cli.partial_outputs import PartialOutputs
 from paceline.cli.progress import progress_bar
+from paceline.cli.run.partial_outputs import PartialOutputs
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
 from paceline.files import check_distinct

@@ -1,8 +1,8 @@
 """The coordinator, as it is, with one metric more: the longest time that it held its event loop.
 
-`benchmarks.holds` starts it. A timer of the loop looks at what its thread used of a processor since the last look, a
-millisecond ago or as soon after that as the loop came to it. No callback took longer than the most it sees; those that
-follow each other within that millisecond are added up.
+`holds` starts it. A timer of the loop looks at what its thread used of a processor since the last look, a millisecond ago
+or as soon after that as the loop came to it. No callback took longer than the most it sees; those that follow each other
+within that millisecond are added up.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from paceline.process.service import announce, freeze_heap, run_service
 from paceline.process.settings import parse_settings
 from paceline.wire import termination
 
-MODULE = "benchmarks.watched_coordinator"
+MODULE = "benchmarks.overload.watched_coordinator"
 INTERVAL_S = 0.001
 METRIC = "benchmark_longest_hold_seconds"
 

@@ -1,4 +1,4 @@
-"""How long one client's requests can hold the coordinator's event loop: `python -m benchmarks.holds`.
+"""How long one client's requests can hold the coordinator's event loop: `python -m benchmarks.overload.holds`.
 
 The coordinator is the real process, the models answer at once and say a prompt's last token again and again. Each input
 is sent three times: what it holds the loop for it does each time, and a garbage collection or a page fault comes on top
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.coordinator import instant_models
-from benchmarks.watched_coordinator import METRIC, MODULE
+from benchmarks.overload.watched_coordinator import METRIC, MODULE
 from paceline.client import NO_RETRIES, Client
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.errors import PacelineError

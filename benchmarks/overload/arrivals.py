@@ -1,35 +1,26 @@
-"""Five times what the cluster can serve: `python -m benchmarks.overload`.
+"""Five times what the cluster can serve.
 
 What it can serve is measured first, with just enough clients to keep it busy. Then requests arrive at five times that
 rate, whatever becomes of them. Who is refused must get RESOURCE_EXHAUSTED with RetryInfo; who is not must get the right
 tokens, within a time that does not depend on how many are refused: that in which a full queue is served, and as long as
-the slowest request took when the cluster was just busy. Then one client sends what takes longest to read, to search and
-to write: none of it may hold the coordinator's event loop (`holds`). Exit status 1 when any of this fails.
+the slowest request took when the cluster was just busy.
 """
 
 import asyncio
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks import holds
 from benchmarks.soak.cluster import SoakOptions, running_processes
 from benchmarks.soak.requests import Asked, make_requests, with_references
 from paceline.client import NO_RETRIES, Client
 from paceline.errors import Overloaded
-from paceline.files import replace_file
 from paceline.measure.load.arrivals import poisson_arrivals
 from paceline.measure.load.load import LoadLog, Outcome, run_load
 from paceline.measure.load.summary import percentile
@@ -37,7 +28,6 @@ from paceline.types import GenerationRequest, OutputPiece
 
 SLACK = 2.0
 """Of the bound on latency: the machine may be slower now than when it was measured."""
-console = Console(highlight=False)
 
 
 @dataclass
@@ -140,26 +130,3 @@ def is_sound(result: dict[str, Any]) -> bool:
         and result["rejected_with_retry_info"] > 0
         and result["latency_max_s"] <= result["latency_bound_s"]
     )
-
-
-def main(
-    times: Annotated[float, typer.Option(help="Arrivals, as a multiple of what can be served.")] = 5.0,
-    duration_s: Annotated[float, typer.Option(help="Of each part: measuring capacity, and overload.")] = 60.0,
-    queue_limit: int = 16,
-    seed: int = 1,
-    output: Annotated[Path | None, typer.Option(help="Write the numbers as JSON.")] = None,
-) -> None:
-    result = asyncio.run(measure(times, duration_s, queue_limit, seed))
-    table = Table("", "", title=f"{times:g} times capacity for {duration_s:g} s", show_header=False)
-    for name, value in result.items():
-        table.add_row(name.replace("_", " "), str(value))
-    console.print(table)
-    found = asyncio.run(holds.measure())
-    console.print(holds.table(found))
-    if output:
-        replace_file(output, json.dumps(result | {"longest_holds_ms": holds.milliseconds(found)}, indent=2) + "\n")
-    sys.exit(not (is_sound(result) and holds.are_short(found)))
-
-
-if __name__ == "__main__":
-    typer.run(main)

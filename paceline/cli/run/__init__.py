@@ -1,0 +1,1 @@
+"""`paceline run`: a file of prompts, and its answers as they come."""
