@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.checks import check_row, check_token_ids
+from paceline.checks import check_row, check_token_ids, check_top_logprob_count
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Outcome, Runner
 from paceline.engine.sampling import Choice, Choosing, choose, token_logprobs
 from paceline.engine.threads import at_most
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.sampling_checks import check_top_logprob_count
 from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 

@@ -1,8 +1,8 @@
 """The coordinator, as it is, with one metric more: the longest time that it held its event loop.
 
-`holds` starts it. A timer of the loop looks at what its thread used of a processor since the last look, a millisecond ago
-or as soon after that as the loop came to it. No callback took longer than the most it sees; those that follow each other
-within that millisecond are added up.
+`holds` starts it. A timer of the loop looks at what its thread used of a processor since the last look, a millisecond
+ago or as soon after that as the loop came to it. No callback took longer than the most it sees; those that follow each
+other within that millisecond are added up.
 """
 
 import asyncio

@@ -12,10 +12,15 @@ from coordinator.requests.committed_tokens import CommittedTokens, packed
 from coordinator.requests.output import Output, StopRules
 from coordinator.requests.sequence import Request, Sequence
 from coordinator.requests.stream import Stream
-from paceline.checks import MAX_DRAFT_COUNT, check_token_ids
+from paceline.checks import (
+    MAX_DRAFT_COUNT,
+    check_min_new_tokens,
+    check_sampling,
+    check_token_ids,
+    check_top_logprob_count,
+)
 from paceline.detokenizer import TokenDecoder
 from paceline.errors import InvalidRequest, ModelChanged
-from paceline.sampling_checks import check_min_new_tokens, check_sampling, check_top_logprob_count
 from paceline.text import TextCodec
 from paceline.types import (
     GREEDY,

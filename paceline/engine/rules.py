@@ -6,9 +6,8 @@ A sequence without a rule is not decoded at all: a guess would be output that no
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.checks import row_errors
+from paceline.checks import check_rule, row_errors
 from paceline.errors import PacelineError, RuleUnknown
-from paceline.sampling_checks import check_rule
 from paceline.scope import RowT, scoped
 from paceline.types import ChoiceRule, ProposeRow, VerifyRow
 
