@@ -8,8 +8,6 @@ from tests.commands import python_code
 ROOT = Path(__file__).parent.parent
 SERVICES = ("draft_service", "target_service", "coordinator")
 HEAVY = {"torch", "transformers", "safetensors"}
-MODEL_ROOMS = ("paceline/engine/", "paceline/measure/", "paceline/model_service/")
-MODEL_WORK = {"draft_service/drafter.py", "target_service/verifier.py"}
 SPAN_MAKERS = {f"paceline/observe/spans/{name}.py" for name in ("provider", "sampling", "lean", "file_exporter")}
 OTLP = {"paceline/observe/report/receiver.py"}
 
@@ -32,15 +30,6 @@ def sources(*packages: str) -> list[tuple[str, set[str]]]:
         for path in sorted((ROOT / package).rglob("*.py"))
         if "paceline/v1" not in str(path)
     ]
-
-
-def packages_of(names: set[str]) -> set[str]:
-    return {name.partition(".")[0] for name in names}
-
-
-def test_torch_is_imported_by_the_engine_and_the_model_work_only() -> None:
-    heavy = {path for path, names in sources("paceline", *SERVICES) if packages_of(names) & HEAVY}
-    assert {path for path in heavy if not path.startswith(MODEL_ROOMS)} <= MODEL_WORK
 
 
 def test_the_opentelemetry_sdk_and_its_wire_format_stay_where_spans_leave_and_arrive() -> None:

@@ -8,6 +8,7 @@ Owns the rule of what counts as a failure:
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from coordinator.protocols import Verifier
@@ -44,13 +45,11 @@ class UsualTime:
 
     def _expected_s(self, token_count: int) -> float:
         """The longest of a call at least as large, or what the next smaller would come to: a token gets no dearer."""
-        size = token_count.bit_length()
-        larger = [known for known in self._longest_s if known >= size]
-        smaller = [known for known in self._longest_s if known < size]
-        if not larger and not smaller:
-            return FIRST_LONG_S / LONG_CALLS
-        expected_s = self._longest_s[min(larger)] if larger else 0.0
-        return max(expected_s, self._longest_s[max(smaller)] * 2 ** (size - max(smaller)) if smaller else 0.0)
+        size, known = token_count.bit_length(), sorted(self._longest_s)
+        place = bisect_left(known, size)
+        nearest = known[max(0, place - 1) : place + 1]
+        expected_s = (self._longest_s[one] * 2 ** max(0, size - one) for one in nearest)
+        return max(expected_s, default=FIRST_LONG_S / LONG_CALLS)
 
 
 class GuardedTarget:
@@ -75,7 +74,7 @@ class GuardedTarget:
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         """Ask the target. Raises what the call raises, or PeerFailed when its answer cannot be true."""
-        began_s, token_count = self._clock(), sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
+        began_s, token_count = self._clock(), sum(row.token_count for row in rows)
         try:
             verdicts = await self._remote.verify(rows, timeout_s)
             check_verdicts(rows, verdicts, self._vocabulary_size)

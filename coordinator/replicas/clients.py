@@ -4,7 +4,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,6 +22,7 @@ from paceline.codec.rounds import (
 )
 from paceline.codec.versions import check_answer_version, check_service_versions
 from paceline.errors import IncompatiblePair, PacelineError, PeerFailed, TokenizerNotFound
+from paceline.scope import RowT
 from paceline.types import (
     ModelDescription,
     ModelIdentity,
@@ -45,8 +46,6 @@ RELEASE_TIMEOUT_S = 5.0
 ANY_TIME = Deadline()
 MANY_BIASES = 1024
 """Of all rows of a call: to encode them takes a millisecond."""
-
-RowT = TypeVar("RowT", ProposeRow, VerifyRow)
 
 
 class _Named(Protocol):

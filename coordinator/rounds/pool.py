@@ -146,7 +146,9 @@ class SequencePool:
     def let_in(self) -> list[Sequence]:
         """What was paused may be live again; return those that ended meanwhile, and so left the pool."""
         paused, self._paused = self._paused, set()
-        return self.retire(paused)
+        ended = self.retire(paused)
+        self._refill()
+        return ended
 
     def ran_short(self, free_count: int) -> None:
         """The target has no room for more than what it caches now, and so many tokens beside."""
@@ -180,17 +182,19 @@ class SequencePool:
         """Drop those of the sequences that are here, ended, in no round and not paused, and return them."""
         busy = self._in_flight | self._paused
         gone = {one for one in sequences if one.ended and one not in busy}
+        if not gone:
+            self._changed.set()
+            return []
         for sequence in self._live.keys() & gone:
             self._room.ended(sequence)
         retired = self._remove(gone)
         self._refill()
-        if retired:
-            self._tell_room()
+        self._tell_room()
         return retired
 
     def _remove(self, gone: set[Sequence]) -> list[Sequence]:
         """Take out those that are here, wherever that is."""
-        found = [one for one in self.sequences if one in gone] if gone else []
+        found = [one for one in self.sequences if one in gone]
         for sequence in found:
             self._live.pop(sequence, None)
             self._unread.pop(sequence, None)

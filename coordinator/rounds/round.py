@@ -131,7 +131,7 @@ async def run_round(
         clock() - started,
         drafts.time,
         verify,
-        sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows),
+        sum(row.token_count for row in rows),
         drafts.error,
         shortage,
         drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows),

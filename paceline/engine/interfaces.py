@@ -116,11 +116,13 @@ class KvCache(Protocol):
         """The first `length` tokens are computed: others may take them over."""
         ...
 
-    def truncate(self, sequence_id: str, length: int) -> int:
-        """Keep the first `length` tokens; return the bytes that others can have now, as a CacheFull counts them.
+    @property
+    def held_bytes(self) -> int:
+        """What sequences keep others from having, as CacheFull counts what is missing."""
+        ...
 
-        Raises SequenceNotFound or PrefixNotCached.
-        """
+    def truncate(self, sequence_id: str, length: int) -> None:
+        """Keep the first `length` tokens. Raises SequenceNotFound or PrefixNotCached."""
         ...
 
     def release(self, sequence_id: str) -> bool:

@@ -190,13 +190,14 @@ class Runner:
     def _rollback_one(self, one: SequenceLength, scope: str) -> RolledBack | PacelineError:
         if one.length < 0:
             return InvalidRequest(f"length is {one.length}; it cannot be negative", field="length")
+        held_bytes = self.cache.held_bytes
         try:
             check_sequence_id(one.sequence_id)
-            freed_bytes = self.cache.truncate(scope + one.sequence_id, one.length)
+            self.cache.truncate(scope + one.sequence_id, one.length)
         except PacelineError as error:
             return error
         self._last_named[scope + one.sequence_id] = self._clock()
-        return RolledBack(one.length, freed_bytes)
+        return RolledBack(one.length, held_bytes - self.cache.held_bytes)
 
     def release(self, sequence_ids: Iterable[str], scope: str = "") -> int:
         """Free the named sequences of the caller's scope; return how many were held."""

@@ -6,7 +6,7 @@ hands it down.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
 
 from paceline.observe.logs import SpanIds, active_span
-from paceline.wire import Handler, ended_code, wrap
+from paceline.wire import Handler, WrappingInterceptor, ended_code, wrap
 from paceline.wire.ports import Listening
 
 ROUND_BUCKETS_S = (
@@ -98,7 +98,7 @@ def metrics_served(registry: CollectorRegistry, host: str, port: int | None) -> 
         thread.join()
 
 
-class CallCounter(grpc.aio.ServerInterceptor):
+class CallCounter(WrappingInterceptor):
     """Counts a service's calls by method and status."""
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
@@ -107,16 +107,8 @@ class CallCounter(grpc.aio.ServerInterceptor):
             "paceline_rpc_calls", "Calls that ended.", ["service", "method", "code"], registry=registry
         )
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        path = handler_call_details.method
-        if handler is None or not path.startswith("/paceline."):
-            return handler
-        method = path.rpartition("/")[2]
+    def wrapped(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
+        method = details.method.rpartition("/")[2]
         counted_stream = self._counted_exchange if handler.request_streaming else self._counted_stream
         return wrap(
             handler,

@@ -47,6 +47,11 @@ class VerifyRow:
     base_hash: int | None = None
     """Of the first `base_length` tokens, as `PrefixHash` has it; None: not compared."""
 
+    @property
+    def token_count(self) -> int:
+        """Tokens that it brings, drafted ones too."""
+        return len(self.token_ids) + len(self.draft_token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

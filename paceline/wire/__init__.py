@@ -3,7 +3,7 @@
 from paceline.wire.channel import open_channel
 from paceline.wire.exchange import Exchange
 from paceline.wire.exchanges import Exchanges
-from paceline.wire.handlers import Handler, wrap
+from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 from paceline.wire.process import termination
 from paceline.wire.server import RunningServer, ServerOptions, running_server
 from paceline.wire.status import ErrorInterceptor, answered, ended_code, parsed, translated_errors
@@ -15,6 +15,7 @@ __all__ = [
     "Handler",
     "RunningServer",
     "ServerOptions",
+    "WrappingInterceptor",
     "answered",
     "ended_code",
     "open_channel",

@@ -1,6 +1,6 @@
 """Checks who calls. Stands outside `ErrorInterceptor`, which parses: a stranger's request is never looked at."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import grpc
@@ -8,7 +8,7 @@ import structlog
 
 from paceline.errors import PacelineError
 from paceline.security.access import Check, Context
-from paceline.wire.handlers import Handler, wrap
+from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 from paceline.wire.status import abort
 
 log = structlog.get_logger()
@@ -16,21 +16,17 @@ log = structlog.get_logger()
 _OPEN = "/grpc.health."
 
 
-class AccessInterceptor(grpc.aio.ServerInterceptor):
+class AccessInterceptor(WrappingInterceptor):
     """Lets a call through when it passes every check. Health checks are open to all."""
 
     def __init__(self, checks: Collection[Check]) -> None:
         self._checks = tuple(checks)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        method: str = handler_call_details.method
-        if handler is None or method.startswith(_OPEN):
-            return handler
+    def concerns(self, method: str) -> bool:
+        return not method.startswith(_OPEN)
+
+    def wrapped(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
+        method: str = details.method
         return wrap(
             handler,
             unary=lambda behavior: self._guard_unary(behavior, method),

@@ -1,7 +1,7 @@
 """Errors become statuses on the server, and statuses errors again on the client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 
 from paceline.codec.status import error_from_pb, error_to_pb
 from paceline.errors import InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
-from paceline.wire.handlers import Handler, wrap
+from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 
 log = structlog.get_logger()
 
@@ -24,21 +24,14 @@ Deserializer = Callable[[bytes], Any]
 AnswerT = TypeVar("AnswerT")
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(WrappingInterceptor):
     """Turn exceptions into statuses, for methods of any kind but client-streaming.
 
     Requests are parsed here too, for gRPC answers those that cannot be with UNKNOWN and a traceback in the log. A
     streaming method without a deserializer gets them as they came.
     """
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith("/paceline."):
-            return handler
+    def wrapped(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
         deserialize = handler.request_deserializer
         guard_stream = _guard_exchange if handler.request_streaming else _guard_stream
         return wrap(

@@ -77,12 +77,12 @@ class DenseCache:
     def append(self, sequence_id: str, token_ids: Sequence[int]) -> None:
         row = self._rows[sequence_id]
         lengths = [row.length + len(token_ids), *(one.length for one in self._rows.values() if one is not row)]
-        needed_bytes = self._wanted_bytes(lengths)
+        needed_bytes = self._bytes_of(lengths)
         if needed_bytes > self.capacity_bytes:
             if not row.length:
                 self.release(sequence_id)
             raise CacheFull(
-                f"the dense cache has no room: {len(lengths)} sequences padded to {max(lengths)} tokens need "
+                f"the dense cache has no room: {_held_count(lengths)} sequences padded to {max(lengths)} tokens need "
                 f"{needed_bytes} of {self.capacity_bytes} bytes; release sequences or raise --kv-memory",
                 {"missing_bytes": str(needed_bytes - self.capacity_bytes)},
             )
@@ -100,18 +100,16 @@ class DenseCache:
     def seal(self, sequence_id: str, length: int) -> None:
         pass
 
-    def truncate(self, sequence_id: str, length: int) -> int:
+    def truncate(self, sequence_id: str, length: int) -> None:
         row = self._rows.get(sequence_id)
         check_length(sequence_id, length, row.length if row else None)
         assert row is not None
-        before = self._wanted_bytes([one.length for one in self._rows.values()])
         del row.token_ids[length:]
         if row.aside is None and not length:
             self._rectangle.drop(sequence_id)
             row.aside = self._empty(0)
         elif row.aside is not None and row.aside.shape[3] > length:
             row.aside = row.aside[:, :, :, :length].clone()  # a view would keep all of it
-        return before - self._wanted_bytes([one.length for one in self._rows.values()])
 
     def release(self, sequence_id: str) -> bool:
         row = self._rows.pop(sequence_id, None)
@@ -135,10 +133,13 @@ class DenseCache:
             realignment_s=self._realignment_s,
         )
 
-    def _wanted_bytes(self, lengths: Sequence[int]) -> int:
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes_of([row.length for row in self._rows.values()])
+
+    def _bytes_of(self, lengths: Sequence[int]) -> int:
         """What the budget is for. Sequences that were cut to nothing want no row of a rectangle."""
-        held_count = sum(length > 0 for length in lengths)
-        return RECTANGLES * held_count * (max(lengths) + SLACK) * self.shape.token_bytes
+        return RECTANGLES * _held_count(lengths) * (max(lengths, default=0) + SLACK) * self.shape.token_bytes
 
     def _empty(self, length: int) -> torch.Tensor:
         shape = self.shape
@@ -168,3 +169,7 @@ class DenseCache:
             self._realigned_bytes += content.numel() * content.element_size()
             row.aside = None
         self._rectangle = new
+
+
+def _held_count(lengths: Sequence[int]) -> int:
+    return sum(length > 0 for length in lengths)

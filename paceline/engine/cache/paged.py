@@ -160,13 +160,11 @@ class KvPool:
             if self._prefix_sharing and self._index.add(key, sequence.pages[position]):
                 self._pages.share(sequence.pages[position])
 
-    def truncate(self, sequence_id: str, length: int) -> int:
+    def truncate(self, sequence_id: str, length: int) -> None:
         sequence = self._sequences.get(sequence_id)
         check_length(sequence_id, length, sequence.length if sequence else None)
         assert sequence is not None
-        held_count = self._held_count
         self._cut(sequence, length)
-        return (held_count - self._held_count) * self._page_bytes
 
     def release(self, sequence_id: str) -> bool:
         sequence = self._sequences.pop(sequence_id, None)
@@ -176,15 +174,15 @@ class KvPool:
         return True
 
     @property
-    def _held_count(self) -> int:
-        """Pages that sequences hold."""
-        return self._pages.page_count - self._pages.free_count - self._index.idle_count
+    def held_bytes(self) -> int:
+        held_count = self._pages.page_count - self._pages.free_count - self._index.idle_count
+        return held_count * self._page_bytes
 
     def describe(self) -> CacheDescription:
         return CacheDescription(
             layout="paged",
             capacity_bytes=self.capacity_bytes,
-            used_bytes=self._held_count * self._page_bytes,
+            used_bytes=self.held_bytes,
             idle_bytes=self._index.idle_count * self._page_bytes,
             sequence_count=self.sequence_count,
             token_bytes=self.shape.token_bytes,

@@ -8,7 +8,7 @@ handler runs. A unary call's ends with its handler, a stream's with the call, ho
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,26 +18,21 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from paceline.observe.spans.conventions import end_call, start_call, starts_trace
-from paceline.wire.handlers import wrap
+from paceline.wire.handlers import WrappingInterceptor, wrap
 from paceline.wire.status import cut_off_code, ended_code
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
 
-class TracingInterceptor(grpc.aio.ServerInterceptor):
+class TracingInterceptor(WrappingInterceptor):
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        method: str = handler_call_details.method
-        if handler is None or handler.request_streaming or not method.startswith("/paceline."):
+    def wrapped(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
+        method: str = details.method
+        if handler.request_streaming:
             return handler
-        parent = propagate.extract(_carrier(handler_call_details.invocation_metadata or ()))
+        parent = propagate.extract(_carrier(details.invocation_metadata or ()))
         if not trace.get_current_span(parent).get_span_context().is_valid and not starts_trace(method):
             return handler
         return wrap(
