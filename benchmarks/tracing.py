@@ -28,8 +28,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from rich.console import Console
 
 from coordinator.door.tracer import begin_request, end_request
+from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.requests.sequence import Request, Sequence
 from coordinator.rounds.tracer import RoundTracer
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
@@ -160,7 +160,7 @@ def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
     In the model services and the channels nothing is left of it but a test of a variable a call.
     """
     output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
-    group = [Sequence(str(number), [1], output, 64, Usage(1), Request()) for number in range(batch_size)]
+    group = [Generation(str(number), [1], output, 64, Usage(1), Request()) for number in range(batch_size)]
     asked = GenerationRequest(UserMessage(""))
     waits_s, counts = [0.0] * batch_size, [5] * batch_size
     tracer = RoundTracer(None, "continuous")

@@ -1,1 +1,1 @@
-"""The coordinator: holds the sequence pool, forms groups, and runs their rounds over the two model services."""
+"""The coordinator: holds the generation pool, forms groups, and runs their rounds over the two model services."""

@@ -47,9 +47,9 @@ class ClusterCollector(Collector):
     def _metrics(self) -> Iterator[Metric]:
         dispatcher, counted = self._dispatcher, self._statistics.snapshot()
         for name, text, value in (
-            ("sequences_running", "Sequences with a place in the pool.", dispatcher.live_count),
-            ("sequences_waiting", "Sequences waiting for a place.", dispatcher.waiting_count),
-            ("sequences_waiting_limit", "Most sequences that may wait; more are refused.", dispatcher.queue_limit),
+            ("sequences_running", "Generations with a place in the pool.", dispatcher.live_count),
+            ("sequences_waiting", "Generations waiting for a place.", dispatcher.waiting_count),
+            ("sequences_waiting_limit", "Most generations that may wait; more are refused.", dispatcher.queue_limit),
             ("draft_available", "1 while there is a draft replica to ask.", self._drafter.is_usable),
         ):
             yield GaugeMetricFamily(f"paceline_{name}", text, value)
@@ -66,8 +66,8 @@ class ClusterCollector(Collector):
             ("committed_tokens", "Output tokens, accepted and the target's own.", counted.committed_count),
             ("ahead_calls", "Calls for drafts ahead of a round.", self._ahead.asked_count),
             ("ahead_calls_used", "Those whose drafts a round could use.", self._ahead.used_count),
-            ("preemptions", "Sequences that gave their cache up for others.", counted.preemption_count),
-            ("sequences_moved", "Sequences that lost their target and were sent to another.", dispatcher.moved_count),
+            ("preemptions", "Generations that gave their cache up for others.", counted.preemption_count),
+            ("sequences_moved", "Generations that lost their target and were sent to another.", dispatcher.moved_count),
         ):
             yield CounterMetricFamily(f"paceline_{name}", text, value)
         positions = CounterMetricFamily(

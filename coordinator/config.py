@@ -31,9 +31,9 @@ class CoordinatorSettings(ServiceSettings):
         description="HOST:PORT of the draft service, or several separated by commas; a name may lead to several"
     )
     target: Addresses = Field(description="HOST:PORT of the target service, or several, as for the draft")
-    batch_size: Count = Field(default=8, description="most sequences in a round")
+    batch_size: Count = Field(default=8, description="most generations in a round")
     draft_count: Annotated[int, Field(ge=0, le=MAX_DRAFT_COUNT)] | Literal["auto"] = Field(
-        default=5, description="draft tokens a round and sequence; auto: what pays best by measured times"
+        default=5, description="draft tokens a round and generation; auto: what pays best by measured times"
     )
     policy: PolicyName = Field(
         default="continuous", description="how groups are formed; eqspec and exspec are the paper's"
@@ -41,7 +41,7 @@ class CoordinatorSettings(ServiceSettings):
     lanes: Annotated[int, Field(ge=1, le=2)] | None = Field(
         default=None, description="groups in flight at once; unset: 2, and 1 under the paper's policies"
     )
-    window: Count = Field(default=48, description="sequences that exspec chooses among")
+    window: Count = Field(default=48, description="generations that exspec chooses among")
     max_new_tokens: Count = Field(default=256, description="output limit of requests that set none")
     max_prompt_tokens: Count | None = Field(
         default=None, description="most tokens of a prompt; unset: as the model allows"
@@ -51,7 +51,7 @@ class CoordinatorSettings(ServiceSettings):
     )
     max_completions: Count = Field(default=MAX_COMPLETIONS, description="most outputs that a request may ask for")
     max_message_bytes: Count = Field(default=MAX_REQUEST_BYTES, description="largest message, either way")
-    queue_limit: Count = Field(default=1024, description="most sequences waiting for a place")
+    queue_limit: Count = Field(default=1024, description="most generations waiting for a place")
     startup_timeout_s: Seconds = Field(default=120, description="seconds to wait for a target service at start")
     target_wait_s: Seconds = Field(
         default=60, description="seconds that requests wait for a target service while none is there"

@@ -4,7 +4,7 @@ Every drafter, from the scheduler's own down to the client of a service, has one
 that fails as a whole raises a PacelineError, a row that fails has its error in the row's place. So have verifiers.
 """
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,18 +34,18 @@ class Deadline:
 
 class Releases(Protocol):
     async def release(self, sequence_ids: list[str]) -> None:
-        """Free sequences. What is not heard stays owed."""
+        """Free generations. What is not heard stays owed."""
         ...
 
 
 class Proposes(Protocol):
-    async def propose(self, rows: Rows[ProposeRow], deadline: Deadline) -> Proposals: ...
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals: ...
 
 
 class Drafter(Proposes, Releases, Protocol):
     @property
     def max_length(self) -> int:
-        """Tokens a sequence may have to get drafts; 0 while there are none to be had."""
+        """Tokens a generation may have to get drafts; 0 while there are none to be had."""
         ...
 
     @property
@@ -55,12 +55,12 @@ class Drafter(Proposes, Releases, Protocol):
 
 
 class Verifies(Protocol):
-    async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts: ...
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts: ...
 
 
 class Verifier(Verifies, Releases, Protocol):
-    async def rollback(self, lengths: Rows[SequenceLength]) -> list[RolledBack | PacelineError]:
-        """Cut sequences to lengths; tell what each freed."""
+    async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
+        """Cut generations to lengths; tell what each freed."""
         ...
 
 
@@ -85,7 +85,7 @@ class Remote(Releases, Protocol):
         ...
 
     def owe(self, sequence_ids: list[str]) -> None:
-        """Leave sequences to be freed by the next `release`."""
+        """Leave generations to be freed by the next `release`."""
         ...
 
     @property

@@ -30,7 +30,7 @@ from coordinator.replicas.replicas import Replicas
 from coordinator.rounds.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import make_policy
-from coordinator.rounds.pool import SequencePool
+from coordinator.rounds.pool import GenerationPool
 from coordinator.rounds.residency import Residency
 from coordinator.rounds.round import RoundLimits
 from coordinator.rounds.scheduler import Scheduler
@@ -184,7 +184,7 @@ def _serving_maker(
         guard = GuardedTarget(replica.remote, target.vocabulary_size, usual)
         scheduler = Scheduler(
             replica.address,
-            SequencePool(_places(settings), on_room=dispatcher.distribute),
+            GenerationPool(_places(settings), on_room=dispatcher.distribute),
             make_policy(settings.policy, settings.window),
             _draft_length(settings),
             drafter,
@@ -209,7 +209,7 @@ def _serving_maker(
 
 
 def _places(settings: CoordinatorSettings) -> int:
-    """Return how many sequences are live at once on a target."""
+    """Return how many generations are live at once on a target."""
     policy = make_policy(settings.policy, settings.window)
     return policy.live_limit(settings.batch_size, settings.lane_count)
 

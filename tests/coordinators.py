@@ -27,12 +27,11 @@ from coordinator.placement.target import Serving
 from coordinator.protocols import Drafter
 from coordinator.replicas.circuit import Circuit
 from coordinator.replicas.replica import Replica
-from coordinator.requests.sequence import Request
-from coordinator.requests.sequence import Sequence as Generation
+from coordinator.requests.generation import Generation, Request
 from coordinator.rounds.draft_length import AutoDraftLength, FixedDraftLength
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import make_policy
-from coordinator.rounds.pool import SequencePool
+from coordinator.rounds.pool import GenerationPool
 from coordinator.rounds.residency import Residency
 from coordinator.rounds.round import RoundLimits
 from coordinator.rounds.scheduler import Others, Scheduler
@@ -52,10 +51,10 @@ NOWHERE = CoordinatorSettings(draft="unused:1", target="unused:1")
 class NoOthers:
     """There is no other target."""
 
-    def can_take(self, sequence: Generation) -> bool:
+    def can_take(self, generation: Generation) -> bool:
         return False
 
-    def take(self, sequence: Generation) -> None:
+    def take(self, generation: Generation) -> None:
         raise AssertionError("nobody can take it")
 
 
@@ -83,7 +82,7 @@ def make_serving(
     guard = GuardedTarget(verifier, VOCABULARY_SIZE, usual, circuit, clock)
     scheduler = Scheduler(
         address,
-        SequencePool(chosen.live_limit(batch_size, lanes), clock, on_room),
+        GenerationPool(chosen.live_limit(batch_size, lanes), clock, on_room),
         chosen,
         AutoDraftLength(lanes) if draft_count is None else FixedDraftLength(draft_count),
         drafter,
@@ -212,7 +211,7 @@ async def dispatching(
 async def fake_cluster(
     drafter: FakeDrafter, verifier: FakeVerifier, registry: CollectorRegistry, *, queue_limit: int = 100
 ) -> AsyncIterator[Client]:
-    """Serve requests from fake models, one sequence at a time with 4 drafts a round; yield a client."""
+    """Serve requests from fake models, one generation at a time with 4 drafts a round; yield a client."""
     async with (
         fake_server(drafter, verifier, registry, queue_limit=queue_limit) as server,
         Client(server.address, NO_RETRIES) as client,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coordinator.requests.sequence import Request
+from coordinator.requests.generation import Request
 from paceline.types import GenerationRequest, TokenIds, Verdicts, VerifyRow
 from tests.coordinators import Dispatched
 from tests.fakes import FakeVerifier, continuation

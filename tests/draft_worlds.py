@@ -6,13 +6,13 @@ A world has two servers, a draft and a target, each of which serves one call at 
 import heapq
 import math
 import random
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from coordinator.requests.acceptance import Acceptance
+from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.requests.sequence import Request, Sequence
 from coordinator.rounds.draft_length import MAX_AUTO, AutoDraftLength, DraftLength, FixedDraftLength
 from coordinator.rounds.round import RoundReport, RowReport
 from paceline.types import HopTime, Usage
@@ -27,7 +27,7 @@ GOLDEN_RATIO = 0.618034
 """Its multiples fill the unit interval evenly."""
 OUTPUT_TOKENS = 100
 LONGEST_SEQUENCE = 150
-"""Tokens of a sequence that a draft may have missed at most."""
+"""Tokens of a generation that a draft may have missed at most."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class World:
     catch_up_token_s: float = 0.0
     """Of the draft, for a token that it missed."""
     life_rounds: int = 10
-    """Rounds between two ends of sequences."""
+    """Rounds between two ends of generations."""
     prompt_s: float = 0.0
     """A verify takes so much longer for each row that brings a prompt, which then has `OUTPUT_TOKENS`."""
     draft_prompt_s: float = 0.0
@@ -101,7 +101,7 @@ class Round:
     ended_s: float
 
 
-def goodput(rounds: Rows[Round]) -> float:
+def goodput(rounds: Sequence[Round]) -> float:
     """Tokens a second, from the end of the first round to that of the last."""
     return sum(one.tokens for one in rounds[1:]) / (rounds[-1].ended_s - rounds[0].ended_s)
 
@@ -113,28 +113,28 @@ def best_fixed(world: World) -> float:
     return max(goodput(simulate([world] * 5 * ROUNDS, FixedDraftLength(count), 0)) for count in COUNTS)
 
 
-def reached(world: World, seeds: Rows[int] = SEEDS, rounds: int = ROUNDS, settled: int = SETTLED_ROUNDS) -> float:
+def reached(world: World, seeds: Sequence[int] = SEEDS, rounds: int = ROUNDS, settled: int = SETTLED_ROUNDS) -> float:
     """What `auto` yields once it has settled, of the best fixed count, as the mean over the seeds."""
     runs = (simulate([world] * rounds, AutoDraftLength(world.lanes), seed) for seed in seeds)
     return fmean(goodput(run[-settled - 1 :]) for run in runs) / best_fixed(world)
 
 
-def simulate(worlds: Rows[World], draft_length: DraftLength, seed: int) -> list[Round]:
+def simulate(worlds: Sequence[World], draft_length: DraftLength, seed: int) -> list[Round]:
     """Run rounds, each in a world of its own; they are alike in lanes and group size.
 
-    A sequence ends after some rounds, and a new one takes its place.
+    A generation ends after some rounds, and a new one takes its place.
     """
     return _Simulation(worlds, draft_length, seed).run()
 
 
-def group_of(count: int) -> list[Sequence]:
+def group_of(count: int) -> list[Generation]:
     output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
-    return [Sequence(str(number), [1], output, 64, Usage(1), Request()) for number in range(count)]
+    return [Generation(str(number), [1], output, 64, Usage(1), Request()) for number in range(count)]
 
 
 @dataclass
 class _Lane:
-    group: list[Sequence]
+    group: list[Generation]
     rates: list[float]
     world: World
     began_s: float = 0.0
@@ -145,14 +145,14 @@ class _Lane:
     """Tokens that the draft has not seen."""
     is_decoding: bool = True
     token_count: float = 0.0
-    """Since a sequence ended."""
+    """Since a generation ended."""
     prompt_s: float = 0.0
     prompt_count: float = 0.0
     missed_prompt_s: float = 0.0
 
 
 class _Simulation:
-    def __init__(self, worlds: Rows[World], draft_length: DraftLength, seed: int) -> None:
+    def __init__(self, worlds: Sequence[World], draft_length: DraftLength, seed: int) -> None:
         self._worlds = worlds
         self._draft_length = draft_length
         self._rng = random.Random(seed)
@@ -176,13 +176,13 @@ class _Simulation:
         return self._rounds
 
     def _rate(self, world: World) -> float:
-        """Of a new sequence: evenly spread, so that luck is left out of this too."""
+        """Of a new generation: evenly spread, so that luck is left out of this too."""
         self._sequence_count += 1
         share = self._sequence_count * GOLDEN_RATIO % 1
         return min(1.0, max(0.0, world.acceptance + world.spread * (2 * share - 1)))
 
     def _renew(self, lane: _Lane) -> None:
-        """Bring the next world, and now and then a new sequence."""
+        """Bring the next world, and now and then a new generation."""
         lane.world = world = self._worlds[min(self._begun, len(self._worlds) - 1)]
         if not world.spread:
             lane.rates = [world.acceptance] * world.group_size
@@ -225,10 +225,10 @@ class _Simulation:
 
     def _end(self, now_s: float, lane: _Lane) -> float:
         rows, tokens = [], 0.0
-        for sequence, count, rate in zip(lane.group, lane.counts, lane.rates, strict=True):
+        for generation, count, rate in zip(lane.group, lane.counts, lane.rates, strict=True):
             right = [self._rng.random() < one for one in lane.world.places(count, rate)]
             accepted = right.index(False) if False in right else count
-            sequence.acceptance.add(accepted, count)
+            generation.acceptance.add(accepted, count)
             rows.append(RowReport(count, accepted, accepted + 1))
             tokens += lane.world.expected_tokens(count, rate)
         lane.token_count += tokens

@@ -64,10 +64,10 @@ def resumed(*received: ReceivedOutput, seed: int | None = 1, completion_count: i
 def test_each_output_goes_on_after_what_was_received_of_it_and_those_that_ended_are_not_made() -> None:
     """Review C13: only a request for one output could be continued."""
     received = (ReceivedOutput(2, (7, 8)), ReceivedOutput(1, (), ended=True))
-    first, third = Admission(SERVED, default_max_new_tokens=40).admit(resumed(*received)).sequences
+    first, third = Admission(SERVED, default_max_new_tokens=40).admit(resumed(*received)).generations
     assert (first.completion_index, first.token_ids[:]) == (0, [5, 6])
     assert (third.completion_index, third.token_ids[:], third.output.remaining_count) == (2, [5, 6, 7, 8], 8)
-    whole = Admission(SERVED, default_max_new_tokens=40).admit(resumed()).sequences
+    whole = Admission(SERVED, default_max_new_tokens=40).admit(resumed()).generations
     assert [one.seed for one in (first, third)] == [whole[0].seed, whole[2].seed]
 
 
@@ -113,7 +113,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_its_tokens_are_looked_at() 
 def test_the_outputs_of_a_request_share_its_prompt_and_grow_each_alone() -> None:
     """review C5: each had a copy."""
     request = GenerationRequest(TokenIds((5, 6, 7)), completion_count=64)
-    first, *others = Admission(SERVED, default_max_new_tokens=40).admit(request).sequences
+    first, *others = Admission(SERVED, default_max_new_tokens=40).admit(request).generations
     assert isinstance(first.token_ids, CommittedTokens)
     assert {id(one.token_ids.prompt) for one in others if isinstance(one.token_ids, CommittedTokens)} == {
         id(first.token_ids.prompt)

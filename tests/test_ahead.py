@@ -12,7 +12,7 @@ from opentelemetry import trace
 from coordinator.door.admission import Admission
 from coordinator.drafting.ahead import PROBE_EVERY, AheadDrafter
 from coordinator.protocols import Deadline
-from coordinator.requests.sequence import Sequence as Generation
+from coordinator.requests.generation import Generation
 from coordinator.rounds.residency import Residency
 from paceline.checks import MAX_DRAFT_COUNT, MAX_PROPOSED_COUNT
 from paceline.errors import PacelineError, PeerUnavailable
@@ -78,15 +78,15 @@ async def outputs(
     admission = Admission(SERVED, default_max_new_tokens=40)
     found: list[Generation] = []
     for number, count in enumerate(counts):
-        found += submit(scheduler, admission.admit(GenerationRequest(TokenIds((*PROMPT, number)), count))).sequences
-    for sequence in found:
-        while not sequence.ended:
+        found += submit(scheduler, admission.admit(GenerationRequest(TokenIds((*PROMPT, number)), count))).generations
+    for generation in found:
+        while not generation.ended:
             await time.sleep(1.0)
     rounds.cancel()
     await asyncio.wait([rounds])
     await residency.close()
     assert drafter.token_ids == {}, "the draft holds what was freed"
-    return [sequence.token_ids[len(PROMPT) + 1 :] for sequence in found]
+    return [generation.token_ids[len(PROMPT) + 1 :] for generation in found]
 
 
 @settings(max_examples=40)

@@ -141,7 +141,7 @@ async def test_a_request_that_every_target_fails_is_failed_and_does_not_go_round
         others = [submit(running, prompt(n)) for n in range(3)]
         for _ in range(2000):
             await asyncio.sleep(0)
-        assert [one.ended for one in poisoned.sequences] == [True]
+        assert [one.ended for one in poisoned.generations] == [True]
         with pytest.raises(NoChoice):
             await output(poisoned)
         assert await asyncio.gather(*map(output, others)) == [whole(prompt(n)) for n in range(3)]
@@ -159,7 +159,7 @@ async def test_requests_that_break_any_call_keep_others_waiting_for_a_few_pauses
         poisoned = [submit(running, (POISON, n)) for n in range(12)]
         healthy = [submit(running, prompt(n)) for n in range(4)]
         began_s = monotonic()
-        while not all(one.ended for request in healthy for one in request.sequences):
+        while not all(one.ended for request in healthy for one in request.generations):
             for _ in range(20):
                 await asyncio.sleep(0)
             monotonic.advance(0.05)
@@ -253,7 +253,7 @@ async def test_what_waits_is_shared_with_a_target_that_joins_and_the_oldest_come
         assert len(first.calls) <= calls + 2, "it has its share within two rounds"
         assert [len(call) for call in second.calls] == [8, 8]
         assert await asyncio.gather(*map(output, requests)) == [whole(prompt(n)) for n in range(60)]
-    numbers = {one.sequences[0].sequence_id: n for n, one in enumerate(requests)}
+    numbers = {one.generations[0].sequence_id: n for n, one in enumerate(requests)}
     for verifier in (first, second):
         served = [numbers[row.sequence_id] for call in verifier.calls for row in call]
         begun = list(dict.fromkeys(served))

@@ -94,14 +94,14 @@ async def test_sequences_of_a_dead_target_come_before_newer_ones() -> None:
     async with dispatching([], [first, second], batch_size=2) as running:
         running.targets[1].lose(KILLED)
         old = [submit(running, (n,)) for n in (5, 6)]
-        await until(lambda: old[0].sequences[0].usage.round_count == 2)
+        await until(lambda: old[0].generations[0].usage.round_count == 2)
         await running.targets[1].look()
         await until(lambda: running.dispatcher.describe()[0].state is ReplicaState.DOWN)
         new = submit(running, (7,))
         outputs = [await output(one) for one in (*old, new)]
     assert outputs == [whole((n,)) for n in (5, 6, 7)]
     served = [row.sequence_id for call in second.calls for row in call]
-    assert list(dict.fromkeys(served)) == [one.sequences[0].sequence_id for one in (*old, new)]
+    assert list(dict.fromkeys(served)) == [one.generations[0].sequence_id for one in (*old, new)]
     assert running.dispatcher.moved_count == 2
 
 
@@ -133,7 +133,7 @@ async def test_what_waits_for_a_target_too_long_is_told_so_and_the_queue_stays_b
         running.dispatcher.expire()
         with pytest.raises(PeerUnavailable, match="no target service was there for 60 s"):
             await output(early)
-        assert not later.sequences[0].ended
+        assert not later.generations[0].ended
         running.dispatcher.abandon(later)
         assert running.dispatcher.waiting_count == 1
 
@@ -157,10 +157,10 @@ async def test_a_draining_target_goes_on_with_what_it_has_while_there_is_no_othe
     late.away = KILLED
     async with dispatching([], [leaving, late]) as running:
         request = submit(running, (5,), 60)
-        await until(lambda: request.sequences[0].usage.round_count == 2)
+        await until(lambda: request.generations[0].usage.round_count == 2)
         leaving.is_draining = True
         await running.targets[0].look()
-        await until(lambda: request.sequences[0].usage.round_count == 4)
+        await until(lambda: request.generations[0].usage.round_count == 4)
         waiting = submit(running, (6,))
         assert [one.sequence_count for one in running.dispatcher.describe()] == [1, 0]
         late.away = None
@@ -198,7 +198,7 @@ async def test_a_sequence_that_kills_every_target_is_stopped_before_it_stops_the
     async with dispatching([], verifiers, batch_size=8) as running:
         poisoned, *others = [submit(running, prompt) for prompt in (poison, *((n, n) for n in range(4, 12)))]
         outputs = asyncio.gather(*map(output, others))
-        while not (outputs.done() and poisoned.sequences[0].ended):
+        while not (outputs.done() and poisoned.generations[0].ended):
             await asyncio.sleep(0)
             for replica in running.targets:
                 if not replica.is_up:

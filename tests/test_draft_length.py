@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.requests.acceptance import MEMORY, PRIOR_WEIGHT, Acceptance, PlaceAcceptance
+from coordinator.requests.acceptance import PRIOR_WEIGHT, ROUND_MEMORY, Acceptance, PlaceAcceptance
 from coordinator.rounds.draft_length import FIRST_COUNTS, MAX_AUTO, WINDOW, AutoDraftLength, FixedDraftLength
 from coordinator.rounds.round import RoundReport, RowReport
 from paceline.types import HopTime
@@ -37,7 +37,7 @@ PAIR = World(0.7, 0.0008, 0.0009, 0.006, 0.0003, jitter=0.15, spike_share=0.01, 
 REAL = {
     "a usual pair": PAIR,
     "times that vary by a third": replace(PAIR, jitter=0.3, spike_share=0.02),
-    "sequences that differ": replace(PAIR, acceptance=0.5, spread=0.4),
+    "generations that differ": replace(PAIR, acceptance=0.5, spread=0.4),
     "first drafts are right more often": replace(PAIR, acceptance=0.85, later_acceptance=0.85),
     "a draft that is seldom right": replace(PAIR, acceptance=0.32),
     "a draft that is never right": replace(PAIR, acceptance=0.0),
@@ -152,7 +152,7 @@ def test_one_round_hardly_moves_what_others_made_likely_and_many_do(usual: float
     for _ in range(200):
         acceptance.add(accepted, 5)
     own = accepted / min(accepted + 1, 5)
-    asked = min(accepted + 1, 5) / (1 - MEMORY)
+    asked = min(accepted + 1, 5) / (1 - ROUND_MEMORY)
     assert abs(acceptance.rate(usual) - own) <= PRIOR_WEIGHT / (PRIOR_WEIGHT + asked) + 0.01
 
 

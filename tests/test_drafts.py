@@ -338,13 +338,13 @@ class ClosedUnder(FakeDrafter):
 
 @pytest.mark.review
 async def test_a_draft_whose_channel_is_closed_under_its_call_costs_drafts_and_no_round() -> None:
-    """Review C7: its lane ended as if it had been cancelled, and all sequences were computed anew."""
+    """Review C7: its lane ended as if it had been cancelled, and all generations were computed anew."""
     async with (
         draft_server(Mute()) as (mute, address),  # type: ignore[abstract]
         dispatching([ClosedUnder(address, mute.asked)], [FakeVerifier()]) as running,
     ):
-        sequences = running.admission.admit(GenerationRequest(TokenIds((5, 6)), 20))
-        running.dispatcher.submit(sequences)
-        assert (await collect(sequences))[0] == continuation((5, 6), 20)
+        request = running.admission.admit(GenerationRequest(TokenIds((5, 6)), 20))
+        running.dispatcher.submit(request)
+        assert (await collect(request))[0] == continuation((5, 6), 20)
         assert running.dispatcher.moved_count == 0
         assert not running.drafts[0].is_up

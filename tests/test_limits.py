@@ -71,12 +71,12 @@ def test_a_request_beyond_a_limit_is_told_field_and_limit(
 
 def test_the_output_limit_is_the_default_where_that_is_more() -> None:
     for limit, tokens in ((10, 10), (100, 40), (None, 40)):
-        (sequence,) = admission(max_output_tokens=limit).admit(REQUEST).sequences
-        assert sequence.output.remaining_count == tokens
+        (generation,) = admission(max_output_tokens=limit).admit(REQUEST).generations
+        assert generation.output.remaining_count == tokens
 
 
 def test_sequence_ids_cannot_be_guessed_from_one_another() -> None:
-    ids = [sequence.sequence_id for _ in range(100) for sequence in admission().admit(REQUEST).sequences]
+    ids = [generation.sequence_id for _ in range(100) for generation in admission().admit(REQUEST).generations]
     assert all(len(bytes.fromhex(one)) == 16 for one in ids)
     assert all(len({one[place : place + 4] for one in ids}) > 90 for place in range(0, 32, 4))
 

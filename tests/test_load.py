@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline.errors import CallTimedOut, Overloaded, PacelineError
 from paceline.measure.load.arrivals import poisson_arrivals
 from paceline.measure.load.files import write_json, write_plot
-from paceline.measure.load.load import Generate, LoadLog, Outcome, RequestRecord, run_load
+from paceline.measure.load.load import Generate, LoadLog, Outcome, SentRequest, run_load
 from paceline.measure.load.summary import Objectives, percentile, summarize
 from paceline.types import FinishReason, GenerationFinish, GenerationRequest, OutputPiece, OutputToken, Text, Usage
 from tests.fake_time import FakeTime
@@ -184,7 +184,7 @@ async def test_files_hold_every_request_and_the_plot_is_a_picture(tmp_path: Path
     assert content["summary"]["counts"]["rejected"] == 1
     assert [row["outcome"] for row in content["requests"]] == ["completed", "rejected", "completed"]
     assert content["requests"][0]["usage"]["queued_s"] == 0.25
-    unfinished = RequestRecord(4.0, 4.0, 9.0, Outcome.UNFINISHED)
+    unfinished = SentRequest(4.0, 4.0, 9.0, Outcome.UNFINISHED)
     for name, records in (("load.png", [*log.records, unfinished]), ("none.png", [unfinished]), ("empty.png", [])):
         write_plot(tmp_path / name, "a title", summarize(records, Objectives()), records)
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

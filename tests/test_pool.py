@@ -1,24 +1,24 @@
-"""The pool: places, order, and since when a sequence waits."""
+"""The pool: places, order, and since when a generation waits."""
 
+from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.requests.sequence import Request, Sequence
 from coordinator.requests.stream import UNREAD_TOKENS
-from coordinator.rounds.pool import SequencePool
+from coordinator.rounds.pool import GenerationPool
 from paceline.types import OutputPiece, OutputToken, Usage
 
 
-def sequences(count: int) -> list[Sequence]:
+def generations(count: int) -> list[Generation]:
     rules = StopRules(max_new_tokens=9, end_token_ids=frozenset())
     return [
-        Sequence(str(index), [1], Output(rules, None), 0, Usage(1), Request(arrival=index, submitted_s=10.0))
+        Generation(str(index), [1], Output(rules, None), 0, Usage(1), Request(arrival=index, submitted_s=10.0))
         for index in range(count)
     ]
 
 
 def test_a_sequence_waits_for_its_group_since_it_went_live_or_came_back() -> None:
     now_s = [10.0]
-    pool = SequencePool(1, clock=lambda: now_s[0])
-    first, second = sequences(2)
+    pool = GenerationPool(1, clock=lambda: now_s[0])
+    first, second = generations(2)
     pool.adopt([first, second])
     assert first.ready_since_s == 10
 
@@ -40,8 +40,8 @@ def test_a_sequence_waits_for_its_group_since_it_went_live_or_came_back() -> Non
 
 def test_time_in_the_queue_is_told_until_the_next_round_is_over() -> None:
     now_s = [10.0]
-    pool = SequencePool(2, clock=lambda: now_s[0])
-    first, second, third = sequences(3)
+    pool = GenerationPool(2, clock=lambda: now_s[0])
+    first, second, third = generations(3)
     pool.adopt([first, second, third])
     now_s[0] = 13.0
     pool.claim([first])
@@ -64,8 +64,8 @@ def test_time_in_the_queue_is_told_until_the_next_round_is_over() -> None:
 
 def test_a_sequence_is_queued_from_its_submission_until_its_first_round() -> None:
     now_s = [10.0]
-    pool = SequencePool(2, clock=lambda: now_s[0])
-    (one,) = sequences(1)
+    pool = GenerationPool(2, clock=lambda: now_s[0])
+    (one,) = generations(1)
     pool.adopt([one])
     for began_s in (12.5, 20.0):
         now_s[0] = began_s
@@ -77,8 +77,8 @@ def test_a_sequence_is_queued_from_its_submission_until_its_first_round() -> Non
 
 
 def test_what_failed_while_it_is_not_read_is_handed_over() -> None:
-    pool = SequencePool(1)
-    (unread,) = sequences(1)
+    pool = GenerationPool(1)
+    (unread,) = generations(1)
     pool.adopt([unread])
     pool.claim([unread])
     piece = OutputPiece((OutputToken(5, "a", accepted=False),) * (UNREAD_TOKENS + 1), None, 0)
@@ -86,12 +86,12 @@ def test_what_failed_while_it_is_not_read_is_handed_over() -> None:
     pool.settle([unread])
     assert pool.unread_count == 1
     pool.hand_over(unread)
-    assert pool.sequences == []
+    assert pool.generations == []
 
 
 def test_a_sequence_gets_no_place_while_it_is_cut() -> None:
-    pool = SequencePool(2)
-    first, second = sequences(2)
+    pool = GenerationPool(2)
+    first, second = generations(2)
     pool.adopt([first, second])
     pool.pause(second)
     first.ended = True
@@ -102,20 +102,20 @@ def test_a_sequence_gets_no_place_while_it_is_cut() -> None:
 
 
 def test_one_that_ends_while_it_is_cut_leaves_afterwards() -> None:
-    pool = SequencePool(1)
-    (only,) = sequences(1)
+    pool = GenerationPool(1)
+    (only,) = generations(1)
     pool.adopt([only])
     pool.pause(only)
     only.ended = True
     assert pool.retire([only]) == []
     assert pool.let_in() == [only]
-    assert pool.sequences == []
+    assert pool.generations == []
 
 
 def test_one_that_is_paused_waits_in_its_place() -> None:
-    pool = SequencePool(2)
-    first, second, third = sequences(3)
+    pool = GenerationPool(2)
+    first, second, third = generations(3)
     pool.adopt([second, third, first])
     pool.pause(first)
     pool.pause(second)
-    assert pool.sequences == [first, second, third]
+    assert pool.generations == [first, second, third]

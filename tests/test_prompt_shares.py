@@ -1,14 +1,14 @@
 """Calls stay small however long the prompts: what rows bring, what services make of a part, and what is cached."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.replicas.plausibility import check_proposals, check_verdicts
+from coordinator.requests.generation import Generation, Lack, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.requests.sequence import Lack, Request, Sequence
 from coordinator.rounds.prompt_shares import CALL_TOKENS, CHUNKS_BROUGHT, prompt_shares
 from coordinator.rounds.round import RoundLimits, run_round
 from draft_service.drafter import Drafter
@@ -37,9 +37,9 @@ def model(pairs: dict[str, PairOfCheckpoints]) -> LoadedModel:
     return load_model(str(pairs["Llama"].target))
 
 
-def sequence_of(token_ids: Rows[int], max_new_tokens: int = 9, name: str = "one") -> Sequence:
+def generation_of(token_ids: Sequence[int], max_new_tokens: int = 9, name: str = "one") -> Generation:
     output = Output(StopRules(max_new_tokens, end_token_ids=frozenset()), None)
-    return Sequence(name, list(token_ids), output, 64, Usage(len(token_ids)), Request())
+    return Generation(name, list(token_ids), output, 64, Usage(len(token_ids)), Request())
 
 
 @given(
@@ -73,28 +73,28 @@ class ChunkedDrafter(FakeDrafter):
 async def test_what_is_sent_of_a_prompt_grows_with_its_length_and_not_with_the_square(chunk_count: int) -> None:
     """review C8: each chunk's call brought all of the rest."""
     prompt = [4 + number % 40 for number in range(chunk_count * CHUNK_TOKENS)]
-    sequence, drafter, verifier = sequence_of(prompt, 2 * chunk_count), ChunkedDrafter(1.0), FakeVerifier()
-    while not sequence.ended:
-        await run_round([sequence], drafter, verifier, LIMITS, [3])
-    committed = sequence.token_ids
+    generation, drafter, verifier = generation_of(prompt, 2 * chunk_count), ChunkedDrafter(1.0), FakeVerifier()
+    while not generation.ended:
+        await run_round([generation], drafter, verifier, LIMITS, [3])
+    committed = generation.token_ids
     assert len(committed) == len(prompt) + 2 * chunk_count
     assert all(committed[stop] == next_token(committed[:stop]) for stop in range(len(prompt), len(committed)))
     for calls in (verifier.calls, drafter.calls):
         first, *others = [len(row.token_ids) for call in calls for row in call]
-        assert first == len(prompt), "some other sequence's cache may hold it"
+        assert first == len(prompt), "some other generation's cache may hold it"
         assert max(others, default=0) <= CHUNK_TOKENS
         assert len(others) >= chunk_count - 1
 
 
 async def test_prompts_that_a_call_has_no_chunk_for_are_not_sent_with_it() -> None:
     """review C8: 64 prompts of 2,000 tokens were sent whole each call."""
-    sequences = [sequence_of([5 + number, *range(4, 44)] * 4, name=str(number)) for number in range(20)]
+    generations = [generation_of([5 + number, *range(4, 44)] * 4, name=str(number)) for number in range(20)]
     verifier = FakeVerifier()
     for _ in range(20):
-        await run_round(sequences, FakeDrafter(1.0), verifier, LIMITS, [0] * 20)
+        await run_round(generations, FakeDrafter(1.0), verifier, LIMITS, [0] * 20)
     sizes = [sum(len(row.token_ids) for row in call) for call in verifier.calls[1:]]
-    assert max(sizes) <= (CHUNKS_BROUGHT + len(sequences)) * CHUNK_TOKENS
-    assert all(sequence.usage.output_count for sequence in sequences[:4])
+    assert max(sizes) <= (CHUNKS_BROUGHT + len(generations)) * CHUNK_TOKENS
+    assert all(generation.usage.output_count for generation in generations[:4])
 
 
 class Here:
@@ -104,17 +104,17 @@ class Here:
         self.verifier = verifier
         self.brought: list[int] = []
 
-    async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         self.brought.append(sum(len(row.token_ids) for row in rows))
         return Verdicts(self.verifier.verify(rows))
 
 
-async def rounds_to_first_token(target: Here, token_ids: Rows[int], name: str, chunk_tokens: int) -> int:
+async def rounds_to_first_token(target: Here, token_ids: Sequence[int], name: str, chunk_tokens: int) -> int:
     """How many rounds a prompt takes, alone."""
-    sequence, limits = sequence_of(token_ids, name=name), RoundLimits(MODEL_VOCABULARY_SIZE, chunk_tokens)
+    generation, limits = generation_of(token_ids, name=name), RoundLimits(MODEL_VOCABULARY_SIZE, chunk_tokens)
     for count in range(1, 1000):
-        await run_round([sequence], FakeDrafter(1.0), target, limits, [0])
-        if sequence.usage.output_count:
+        await run_round([generation], FakeDrafter(1.0), target, limits, [0])
+        if generation.usage.output_count:
             return count
     raise AssertionError
 

@@ -14,7 +14,7 @@ from coordinator.protocols import Remote
 from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
 from coordinator.replicas.replica import FAILED_CHECKS_TO_LOSE, Replica
 from coordinator.replicas.replicas import Replicas
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
 from paceline.process.settings import parse_settings
 from paceline.types import CacheDescription, ModelDescription, ReplicaState
@@ -143,7 +143,7 @@ async def serving(first: ModelDescription) -> CurrentModel:
         def has_fitting(self, besides: Replica[Remote]) -> bool:
             return besides.remote is not remote
 
-        def end(self, reason: Callable[[Sequence], PacelineError | None]) -> None:
+        def end(self, reason: Callable[[Generation], PacelineError | None]) -> None:
             raise AssertionError("nothing ends")
 
     remote = FakeVerifier()
@@ -168,7 +168,7 @@ async def judged(model: CurrentModel, described: ModelDescription) -> Replica[Fa
         (other(tokenizer_fingerprint="x"), "tokenizer_fingerprint 'x'"),
         (other(dtype="bfloat16"), "dtype 'bfloat16', and what is served (target) 'float32'"),
         (other(numerics="strict"), "numerics 'strict'"),
-        (replace(other(), cache=CacheDescription(max_length=9)), "sequences of 9 tokens, and what is served 1000"),
+        (replace(other(), cache=CacheDescription(max_length=9)), "generations of 9 tokens, and what is served 1000"),
     ],
 )
 async def test_a_target_unlike_the_first_is_refused_by_name_until_it_comes_back_as_it_should(

@@ -15,8 +15,8 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from structlog.testing import capture_logs
 
 from coordinator.door.record import RequestMetrics, RequestRecord
+from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.requests.sequence import Request, Sequence
 from paceline.client import Client
 from paceline.codec.generation import accepted_to_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, NoChoice, Overloaded, PacelineError, PeerFailed
@@ -201,7 +201,7 @@ def recorded(registry: CollectorRegistry) -> None:
     record = RequestRecord(RequestMetrics(registry), clock)
     output = Output(StopRules(11, frozenset()), None)
     request = Request(submitted_s=100.0)
-    request.sequences = [Sequence("one", [1, 2, 3], output, 4, Usage(3), request, first_grouped_s=100.5)]
+    request.generations = [Generation("one", [1, 2, 3], output, 4, Usage(3), request, first_grouped_s=100.5)]
     record.queue(request)
     clock.advance(2)
     record.deliver(piece(3))

@@ -2,8 +2,8 @@
 
 import pytest
 
+from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.requests.sequence import Request, Sequence
 from coordinator.rounds.round import RoundLimits, RoundReport, run_round
 from coordinator.rounds.statistics import Statistics
 from paceline.errors import PeerUnavailable
@@ -13,25 +13,25 @@ from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeV
 LIMITS = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
 
 
-def sequence_of(max_new_tokens: int, prompt_count: int = 3) -> Sequence:
+def generation_of(max_new_tokens: int, prompt_count: int = 3) -> Generation:
     output = Output(StopRules(max_new_tokens, end_token_ids=frozenset()), None)
-    return Sequence("one", [1, 2, 3] + [4] * (prompt_count - 3), output, 64, Usage(prompt_count), Request())
+    return Generation("one", [1, 2, 3] + [4] * (prompt_count - 3), output, 64, Usage(prompt_count), Request())
 
 
 async def timed_round(drafter: FakeDrafter, verifier: FakeVerifier, clock: Clock) -> RoundReport:
-    return await run_round([sequence_of(9)], drafter, verifier, LIMITS, [3], clock=clock)
+    return await run_round([generation_of(9)], drafter, verifier, LIMITS, [3], clock=clock)
 
 
 @pytest.mark.parametrize("skill", [0.0, 1.0])
 async def test_a_round_in_which_a_service_takes_in_what_it_missed_is_no_decoding_one(skill: float) -> None:
-    sequence, drafter, verifier = sequence_of(40), FakeDrafter(skill), FakeVerifier()
-    rounds = [await run_round([sequence], drafter, verifier, LIMITS, [count]) for count in (3, 3, 3, 0, 0, 3, 3)]
+    generation, drafter, verifier = generation_of(40), FakeDrafter(skill), FakeVerifier()
+    rounds = [await run_round([generation], drafter, verifier, LIMITS, [count]) for count in (3, 3, 3, 0, 0, 3, 3)]
     assert [one.is_decoding for one in rounds] == [False, True, True, True, True, False, True]
 
 
 async def test_a_prompt_that_is_taken_in_part_counts_once_however_often_the_rest_is_sent() -> None:
-    sequence, verifier = sequence_of(9, 3 * CHUNK_TOKENS), FakeVerifier()
-    rounds = [await run_round([sequence], FakeDrafter(1.0), verifier, LIMITS, [3]) for _ in range(4)]
+    generation, verifier = generation_of(9, 3 * CHUNK_TOKENS), FakeVerifier()
+    rounds = [await run_round([generation], FakeDrafter(1.0), verifier, LIMITS, [3]) for _ in range(4)]
     assert [one.prompt_token_count for one in rounds] == [CHUNK_TOKENS, CHUNK_TOKENS, CHUNK_TOKENS - 1, 0]
 
 

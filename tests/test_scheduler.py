@@ -91,9 +91,9 @@ async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
     drafter, verifier = FakeDrafter(skill=1.0), FakeVerifier()
     prompt = (9, 9, 9)
     async with scheduling(drafter, verifier, draft_count=4) as (admission, scheduler):
-        sequence = admission.admit(GenerationRequest(TokenIds(prompt), 10, ignore_end_tokens=True))
-        submit(scheduler, sequence)
-        pieces = [piece async for piece in sequence.stream.pieces()]
+        request = admission.admit(GenerationRequest(TokenIds(prompt), 10, ignore_end_tokens=True))
+        submit(scheduler, request)
+        pieces = [piece async for piece in request.stream.pieces()]
     assert pieces[-1].finish is not None
     usage = replace(pieces[-1].finish.usage, queued_s=0.0)
     assert usage == Usage(3, 10, 8, 8, 2, accepted_counts_by_position=(2, 2, 2, 2))
@@ -129,7 +129,7 @@ async def test_the_youngest_gives_up_what_is_wanted_and_goes_on_from_the_rest() 
         outputs = [(await collect(one))[0] for one in requests]
     assert [len(one) for one in outputs] == [30, 30]
     assert scheduler.statistics.snapshot().preemption_count == 1
-    old, young = (one.sequences[0].sequence_id for one in requests)
+    old, young = (one.generations[0].sequence_id for one in requests)
     rows = [row for call in verifier.calls for row in call]
     assert all(len(row.token_ids) == 1 for row in rows if row.sequence_id == old and row.base_length)
     again, *_ = (row for row in rows if row.sequence_id == young and row.base_length and len(row.token_ids) > 1)
@@ -145,7 +145,7 @@ async def test_the_youngest_gives_way_though_it_is_in_a_round_of_the_other_lane(
             for n in (5, 6)
         ]
         await asyncio.gather(*map(collect, requests))
-    old = requests[0].sequences[0].sequence_id
+    old = requests[0].generations[0].sequence_id
     lengths = [row.base_length for call in verifier.calls for row in call if row.sequence_id == old]
     assert lengths == sorted(lengths), "the older one never lost anything"
 
@@ -185,10 +185,10 @@ async def test_what_is_cut_is_in_no_round_and_leaves_nothing_behind(seed: int) -
 
 async def test_what_no_target_holds_is_no_victim_for_ever() -> None:
     residency = Residency(FakeDrafter(0.5))
-    sequence = admission(SERVED).admit(GenerationRequest(TokenIds((5, 6)), 9)).sequences[0]
-    sequence.target_cached_length = 2
-    assert await residency.take_back(sequence, 0) == 0
-    assert sequence.target_cached_length == 0
+    generation = admission(SERVED).admit(GenerationRequest(TokenIds((5, 6)), 9)).generations[0]
+    generation.target_cached_length = 2
+    assert await residency.take_back(generation, 0) == 0
+    assert generation.target_cached_length == 0
 
 
 class Counting(FakeVerifier):
@@ -263,8 +263,8 @@ async def test_an_abandoned_sequence_leaves_both_caches_and_its_place() -> None:
         submit(scheduler, waiting)
         async for _ in gone.stream.pieces():
             break
-        gone.sequences[0].ended = True
-        scheduler.retire(gone.sequences)
+        gone.generations[0].ended = True
+        scheduler.retire(gone.generations)
         assert (await collect(waiting))[0] == continuation((8,), 10)
     assert not drafter.token_ids
     assert not verifier.token_ids
@@ -275,18 +275,18 @@ async def test_a_request_may_cap_its_drafts_or_turn_them_off() -> None:
     drafter, verifier = FakeDrafter(1.0), FakeVerifier()
     async with scheduling(drafter, verifier, draft_count=5) as (admission, scheduler):
         for cap in (0, 2):
-            sequence = admission.admit(GenerationRequest(TokenIds((5, 5)), 12, max_draft_count=cap))
-            submit(scheduler, sequence)
-            assert (await collect(sequence))[0] == continuation((5, 5), 12)
+            request = admission.admit(GenerationRequest(TokenIds((5, 5)), 12, max_draft_count=cap))
+            submit(scheduler, request)
+            assert (await collect(request))[0] == continuation((5, 5), 12)
     assert {row.draft_count for call in drafter.calls for row in call} <= {1, 2}
 
 
 async def test_output_ends_with_the_end_token_and_says_so() -> None:
     prompt = next(p for p in prompts(50) if len(continuation(p, 100)) < 100)
     async with scheduling(FakeDrafter(1.0), FakeVerifier(), draft_count=7) as (admission, scheduler):
-        sequence = admission.admit(GenerationRequest(TokenIds(prompt), 100))
-        submit(scheduler, sequence)
-        output, last = await collect(sequence)
+        request = admission.admit(GenerationRequest(TokenIds(prompt), 100))
+        submit(scheduler, request)
+        output, last = await collect(request)
     assert output == continuation(prompt, 100)
     assert last.finish is not None
     assert last.finish.reason is FinishReason.END_TOKEN

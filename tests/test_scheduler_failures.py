@@ -41,7 +41,7 @@ async def test_evicted_caches_are_rebuilt_from_the_coordinators_tokens() -> None
 
 
 async def test_a_row_that_breaks_its_group_fails_alone_and_the_others_go_on() -> None:
-    """The model fails on any group with the poisoned sequence: which one it was only running alone can tell."""
+    """The model fails on any group with the poisoned generation: which one it was only running alone can tell."""
     poison, clean = (13, 13), prompts(5)
 
     def break_on_poison(_: int) -> None:
@@ -129,12 +129,12 @@ async def test_a_target_that_is_away_ends_the_rounds_and_the_sequences_are_hande
     scheduler = make_serving(drafter, verifier, batch_size=2, lanes=2, residency=residency).scheduler
     admission = Admission(SERVED, default_max_new_tokens=40)
     request = admission.admit(GenerationRequest(TokenIds((5,)), 900, ignore_end_tokens=True, completion_count=7))
-    sequences = submit(scheduler, request).sequences
+    generations = submit(scheduler, request).generations
     assert await scheduler.run() is verifier.away
-    assert sorted(scheduler.give_up(), key=sequences.index) == sequences
-    assert {one.target_cached_length for one in sequences} == {0}
-    assert sum(one.usage.round_count for one in sequences) == 6 * 2
+    assert sorted(scheduler.give_up(), key=generations.index) == generations
+    assert {one.target_cached_length for one in generations} == {0}
+    assert sum(one.usage.round_count for one in generations) == 6 * 2
     assert scheduler.pool.live_count == scheduler.pool.waiting_count == 0
     verifier.away = None
-    residency.free(sequences)
+    residency.free(generations)
     await residency.close()

@@ -52,9 +52,9 @@ async def test_a_generation_that_is_not_read_pauses_and_gives_its_place_to_other
     verifier = SteppedVerifier()
     async with dispatching([FakeDrafter(0.7)], [verifier], batch_size=1, lanes=lanes) as running:
         unread = [submit(running, (n,), LONG) for n in range(5, 5 + lanes)]
-        await until(lambda: all(one.sequences[0].is_unread for one in unread))
+        await until(lambda: all(one.generations[0].is_unread for one in unread))
         assert [await output(submit(running, (n,))) for n in (20, 21)] == [whole((n,)) for n in (20, 21)]
-        assert all(UNREAD_TOKENS < one.sequences[0].usage.output_count < UNREAD_TOKENS + 70 for one in unread)
+        assert all(UNREAD_TOKENS < one.generations[0].usage.output_count < UNREAD_TOKENS + 70 for one in unread)
         assert [await output(one) for one in unread] == [whole((n,), LONG) for n in range(5, 5 + lanes)]
     assert not verifier.token_ids
 
@@ -63,7 +63,7 @@ async def test_what_is_not_read_is_taken_back_first_where_a_cache_is_full() -> N
     verifier = SteppedVerifier(capacity_tokens=UNREAD_TOKENS + 300)
     async with dispatching([], [verifier], batch_size=2) as running:
         unread = submit(running, (5,), LONG)
-        await until(lambda: unread.sequences[0].is_unread)
+        await until(lambda: unread.generations[0].is_unread)
         others = [submit(running, (n,) * 4, 200) for n in (6, 7)]
         assert [await output(one) for one in others] == [whole((n,) * 4, 200) for n in (6, 7)]
         assert running.statistics.snapshot().preemption_count == 0, "no other had to pause"
@@ -76,7 +76,7 @@ async def test_what_is_not_read_counts_as_waiting_and_leaves_with_its_client() -
         requests = []
         for n in (5, 6):
             requests.append(submit(running, (n,), LONG))
-            await until(lambda: requests[-1].sequences[0].is_unread)
+            await until(lambda: requests[-1].generations[0].is_unread)
         with pytest.raises(Overloaded):
             submit(running, (7,))
         for request in requests:

@@ -20,7 +20,7 @@ from paceline.observe.report.analysis import (
     HOPS,
     REMEDIES,
     ROUND_HOPS,
-    percentile,
+    nearest_rank,
     requests_of,
     summarize,
     verdict,
@@ -82,7 +82,7 @@ def test_in_the_chrome_trace_spans_of_a_row_nest_or_follow_each_other(rounds: li
 
 @given(st.lists(st.floats(0, 100), min_size=1), st.integers(1, 100))
 def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values: list[float], percent: int) -> None:
-    found = percentile(values, percent)
+    found = nearest_rank(values, percent)
     assert found in values
     assert sum(one <= found for one in values) * 100 >= percent * len(values)
     assert sum(one < found for one in values) * 100 < percent * len(values)

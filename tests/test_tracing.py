@@ -14,8 +14,8 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
+from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.requests.sequence import Request, Sequence
 from coordinator.requests.traced_request import TracedRequest
 from coordinator.rounds.round import RoundReport
 from coordinator.rounds.tracer import RoundTracer
@@ -168,12 +168,12 @@ async def test_what_a_caller_does_not_sample_leaves_no_span_though_others_do(
     assert len(spans("round")) == len(request.links) > 0
 
 
-def member(baggage_items: dict[str, str], span_id: int) -> Sequence:
+def member(baggage_items: dict[str, str], span_id: int) -> Generation:
     output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
     context = set_span_in_context(trace.NonRecordingSpan(SpanContext(1, span_id, False, TraceFlags(1))))
     for name, value in baggage_items.items():
         context = baggage.set_baggage(name, value, context)
-    return Sequence(str(span_id), [1], output, 64, Usage(1), Request(traced=TracedRequest.of(context)))
+    return Generation(str(span_id), [1], output, 64, Usage(1), Request(traced=TracedRequest.of(context)))
 
 
 async def test_a_round_carries_the_baggage_that_its_members_share() -> None:

@@ -1,16 +1,16 @@
-"""Turn a request into a sequence, or say what is wrong with it."""
+"""Turn a request into a generation, or say what is wrong with it."""
 
 import hashlib
 import secrets
 import sys
 from array import array
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence
 
 from coordinator.door.limits import NO_LIMITS, RequestLimits
 from coordinator.door.served import Served, named
 from coordinator.requests.committed_tokens import CommittedTokens, packed
+from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.requests.sequence import Request, Sequence
 from coordinator.requests.stream import Stream
 from paceline.checks import (
     MAX_DRAFT_COUNT,
@@ -52,7 +52,7 @@ class Admission:
         self._limits = limits
 
     def admit(self, request: GenerationRequest) -> Request:
-        """Check and tokenize; return a request with a sequence for each output that has not ended.
+        """Check and tokenize; return a request with a generation for each output that has not ended.
 
         InvalidRequest names the field that is wrong; ModelChanged says that another model is served than asked for.
         """
@@ -72,7 +72,7 @@ class Admission:
         self._check_sampling(request.sampling, rules)
         left = [one for one in received if not one.ended]
         admitted = Request(Stream(len(left)), secrets.randbits(64) if request.seed is None else request.seed)
-        admitted.sequences = [self._sequence(request, prompt, rules, admitted, one) for one in left]
+        admitted.generations = [self._sequence(request, prompt, rules, admitted, one) for one in left]
         return admitted
 
     def _sequence(
@@ -82,9 +82,9 @@ class Admission:
         rules: StopRules,
         admitted: Request,
         received: ReceivedOutput,
-    ) -> Sequence:
+    ) -> Generation:
         own_seed = completion_seed(admitted.seed, received.completion_index)
-        sequence = Sequence(
+        generation = Generation(
             # 128 random bits: ids of several coordinators differ, and knowing some tells nothing of others.
             sequence_id=secrets.token_hex(16),
             token_ids=CommittedTokens(prompt),
@@ -98,8 +98,8 @@ class Admission:
             top_logprob_count=request.top_logprob_count,
         )
         if received.token_ids:
-            _resume(sequence, received)
-        return sequence
+            _resume(generation, received)
+        return generation
 
     def _check_model(self, wanted: str) -> None:
         served = self.served.target
@@ -154,7 +154,7 @@ class Admission:
 
     def _encode(self, prompt: Prompt) -> "array[int]":
         """Refuse a prompt for its length before all that takes time for it."""
-        token_ids: Tokens[int]
+        token_ids: Sequence[int]
         if isinstance(prompt, TokenIds):
             token_ids = prompt.values
         elif self.served.text:
@@ -244,12 +244,12 @@ def _wrong_received(words: str) -> InvalidRequest:
     return InvalidRequest(f"received_outputs {words}", field="received_outputs")
 
 
-def _resume(sequence: Sequence, received: ReceivedOutput) -> None:
-    sequence.resume(received.token_ids)
-    if sequence.output.finish_reason and sequence.output.count < len(received.token_ids):
+def _resume(generation: Generation, received: ReceivedOutput) -> None:
+    generation.resume(received.token_ids)
+    if generation.output.finish_reason and generation.output.count < len(received.token_ids):
         raise _wrong_received(
             f"has {len(received.token_ids)} tokens of output {received.completion_index}, which ends after "
-            f"{sequence.output.count} ({sequence.output.finish_reason.value}); give the request they came from"
+            f"{generation.output.count} ({generation.output.finish_reason.value}); give the request they came from"
         )
 
 

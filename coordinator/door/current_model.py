@@ -1,6 +1,6 @@
 """The model that is served, and the rule by which another takes its place.
 
-- While a target is left that was seen to be like what is served, every other has to be like it, and to take sequences
+- While a target is left that was seen to be like what is served, every other has to be like it, and to take generations
   as long; else it is refused.
 - When none is left, the next target that answers says what is served from then on. What was asked of another model
   ends, for its tokens are that one's; of the same model, only what no longer fits.
@@ -18,7 +18,7 @@ from coordinator.door.admission import Admission
 from coordinator.door.served import Served, check_pair, check_same_model, differing_field, named
 from coordinator.protocols import Remote, RemoteTarget
 from coordinator.replicas.replica import CHECK_TIMEOUT_S, Replica
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from paceline.errors import IncompatiblePair, ModelChanged, ModelNotUsable, PacelineError, PeerUnavailable
 from paceline.text import TextCodec
 from paceline.types import ModelDescription
@@ -31,7 +31,7 @@ class Targets(Protocol):
         """Whether another one is left that was seen to fit."""
         ...
 
-    def end(self, reason: Callable[[Sequence], PacelineError | None]) -> None:
+    def end(self, reason: Callable[[Generation], PacelineError | None]) -> None:
         """End what was asked and has not ended, where there is a reason."""
         ...
 
@@ -91,7 +91,7 @@ class CurrentModel:
             f"{named(before)} was served, and {named(now)} has taken its place; what was received is of the former: "
             "ask again without received_outputs and model_digest, or where the former is served"
         )
-        self._targets.end(lambda sequence: ModelChanged(words))
+        self._targets.end(lambda generation: ModelChanged(words))
         self._drafts.look_anew(PeerUnavailable("another target model is served; whether it fits is looked at"))
 
     def _resize(self, served: Served, model: ModelDescription) -> None:
@@ -103,10 +103,10 @@ class CurrentModel:
         longest, before = model.longest_sequence, served.target.longest_sequence
         if longest >= before:
             return
-        log.warning("the target takes shorter sequences than before", before=before, now=longest)
+        log.warning("the target takes shorter generations than before", before=before, now=longest)
 
-        def reason(sequence: Sequence) -> PacelineError | None:
-            most = len(sequence.token_ids) + sequence.output.remaining_count
+        def reason(generation: Generation) -> PacelineError | None:
+            most = len(generation.token_ids) + generation.output.remaining_count
             if most <= longest:
                 return None
             return PeerUnavailable(
@@ -120,7 +120,7 @@ class CurrentModel:
         check_same_model(model, self.target)
         if model.longest_sequence < self.target.longest_sequence:
             raise IncompatiblePair(
-                f"a target replica takes sequences of {model.longest_sequence} tokens, and what is served "
+                f"a target replica takes generations of {model.longest_sequence} tokens, and what is served "
                 f"{self.target.longest_sequence}: what was accepted could not go on there; give it as much --kv-memory"
             )
         self._tell_kernels(model)

@@ -13,7 +13,7 @@ import grpc
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from coordinator.requests.sequence import Request
+from coordinator.requests.generation import Request
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed
 from paceline.observe.logs import active_span
 from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
@@ -116,7 +116,7 @@ class RequestRecord:
         self._write_line(code, duration_s, queued_s)
 
     def _write_line(self, code: grpc.StatusCode, duration_s: float, queued_s: float | None) -> None:
-        usages = [sequence.usage for sequence in self.queued.sequences] if self.queued else []
+        usages = [generation.usage for generation in self.queued.generations] if self.queued else []
         write = log.warning if code in _OUR_FAULT else log.info
         write(
             "request ended",
@@ -146,10 +146,10 @@ class RequestRecord:
         return {"reason": self._error.reason, **({"field": field} if field else {})}
 
     def _queued_s(self, duration_s: float) -> float | None:
-        """Time until the last of its sequences had its first round, or until the end where one had none."""
+        """Time until the last of its generations had its first round, or until the end where one had none."""
         if not self.queued:
             return None
-        waits_s = [one.until_first_round_s for one in self.queued.sequences]
+        waits_s = [one.until_first_round_s for one in self.queued.generations]
         return max(duration_s if wait_s is None else wait_s for wait_s in waits_s)
 
     def _time_to_first_token_s(self) -> float | None:

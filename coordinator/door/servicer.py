@@ -17,7 +17,7 @@ from coordinator.door.record import RequestMetrics, RequestRecord
 from coordinator.door.tracer import begin_request, end_request
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.placement.dispatcher import Dispatcher
-from coordinator.requests.sequence import Request
+from coordinator.requests.generation import Request
 from coordinator.rounds.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
 from paceline.errors import PacelineError
@@ -120,13 +120,13 @@ class GenerationServicer:
 
 
 def _without_sequence_ids(error: Exception, record: RequestRecord) -> Exception:
-    """Name the request where model services name a sequence: ids are what keeps strangers from a sequence there."""
+    """Name the request where model services name a generation: ids are what keeps strangers from a generation there."""
     if not isinstance(error, PacelineError):
         return error
     shown = copy.copy(error)
     shown.metadata = {key: value for key, value in error.metadata.items() if key != "sequence_id"}
-    for sequence in record.queued.sequences if record.queued else ():
-        shown.message = shown.message.replace(sequence.sequence_id, record.request_id)
+    for generation in record.queued.generations if record.queued else ():
+        shown.message = shown.message.replace(generation.sequence_id, record.request_id)
     return shown
 
 

@@ -5,7 +5,7 @@ Never the prompt, its tokens or the output's.
 
 from opentelemetry import context, trace
 
-from coordinator.requests.sequence import Request
+from coordinator.requests.generation import Request
 from coordinator.requests.traced_request import TracedRequest
 from paceline.types import GenerationRequest, UserMessage
 
@@ -39,8 +39,8 @@ def end_request(request: Request) -> None:
     if request.traced is None:
         return
     span = request.traced.span
-    usages = [sequence.usage for sequence in request.sequences]
-    reasons = [sequence.output.finish_reason for sequence in request.sequences]
+    usages = [generation.usage for generation in request.generations]
+    reasons = [generation.output.finish_reason for generation in request.generations]
     span.set_attributes(
         {
             "gen_ai.usage.output_tokens": sum(usage.output_count for usage in usages),

@@ -1,6 +1,6 @@
 """Drafts made ahead: a drafter that goes on drafting while the target verifies.
 
-While one sequence is all there is, its draft service has nothing to do during a verify. It goes on then as if all its
+While one generation is all there is, its draft service has nothing to do during a verify. It goes on then as if all its
 drafts were accepted: a guess of the target's own token, and drafts after that. Where the target says just this, the
 next round has its drafts at once (the post-verify of PEARL, Liu et al., arXiv 2408.11850); where it says anything else
 they are dropped, and the state protocol makes the draft forget them. Owns what was asked ahead, and the measure of
@@ -46,10 +46,10 @@ class AheadDrafter:
         self._tracer = tracer
         self._clock = clock
         self._live: set[str] = set()
-        """Sequences that have asked and may ask again."""
+        """Generations that have asked and may ask again."""
         self._asked: dict[str, _Ahead] = {}
         self._last: tuple[str, bool, float] | None = None
-        """The sequence that had drafts last, alone and not with its prompt, whether more were asked ahead, and when."""
+        """The generation that last had drafts alone, beyond its prompt; whether more were asked ahead; and when."""
         self._times = _RoundTimes()
         self.asked_count = 0
         """Calls for drafts ahead."""
@@ -92,7 +92,7 @@ class AheadDrafter:
         return replace(proposals, timing=timing)
 
     async def _settled(self, sequence_ids: Iterable[str]) -> "list[_Ahead]":
-        """Take out what was asked ahead for the sequences, answered or failed by now."""
+        """Take out what was asked ahead for the generations, answered or failed by now."""
         asked = [self._asked.pop(one) for one in sequence_ids if one in self._asked]
         if asked:
             await asyncio.wait([one.answering for one in asked])

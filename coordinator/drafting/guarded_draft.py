@@ -52,7 +52,7 @@ class GuardedDraft:
 
     @property
     def max_length(self) -> int:
-        """Tokens a sequence may have there."""
+        """Tokens a generation may have there."""
         description = self.replica.description
         return description.longest_sequence if description else 0
 

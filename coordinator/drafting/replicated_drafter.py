@@ -1,7 +1,7 @@
-"""All draft replicas as one drafter: a sequence's rows go to the same one, for its cache is there.
+"""All draft replicas as one drafter: a generation's rows go to the same one, for its cache is there.
 
-Owns which sequence is where. A part of a call that fails costs the drafts of its own rows only, and with no replica to
-ask none are asked for.
+Owns which generation is where. A part of a call that fails costs only the drafts of its own rows. Without a replica no
+drafts are asked for.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class ReplicatedDrafter:
 
     @property
     def max_length(self) -> int:
-        """Tokens a sequence may have in every replica that is to be asked; 0 when none is."""
+        """Tokens a generation may have in every replica that is to be asked; 0 when none is."""
         return min((draft.max_length for draft in self._drafts.values() if draft.is_usable), default=0)
 
     @property
@@ -53,7 +53,7 @@ class ReplicatedDrafter:
         return [draft.describe() for draft in self._drafts.values()]
 
     def changed(self, replica: Replica[RemoteDraft]) -> None:
-        """Take a new replica in; let the sequences of one go that is about to leave."""
+        """Take a new replica in; let the generations of one go that is about to leave."""
         draft = self._drafts.setdefault(replica.address, GuardedDraft(replica))
         if replica.state is ReplicaState.DRAINING:
             # The look that found it draining goes on to tell it what it may free.
@@ -118,7 +118,7 @@ class ReplicatedDrafter:
         return sequence_ids
 
     async def release(self, sequence_ids: list[str]) -> None:
-        """Free sequences where they are; those of a replica that is away, when it is back."""
+        """Free generations where they are; those of a replica that is away, when it is back."""
         parts: defaultdict[GuardedDraft, list[str]] = defaultdict(list)
         for sequence_id in sequence_ids:
             if home := self._homes.pop(sequence_id, None):

@@ -1,6 +1,6 @@
-"""Which target serves which sequence: the one with room and the fewest; what waits is bound to none.
+"""Which target serves which generation: the one with room and the fewest; what waits is bound to none.
 
-Owns placement. Each target's own `Scheduler` does the rest. The sequences of a target that is lost, given up or about
+Owns placement. Each target's own `Scheduler` does the rest. The generations of a target that is lost, given up or about
 to leave go back to the queue, in their order of arrival and so ahead of newer ones, and are rebuilt elsewhere from
 their tokens.
 """
@@ -17,7 +17,7 @@ from coordinator.placement.queue import WaitingQueue
 from coordinator.placement.target import Serving, Target
 from coordinator.protocols import Remote, RemoteTarget
 from coordinator.replicas.replica import Replica
-from coordinator.requests.sequence import Request, Sequence
+from coordinator.requests.generation import Generation, Request
 from coordinator.rounds.residency import Residency
 from coordinator.rounds.scheduler import TARGET_AWAY
 from paceline.errors import PacelineError, PeerUnavailable
@@ -43,7 +43,7 @@ class Dispatcher:
         target_wait_s: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`queue_limit` sequences wait at most, and while no target serves for `target_wait_s` at most."""
+        """`queue_limit` generations wait at most, and while no target serves for `target_wait_s` at most."""
         self._make_serving = make_serving
         self._residency = residency
         self._tasks = tasks
@@ -58,7 +58,7 @@ class Dispatcher:
         self._is_closed = False
         self._is_distributing = False
         self.moved_count = 0
-        """Sequences that went from one target to another, or had to wait for one."""
+        """Generations that went from one target to another, or had to wait for one."""
 
     @property
     def live_count(self) -> int:
@@ -70,7 +70,7 @@ class Dispatcher:
 
     @property
     def queue_limit(self) -> int:
-        """Most sequences that may wait before new ones are refused."""
+        """Most generations that may wait before new ones are refused."""
         return self._queue.limit
 
     @property
@@ -89,7 +89,7 @@ class Dispatcher:
         return [target.describe() for target in list(self._targets.values())]
 
     def check_room(self, sequence_count: int) -> None:
-        """Raise Overloaded where so many new sequences can neither be served nor wait."""
+        """Raise Overloaded where so many new generations can neither be served nor wait."""
         targets = self._targets.values()
         free_count, unread_count = sum(one.room for one in targets), sum(one.unread_count for one in targets)
         self._queue.check_room(sequence_count, free_count, unread_count)
@@ -103,18 +103,18 @@ class Dispatcher:
     def abandon(self, request: Request) -> None:
         """End what is left of a request whose client is gone."""
         left = request.unfinished
-        for sequence in left:
-            sequence.ended = True
+        for generation in left:
+            generation.ended = True
         self._retire(left)
 
-    def end(self, reason: Callable[[Sequence], PacelineError | None]) -> None:
+    def end(self, reason: Callable[[Generation], PacelineError | None]) -> None:
         """End what waits or is served, where there is a reason."""
-        sequences = [*self._queue, *(one for target in self._with_leaving for one in target.sequences)]
+        generations = [*self._queue, *(one for target in self._with_leaving for one in target.generations)]
         ended = []
-        for sequence in sequences:
-            if not sequence.ended and (error := reason(sequence)):
-                sequence.fail(error)
-                ended.append(sequence)
+        for generation in generations:
+            if not generation.ended and (error := reason(generation)):
+                generation.fail(error)
+                ended.append(generation)
         self._retire(ended)
 
     def has_fitting(self, besides: Replica[Remote]) -> bool:
@@ -125,7 +125,7 @@ class Dispatcher:
     def _with_leaving(self) -> list[Target]:
         return [*self._targets.values(), *self._leaving]
 
-    def _retire(self, ended: list[Sequence]) -> None:
+    def _retire(self, ended: list[Generation]) -> None:
         self._residency.free(self._queue.remove(ended))
         for target in self._with_leaving:
             target.retire(ended)
@@ -138,19 +138,19 @@ class Dispatcher:
             self._settle()
 
     def expire(self) -> None:
-        """Fail the sequences that have waited for a target for too long."""
+        """Fail the generations that have waited for a target for too long."""
         if self._none_serves_since_s is None:
             return
         latest_s = self._clock() - self._target_wait_s
         overdue = [one for one in self._queue if max(one.request.submitted_s, self._none_serves_since_s) <= latest_s]
-        for sequence in overdue:
-            sequence.fail(
+        for generation in overdue:
+            generation.fail(
                 PeerUnavailable(f"no target service was there for {self._target_wait_s:g} s; try again later")
             )
         self._retire(overdue)
 
     def changed(self, replica: Replica[RemoteTarget]) -> None:
-        """Use a replica that is up; move the sequences of one that is not."""
+        """Use a replica that is up; move the generations of one that is not."""
         if replica.address not in self._targets:
             self._targets[replica.address] = Target(replica, partial(self._make_serving, replica, self), self._tasks)
         target = self._targets[replica.address]
@@ -167,20 +167,20 @@ class Dispatcher:
         self._settle()
 
     def _ended(self, target: Target, rounds: asyncio.Task[PacelineError]) -> None:
-        """The rounds of a target are over: move its sequences."""
+        """The rounds of a target are over: move its generations."""
         self._leaving.discard(target)
         failure = None if rounds.cancelled() else rounds.exception() or rounds.result()
         if self._is_closed or (failure and not isinstance(failure, PacelineError)):
             return
-        sequences = target.ended()
+        generations = target.ended()
         if isinstance(failure, TARGET_AWAY):
             target.replica.lose(failure)
-        self.moved_count += len(sequences)
-        if sequences:
-            log.warning("sequences move", away_from=target.replica.address, sequences=len(sequences))
+        self.moved_count += len(generations)
+        if generations:
+            log.warning("generations move", away_from=target.replica.address, generations=len(generations))
         if target.replica.is_up and self._targets.get(target.replica.address) is target:
             target.start(self._ended)  # it came back meanwhile, or its circuit is to tell when it is tried again
-        self._queue.put_back(sequences)
+        self._queue.put_back(generations)
         self._settle()
 
     def _settle(self) -> None:
@@ -208,10 +208,10 @@ class Dispatcher:
         finally:
             self._is_distributing = False
 
-    def _next_placement(self) -> tuple[Target, list[Sequence]] | None:
-        """Return the oldest sequences of one request that some target has room for, and the least loaded of those.
+    def _next_placement(self) -> tuple[Target, list[Generation]] | None:
+        """Return the oldest generations of one request that some target has room for, and the least loaded of those.
 
-        One that is to show whether it works gets a single sequence, which is like to be no cause of failures.
+        One that is to show whether it works gets a single generation, which is like to be no cause of failures.
         """
         roomy = [target for target in self._targets.values() if target.room]
         if not roomy:
@@ -224,14 +224,14 @@ class Dispatcher:
                 return target, [self._queue.trial(first)] if target.is_on_trial else together
         return None
 
-    def can_take(self, sequence: Sequence) -> bool:
+    def can_take(self, generation: Generation) -> bool:
         """Whether another target than those where it failed may be asked to serve it."""
-        return any(one.is_usable and one.replica.address not in sequence.failed_at for one in self._targets.values())
+        return any(one.is_usable and one.replica.address not in generation.failed_at for one in self._targets.values())
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, generation: Generation) -> None:
         """Let another target serve it."""
         self.moved_count += 1
-        self._queue.put_back([sequence])
+        self._queue.put_back([generation])
         self.distribute()
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from coordinator.background import Background
 from coordinator.placement.guarded_target import GuardedTarget
 from coordinator.protocols import RemoteTarget
 from coordinator.replicas.replica import Replica
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from coordinator.rounds.scheduler import Scheduler
 from paceline.errors import PacelineError
 from paceline.types import CircuitState, ModelDescription, ReplicaDescription
@@ -35,7 +35,7 @@ class Target:
         self._made_for: ModelDescription | None = None
         self._rounds: asyncio.Task[PacelineError] | None = None
         self._is_stopping = False
-        """Its rounds were cancelled, and its sequences are about to move."""
+        """Its rounds were cancelled, and its generations are about to move."""
 
     @property
     def is_running(self) -> bool:
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def room(self) -> int:
-        """How many sequences it can be given now. One whose circuit was open gets one, to see."""
+        """How many generations it can be given now. One whose circuit was open gets one, to see."""
         if self._serving is None or not self._takes_sequences:
             return 0
         if self._circuit_state is CircuitState.CLOSED:
@@ -65,8 +65,8 @@ class Target:
         return self._circuit_state is not CircuitState.CLOSED
 
     @property
-    def sequences(self) -> list[Sequence]:
-        return self._serving.scheduler.pool.sequences if self._serving else []
+    def generations(self) -> list[Generation]:
+        return self._serving.scheduler.pool.generations if self._serving else []
 
     @property
     def live_count(self) -> int:
@@ -82,7 +82,7 @@ class Target:
 
     @property
     def load(self) -> tuple[int, float]:
-        """Sequences it is to serve, then how full its cache is."""
+        """Generations it is to serve, then how full its cache is."""
         return self.live_count + self.waiting_count, self.replica.kv_use
 
     def describe(self) -> ReplicaDescription:
@@ -100,21 +100,21 @@ class Target:
         self._rounds = self._tasks.start(self._serving.scheduler.run())
         self._rounds.add_done_callback(lambda rounds: on_end(self, rounds))
 
-    def give(self, sequences: list[Sequence]) -> None:
+    def give(self, generations: list[Generation]) -> None:
         assert self._serving
         if self.is_on_trial:
             self._serving.guard.circuit.allows()
-        self._serving.scheduler.pool.adopt(sequences)
+        self._serving.scheduler.pool.adopt(generations)
 
-    def retire(self, sequences: list[Sequence]) -> None:
-        """Drop those of the sequences that are here and ended."""
+    def retire(self, generations: list[Generation]) -> None:
+        """Drop those of the generations that are here and ended."""
         if self._serving:
-            self._serving.scheduler.retire(sequences)
+            self._serving.scheduler.retire(generations)
             if self._circuit_state is CircuitState.HALF_OPEN and not self.live_count:
                 self._serving.guard.circuit.gave_up()  # what was to show whether it works is gone
 
-    def ended(self) -> list[Sequence]:
-        """Its rounds are over: hand over its sequences."""
+    def ended(self) -> list[Generation]:
+        """Its rounds are over: hand over its generations."""
         assert self._serving
         self._rounds, self._is_stopping = None, False
         return self._serving.scheduler.give_up()

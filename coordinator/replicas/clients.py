@@ -2,8 +2,7 @@
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import grpc
@@ -111,7 +110,7 @@ class _RemoteModel:
     def trust(self, identity: ModelIdentity) -> None:
         self._identity = identity
 
-    async def _ask(self, rows: Rows[_Named], request: Any, timeout_s: float | None) -> Any:
+    async def _ask(self, rows: Sequence[_Named], request: Any, timeout_s: float | None) -> Any:
         """Return the response to the rows. Raises what it failed with; PeerUnavailable when another process answers."""
         with translated_errors():
             response = answered(await self._work.ask(request, self._limited(timeout_s)))
@@ -134,7 +133,7 @@ class RemoteDrafter(_RemoteModel):
         self._stub = DraftServiceStub(channel)
         super().__init__(channel, DRAFT_SERVICE, Exchange(self._stub.ProposeTokens), timeout_s)
 
-    async def propose(self, rows: Rows[ProposeRow], deadline: Deadline = ANY_TIME) -> Proposals:
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline = ANY_TIME) -> Proposals:
         request = await _encoded(rows, propose_rows_to_pb)
         return proposals_from_pb(await self._ask(rows, request, deadline.timeout_s))
 
@@ -158,14 +157,14 @@ class RemoteVerifier(_RemoteModel):
         self._stub = TargetServiceStub(channel)
         super().__init__(channel, TARGET_SERVICE, Exchange(self._stub.VerifyTokens), timeout_s)
 
-    async def verify(self, rows: Rows[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         return verdicts_from_pb(await self._ask(rows, await _encoded(rows, verify_rows_to_pb), timeout_s))
 
     async def _release(self, sequence_ids: list[str]) -> None:
         request = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=sequence_ids)
         await self._stub.ReleaseTargetSequences(request, timeout=RELEASE_TIMEOUT_S)
 
-    async def rollback(self, lengths: Rows[SequenceLength]) -> list[RolledBack | PacelineError]:
+    async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
         """Cut sequences to lengths; tell what each freed."""
         request = target_service_pb2.RollbackTargetSequencesRequest(sequences=lengths_to_pb(lengths))
         with translated_errors():
@@ -192,13 +191,13 @@ class RemoteVerifier(_RemoteModel):
             return None
 
 
-async def _encoded(rows: Rows[RowT], to_pb: Callable[[Rows[RowT]], Any]) -> Any:
+async def _encoded(rows: Sequence[RowT], to_pb: Callable[[Sequence[RowT]], Any]) -> Any:
     """Return the request. One that brings long rules, as first rows do, is made in a thread: others go on meanwhile."""
     bias_count = sum(len(row.rule.sampling.logit_bias) for row in rows if row.rule)
     return to_pb(rows) if bias_count < MANY_BIASES else await asyncio.to_thread(to_pb, rows)
 
 
-def _check_answers(rows: Rows[_Named], results: Iterable[_Named]) -> None:
+def _check_answers(rows: Sequence[_Named], results: Iterable[_Named]) -> None:
     """An answer to other rows than were asked about, such as an earlier one come late, is none."""
     if [one.sequence_id for one in results] != [one.sequence_id for one in rows]:
         raise PeerFailed(f"{len(rows)} rows were sent and the results are for others; the peer is not compatible")

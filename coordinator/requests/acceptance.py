@@ -2,8 +2,8 @@
 
 from itertools import accumulate
 
-MEMORY = 0.98
-"""Weight of a sequence's earlier rounds after one more: the last few alone tell more of luck than of the text."""
+ROUND_MEMORY = 0.98
+"""Weight of a generation's earlier rounds after one more: the last few alone tell more of luck than of the text."""
 PRIOR_WEIGHT = 24.0
 """Drafts that the prior rate counts for."""
 PRIOR_RATE = 0.7
@@ -16,24 +16,24 @@ MOST_LIKELY = 0.99
 
 
 class Acceptance:
-    """Of one sequence: share of right drafts at the places the draft was asked about, recent rounds first."""
+    """Of one generation: share of right drafts at the places the draft was asked about, recent rounds first."""
 
     def __init__(self) -> None:
         self._right = self._asked = 0.0
 
     def rate(self, usual: float) -> float:
-        """As far as the sequence has shown it; `usual`: the rate of all, which holds until then."""
+        """As far as the generation has shown it; `usual`: the rate of all, which holds until then."""
         return (self._right + PRIOR_WEIGHT * usual) / (self._asked + PRIOR_WEIGHT)
 
     def add(self, accepted_count: int, drafted_count: int) -> None:
         """Learn from a round. What lies after the first wrong draft tells nothing."""
         if drafted_count:
-            self._right = MEMORY * self._right + accepted_count
-            self._asked = MEMORY * self._asked + min(accepted_count + 1, drafted_count)
+            self._right = ROUND_MEMORY * self._right + accepted_count
+            self._asked = ROUND_MEMORY * self._asked + min(accepted_count + 1, drafted_count)
 
 
 class PlaceAcceptance:
-    """Of all sequences, for each place of a draft: the first is right more often than what is built on it."""
+    """Of all generations, for each place of a draft: the first is right more often than what is built on it."""
 
     def __init__(self, place_count: int) -> None:
         # Rows by how many of their places were right, and were asked about: sums of these tell of each place.

@@ -1,4 +1,4 @@
-"""What a client sees of a sequence: its tokens, their text, and why it ended.
+"""What a client sees of a generation: its tokens, their text, and why it ended.
 
 Owns stop conditions. Knows nothing of rounds or caches.
 """

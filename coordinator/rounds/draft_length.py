@@ -9,12 +9,12 @@ what that lost the last time is a small share of the time since: so all that loo
 is nearly as good is looked at most. Groups of about one size share what is known.
 """
 
-from collections.abc import Sequence as Group
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from coordinator.requests.acceptance import PlaceAcceptance
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from coordinator.rounds.prompt_times import PromptTimes
 from coordinator.rounds.round import RoundReport
 from coordinator.rounds.round_times import RoundTimes
@@ -50,11 +50,11 @@ class DraftLength(Protocol):
         """How many times as long as its drafts seem worth a draft service may take before that is its fault."""
         ...
 
-    def choose(self, group: Group[Sequence]) -> list[int]:
-        """How many drafts each sequence of the group should have."""
+    def choose(self, group: Sequence[Generation]) -> list[int]:
+        """How many drafts each generation of the group should have."""
         ...
 
-    def observe(self, draft_counts: Group[int], report: RoundReport, cycle_s: float) -> None:
+    def observe(self, draft_counts: Sequence[int], report: RoundReport, cycle_s: float) -> None:
         """Learn from a round in which the rows were to have so many drafts.
 
         `cycle_s` is its time from when its rows were ready.
@@ -67,10 +67,10 @@ class FixedDraftLength:
     leeway: ClassVar[float] = 1.0
     count: int
 
-    def choose(self, group: Group[Sequence]) -> list[int]:
+    def choose(self, group: Sequence[Generation]) -> list[int]:
         return [self.count] * len(group)
 
-    def observe(self, draft_counts: Group[int], report: RoundReport, cycle_s: float) -> None:
+    def observe(self, draft_counts: Sequence[int], report: RoundReport, cycle_s: float) -> None:
         pass
 
 
@@ -84,14 +84,14 @@ class AutoDraftLength:
         self._calm_rounds = self._promptless_rounds = 0
         """Since a round, of any lane, brought something that a service lacked; and since one brought a prompt."""
 
-    def choose(self, group: Group[Sequence]) -> list[int]:
+    def choose(self, group: Sequence[Generation]) -> list[int]:
         search = self._search(len(group))
         if not search.rounds_left:
             search.decide(self._expected_tokens(group))
         search.rounds_left -= 1
-        return [min(search.count, sequence.max_draft_count) for sequence in group]
+        return [min(search.count, generation.max_draft_count) for generation in group]
 
-    def observe(self, draft_counts: Group[int], report: RoundReport, cycle_s: float) -> None:
+    def observe(self, draft_counts: Sequence[int], report: RoundReport, cycle_s: float) -> None:
         self._places.age()
         for row in report.rows:
             self._places.add(row.accepted_count, row.drafted_count)
@@ -111,12 +111,12 @@ class AutoDraftLength:
         """Of groups of about so many: up to the next power of two."""
         return self._searches.setdefault((group_size - 1).bit_length(), _Search(self._lanes))
 
-    def _expected_tokens(self, group: Group[Sequence]) -> list[float]:
+    def _expected_tokens(self, group: Sequence[Generation]) -> list[float]:
         """Of a row of the group, for each count."""
         usual = self._places.rate
-        rate = sum(sequence.acceptance.rate(usual) for sequence in group) / len(group)
+        rate = sum(generation.acceptance.rate(usual) for generation in group) / len(group)
         tokens = self._places.expected_tokens(rate / usual)
-        limits = [min(sequence.max_draft_count, MAX_AUTO) for sequence in group]
+        limits = [min(generation.max_draft_count, MAX_AUTO) for generation in group]
         if min(limits) == MAX_AUTO:
             return tokens
         counts = range(max(limits) + 1)

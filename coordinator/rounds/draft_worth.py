@@ -1,6 +1,6 @@
 """How long drafting may take before it costs more than it saves, by measured rounds.
 
-A round with drafts yields g tokens a sequence and takes propose and verify; g rounds without drafts yield as many and
+A round with drafts yields g tokens a generation and takes propose and verify; g rounds without drafts yield as many and
 take g verifies. With one lane the two hops follow each other, so drafts help while propose < (g - 1) verify. With two
 lanes they overlap, and the slower one sets the pace: drafts help while propose < g verify.
 """
@@ -15,7 +15,7 @@ class DraftWorth:
         self._lanes = lanes
         self._leeway = leeway
         self._tokens: float | None = None
-        """That a sequence gets from a round with drafts."""
+        """That a generation gets from a round with drafts."""
         self._verify_s: float | None = None
 
     @property

@@ -31,15 +31,15 @@ class RoundMetrics:
         self._verify = _HopHistograms(hops, "verify")
         self._own = hops.labels("coordinator", "execute")
         self._group_size = Histogram(
-            "paceline_group_size", "Sequences in a round.", buckets=ROW_BUCKETS, registry=registry
+            "paceline_group_size", "Generations in a round.", buckets=ROW_BUCKETS, registry=registry
         )
         self._wait = Histogram(
             "paceline_group_wait_seconds",
-            "Time a live sequence waited to be grouped, each round.",
+            "Time a live generation waited to be grouped, each round.",
             buckets=ROUND_BUCKETS_S,
             registry=registry,
         )
-        self._drafts = Counter("paceline_drafts", "Drafts verified: one a sequence and round.", registry=registry)
+        self._drafts = Counter("paceline_drafts", "Drafts verified: one a generation and round.", registry=registry)
         self._draft_failures = Counter(
             "paceline_draft_failures", "Rounds whose call to the draft service failed.", registry=registry
         )
@@ -51,7 +51,7 @@ class RoundMetrics:
         self._failed.inc()
 
     def round_ended(self, waits_s: list[float], report: RoundReport) -> None:
-        """Count a round whose sequences had waited so long for it."""
+        """Count a round whose generations had waited so long for it."""
         self._group_taken(waits_s)
         exemplar = self._exemplar()
         self._duration.observe(report.duration_s, exemplar)

@@ -1,4 +1,4 @@
-"""The sequences of one target that are not ended: the live ones, which rounds are made of, and a line behind them.
+"""The generations of one target that are not ended: the live ones, which rounds are made of, and a line behind them.
 
 Owns places and order; knows nothing of services. In the line are those that gave their place up, and those whose
 request has others here: they belong together. A place that falls free is filled from it at once, or told of.
@@ -9,29 +9,29 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from coordinator.rounds.cache_room import CacheRoom
 
 
-class SequencePool:
+class GenerationPool:
     def __init__(
         self,
         capacity: int,
         clock: Callable[[], float] = time.perf_counter,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`capacity` sequences are live at most. `on_room` is called when there may be more to take in."""
+        """`capacity` generations are live at most. `on_room` is called when there may be more to take in."""
         self._clock = clock
         self._capacity = capacity
         self._on_room = on_room
         self._room = CacheRoom()
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[Generation] = deque()
         # In order of last service, least recently served first; dicts keep insertion order.
-        self._live: dict[Sequence, None] = {}
-        self._in_flight: set[Sequence] = set()
+        self._live: dict[Generation, None] = {}
+        self._in_flight: set[Generation] = set()
         # Their readers are slow, or gone without a word: they hold no place, and what they cache is taken back first.
-        self._unread: dict[Sequence, None] = {}
-        self._paused: set[Sequence] = set()
+        self._unread: dict[Generation, None] = {}
+        self._paused: set[Generation] = set()
         self._changed = asyncio.Event()
 
     @property
@@ -43,7 +43,7 @@ class SequencePool:
         return len(self._waiting)
 
     @property
-    def sequences(self) -> list[Sequence]:
+    def generations(self) -> list[Generation]:
         return [*self._live, *self._waiting, *self._unread]
 
     @property
@@ -54,96 +54,96 @@ class SequencePool:
 
     @property
     def unread_count(self) -> int:
-        """Sequences that pause until more of them is read."""
+        """Generations that pause until more of them is read."""
         return len(self._unread)
 
-    def adopt(self, sequences: Collection[Sequence]) -> None:
-        """Take sequences in, in their order of arrival; those without a place wait for one here."""
-        for sequence in sequences:
-            sequence.request.stream.tell_room(self._resume)
-        self._wait(sequences)
+    def adopt(self, generations: Collection[Generation]) -> None:
+        """Take generations in, in their order of arrival; those without a place wait for one here."""
+        for generation in generations:
+            generation.request.stream.tell_room(self._resume)
+        self._wait(generations)
         self._refill()
 
-    def _wait(self, sequences: Collection[Sequence]) -> None:
-        self._waiting = deque(sorted([*self._waiting, *sequences], key=lambda one: one.arrival))
+    def _wait(self, generations: Collection[Generation]) -> None:
+        self._waiting = deque(sorted([*self._waiting, *generations], key=lambda one: one.arrival))
 
-    def give_up(self) -> list[Sequence]:
-        """Take out all sequences, none of which is in a round now."""
+    def give_up(self) -> list[Generation]:
+        """Take out all generations, none of which is in a round now."""
         assert not self._in_flight
-        given = self.sequences
+        given = self.generations
         self._live.clear()
         self._waiting.clear()
         self._unread.clear()
         self._room = CacheRoom()
         return given
 
-    def hand_over(self, sequence: Sequence) -> None:
+    def hand_over(self, generation: Generation) -> None:
         """Let one go that is in no round, and not ended: it goes on elsewhere."""
-        self._remove({sequence})
+        self._remove({generation})
         self._refill()
         self._tell_room()
 
-    def window(self) -> list[Sequence]:
-        """Live sequences that are in no round now, least recently served first."""
-        return [sequence for sequence in self._live if sequence not in self._in_flight]
+    def window(self) -> list[Generation]:
+        """Live generations that are in no round now, least recently served first."""
+        return [generation for generation in self._live if generation not in self._in_flight]
 
     @property
     def unserved_count(self) -> int:
-        """Sequences that are in no round now, live or waiting."""
+        """Generations that are in no round now, live or waiting."""
         return len(self._live) - len(self._in_flight) + len(self._waiting)
 
-    async def ready(self) -> list[Sequence]:
+    async def ready(self) -> list[Generation]:
         """Wait until the window is not empty, and return it."""
         while not (window := self.window()):
             await self.changed()
         return window
 
     async def changed(self) -> None:
-        """Wait until a sequence joins, leaves or comes back from a round."""
+        """Wait until a generation joins, leaves or comes back from a round."""
         self._changed.clear()
         await self._changed.wait()
 
-    def claim(self, group: Collection[Sequence]) -> list[float]:
-        """Take sequences out of the window for a round; return how long each had waited for one, in seconds."""
+    def claim(self, group: Collection[Generation]) -> list[float]:
+        """Take generations out of the window for a round; return how long each had waited for one, in seconds."""
         now = self._clock()
-        for sequence in group:
-            if sequence.first_grouped_s is None:
-                sequence.first_grouped_s = now
-            del self._live[sequence]
-            self._live[sequence] = None
-            self._in_flight.add(sequence)
-        return [now - sequence.ready_since_s for sequence in group]
+        for generation in group:
+            if generation.first_grouped_s is None:
+                generation.first_grouped_s = now
+            del self._live[generation]
+            self._live[generation] = None
+            self._in_flight.add(generation)
+        return [now - generation.ready_since_s for generation in group]
 
-    def victim(self) -> Sequence | None:
-        """The youngest sequence that can give something up, be it in a round, or waiting with what it still has.
+    def victim(self) -> Generation | None:
+        """The youngest generation that can give something up, be it in a round, or waiting with what it still has.
 
         Those whose readers are slow come first.
 
-        None when nothing would be gained: no other sequence is live.
+        None when nothing would be gained: no other generation is live.
         """
         if unread := [one for one in self._unread if one.target_cached_length]:
-            return max(unread, key=lambda sequence: sequence.arrival)
+            return max(unread, key=lambda generation: generation.arrival)
         paused = [one for one in self._waiting if one.target_cached_length]
         live = list(self._live) if len(self._live) > 1 else []
-        return max([*paused, *live], key=lambda sequence: sequence.arrival, default=None)
+        return max([*paused, *live], key=lambda generation: generation.arrival, default=None)
 
-    def is_in_flight(self, sequence: Sequence) -> bool:
-        return sequence in self._in_flight
+    def is_in_flight(self, generation: Generation) -> bool:
+        return generation in self._in_flight
 
-    def pause(self, sequence: Sequence) -> bool:
-        """Send a live sequence that is in no round back to its place in the line; return False for one that waits.
+    def pause(self, generation: Generation) -> bool:
+        """Send a live generation that is in no round back to its place in the line; return False for one that waits.
 
         It stays here until `let_in`, for what it caches is about to change. Then it is live again when there seems to
         be room for all that it will want.
         """
-        self._paused.add(sequence)
-        if sequence not in self._live:
+        self._paused.add(generation)
+        if generation not in self._live:
             return False
-        del self._live[sequence]
-        self._wait([sequence])
+        del self._live[generation]
+        self._wait([generation])
         return True
 
-    def let_in(self) -> list[Sequence]:
+    def let_in(self) -> list[Generation]:
         """What was paused may be live again; return those that ended meanwhile, and so left the pool."""
         paused, self._paused = self._paused, set()
         ended = self.retire(paused)
@@ -152,69 +152,69 @@ class SequencePool:
 
     def ran_short(self, free_count: int) -> None:
         """The target has no room for more than what it caches now, and so many tokens beside."""
-        self._room.ran_short(self.sequences, free_count)
+        self._room.ran_short(self.generations, free_count)
 
-    def settle(self, group: Iterable[Sequence]) -> list[Sequence]:
-        """Put a round's sequences back; return those that ended and so left the pool."""
+    def settle(self, group: Iterable[Generation]) -> list[Generation]:
+        """Put a round's generations back; return those that ended and so left the pool."""
         self._in_flight.difference_update(group)
-        for sequence in group:
-            sequence.ready_since_s = self._clock()
-            sequence.queued_s = 0.0
-            if sequence.is_unread and not sequence.ended:
-                self._set_aside(sequence)
+        for generation in group:
+            generation.ready_since_s = self._clock()
+            generation.queued_s = 0.0
+            if generation.is_unread and not generation.ended:
+                self._set_aside(generation)
         return self.retire(group)
 
-    def _set_aside(self, sequence: Sequence) -> None:
+    def _set_aside(self, generation: Generation) -> None:
         """Its reader is slow: another has its place."""
-        del self._live[sequence]
-        self._unread[sequence] = None
+        del self._live[generation]
+        self._unread[generation] = None
         self._refill()
         self._tell_room()
 
     def _resume(self) -> None:
         """Some of what was too much was read."""
         resumed = [one for one in self._unread if not one.is_unread]
-        for sequence in resumed:
-            del self._unread[sequence]
+        for generation in resumed:
+            del self._unread[generation]
         self.adopt(resumed)
 
-    def retire(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Drop those of the sequences that are here, ended, in no round and not paused, and return them."""
+    def retire(self, generations: Iterable[Generation]) -> list[Generation]:
+        """Drop those of the generations that are here, ended, in no round and not paused, and return them."""
         busy = self._in_flight | self._paused
-        gone = {one for one in sequences if one.ended and one not in busy}
+        gone = {one for one in generations if one.ended and one not in busy}
         if not gone:
             self._changed.set()
             return []
-        for sequence in self._live.keys() & gone:
-            self._room.ended(sequence)
+        for generation in self._live.keys() & gone:
+            self._room.ended(generation)
         retired = self._remove(gone)
         self._refill()
         self._tell_room()
         return retired
 
-    def _remove(self, gone: set[Sequence]) -> list[Sequence]:
+    def _remove(self, gone: set[Generation]) -> list[Generation]:
         """Take out those that are here, wherever that is."""
-        found = [one for one in self.sequences if one in gone]
-        for sequence in found:
-            self._live.pop(sequence, None)
-            self._unread.pop(sequence, None)
+        found = [one for one in self.generations if one in gone]
+        for generation in found:
+            self._live.pop(generation, None)
+            self._unread.pop(generation, None)
         if any(one in gone for one in self._waiting):
             self._waiting = deque(one for one in self._waiting if one not in gone)
         return found
 
     def _refill(self) -> None:
         while self._waiting and self._may_go_live(self._waiting[0]):
-            sequence = self._waiting.popleft()
+            generation = self._waiting.popleft()
             now_s = self._clock()
-            sequence.queued_s = now_s - max(sequence.request.submitted_s, sequence.ready_since_s)
-            sequence.ready_since_s = now_s
-            self._live[sequence] = None
+            generation.queued_s = now_s - max(generation.request.submitted_s, generation.ready_since_s)
+            generation.ready_since_s = now_s
+            self._live[generation] = None
         self._changed.set()
 
-    def _may_go_live(self, sequence: Sequence) -> bool:
-        if len(self._live) >= self._capacity or sequence in self._paused:
+    def _may_go_live(self, generation: Generation) -> bool:
+        if len(self._live) >= self._capacity or generation in self._paused:
             return False
-        return not self._live or self._room.fits(sequence, self._live, self._waiting)
+        return not self._live or self._room.fits(generation, self._live, self._waiting)
 
     def _tell_room(self) -> None:
         if self.free_count:

@@ -1,14 +1,14 @@
 """How much of their prompts the rows of a call bring, so that no call is large.
 
-A service computes a chunk of prompts a call, however much it is sent, and takes over what it has cached of other
-sequences without computing. So a row of which nothing is known yet brings its prompt, and what is cached costs no calls
-of its own; from then on it brings a chunk, or as much again as was taken over. Owns that rule and the sizes; knows
+A service computes one chunk of prompts a call, however much it is sent. What it has cached of other generations, it
+takes over without computing. So a row of which nothing is known yet brings its prompt, and what is cached costs no calls of
+its own. From then on the row brings a chunk, or as much again as was taken over. Owns that rule and the sizes; knows
 nothing of rounds.
 """
 
 from collections.abc import Sequence
 
-from coordinator.requests.sequence import Lack
+from coordinator.requests.generation import Lack
 from paceline.checks import DECODED_TOKENS
 
 CALL_TOKENS = 16_384

@@ -6,7 +6,7 @@ the draft missed meanwhile is made up for later.
 
 from dataclasses import dataclass
 
-MEMORY = 0.998
+PROMPT_MEMORY = 0.998
 """Weight of earlier rounds after one more."""
 PRIOR_TOKENS = 300.0
 """Prompt tokens that both ways of decoding together count for in what is known of one."""
@@ -18,8 +18,8 @@ class _Sum:
     prompt_tokens: float = 0.0
 
     def add(self, beyond_s: float, prompt_tokens: float) -> None:
-        self.seconds = MEMORY * self.seconds + beyond_s
-        self.prompt_tokens = MEMORY * self.prompt_tokens + prompt_tokens
+        self.seconds = PROMPT_MEMORY * self.seconds + beyond_s
+        self.prompt_tokens = PROMPT_MEMORY * self.prompt_tokens + prompt_tokens
 
 
 class PromptTimes:
@@ -34,8 +34,8 @@ class PromptTimes:
         """Learn from a round that took so much longer than a usual one, brought and yielded so many tokens a row."""
         if beyond_s or prompt_tokens:
             self._sums[drafted].add(beyond_s, prompt_tokens)
-        self._prompt_tokens = self._prompt_tokens * MEMORY + prompt_tokens
-        self._tokens = self._tokens * MEMORY + tokens
+        self._prompt_tokens = self._prompt_tokens * PROMPT_MEMORY + prompt_tokens
+        self._tokens = self._tokens * PROMPT_MEMORY + tokens
 
     @property
     def are_known(self) -> bool:

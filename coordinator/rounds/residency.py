@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable
 import structlog
 
 from coordinator.protocols import Releases, Verifier
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from paceline.errors import PacelineError
 from paceline.types import RolledBack, SequenceLength
 
@@ -21,55 +21,55 @@ log = structlog.get_logger()
 class Residency:
     def __init__(self, drafter: Releases) -> None:
         self._drafter = drafter
-        self._targets: dict[Sequence, Verifier] = {}
-        """Who may hold something of a sequence. One that is here may be cached by the drafts too."""
-        self._drafted: set[Sequence] = set()
+        self._targets: dict[Generation, Verifier] = {}
+        """Who may hold something of a generation. One that is here may be cached by the drafts too."""
+        self._drafted: set[Generation] = set()
         self._telling: dict[asyncio.Task[None], Releases] = {}
 
-    def hold(self, sequences: Iterable[Sequence], target: Verifier) -> None:
+    def hold(self, generations: Iterable[Generation], target: Verifier) -> None:
         """A round with that target begins for them."""
-        for sequence in sequences:
-            self._targets[sequence] = target
-            self._drafted.add(sequence)
+        for generation in generations:
+            self._targets[generation] = target
+            self._drafted.add(generation)
 
-    def leave_target(self, sequences: Iterable[Sequence]) -> None:
+    def leave_target(self, generations: Iterable[Generation]) -> None:
         """They go on at another target, to which they are sent whole. What drafts hold of them stays good."""
-        self._tell_targets(sequences)
+        self._tell_targets(generations)
 
-    def free(self, sequences: Iterable[Sequence]) -> None:
+    def free(self, generations: Iterable[Generation]) -> None:
         """They ended, and are in no round: nothing of them is needed any more."""
-        ended = list(sequences)
+        ended = list(generations)
         self._tell_targets(ended)
         if drafted := [one.sequence_id for one in ended if one in self._drafted]:
             self._drafted.difference_update(ended)
             self._tell(self._drafter, drafted)
 
-    async def take_back(self, sequence: Sequence, length: int) -> int:
-        """Let its target keep so many tokens of a sequence, and return the bytes that this freed.
+    async def take_back(self, generation: Generation, length: int) -> int:
+        """Let its target keep so many tokens of a generation, and return the bytes that this freed.
 
         It is in no round, and begins none before this returns.
         What drafts hold of it stays: it goes on from there. One that cannot be cut is freed.
         """
-        target = self._targets.get(sequence)
+        target = self._targets.get(generation)
         if target is None:
-            sequence.forget_target()
+            generation.forget_target()
             return 0
-        if length >= sequence.target_cached_length:
+        if length >= generation.target_cached_length:
             return 0
-        sequence.target_cached_length = length
+        generation.target_cached_length = length
         try:
-            (result,) = await target.rollback([SequenceLength(sequence.sequence_id, length)])
+            (result,) = await target.rollback([SequenceLength(generation.sequence_id, length)])
         except PacelineError as error:
             result = error
         if isinstance(result, RolledBack):
             return result.freed_bytes
-        log.warning("a sequence could not be rolled back; it is freed", error=str(result))
-        self.leave_target([sequence])
+        log.warning("a generation could not be rolled back; it is freed", error=str(result))
+        self.leave_target([generation])
         return 0
 
     @property
     def held_count(self) -> int:
-        """Sequences that some service may hold."""
+        """Generations that some service may hold."""
         return len(self._drafted)
 
     async def told(self, target: Releases, timeout_s: float) -> bool:
@@ -83,12 +83,12 @@ class Residency:
         """Wait until all were told."""
         await asyncio.gather(*self._telling)
 
-    def _tell_targets(self, sequences: Iterable[Sequence]) -> None:
+    def _tell_targets(self, generations: Iterable[Generation]) -> None:
         by_target: defaultdict[Verifier, list[str]] = defaultdict(list)
-        for sequence in sequences:
-            sequence.forget_target()
-            if target := self._targets.pop(sequence, None):
-                by_target[target].append(sequence.sequence_id)
+        for generation in generations:
+            generation.forget_target()
+            if target := self._targets.pop(generation, None):
+                by_target[target].append(generation.sequence_id)
         for target, sequence_ids in by_target.items():
             self._tell(target, sequence_ids)
 
@@ -106,4 +106,4 @@ async def _release(service: Releases, sequence_ids: list[str]) -> None:
     try:
         await service.release(sequence_ids)
     except PacelineError as error:
-        log.warning("sequences could not be released yet", error=str(error), sequences=len(sequence_ids))
+        log.warning("generations could not be released yet", error=str(error), generations=len(sequence_ids))

@@ -6,13 +6,12 @@ of the group's requests.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from coordinator.protocols import Deadline, Drafter, Verifies
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from coordinator.rounds.prompt_shares import prompt_shares
 from paceline.errors import CacheFull, CallTimedOut, Overloaded, PacelineError, PeerUnavailable, PrefixNotCached
 from paceline.types import (
@@ -34,7 +33,7 @@ class RoundLimits:
     vocabulary_size: int
     """The target's; a draft with a padded vocabulary may propose ids beyond it."""
     prefill_chunk_tokens: int
-    """The target's; a sequence of which more is missing there has a prefill round or two before it, without drafts."""
+    """The target's; a generation that lacks more there first has a prefill round or two, without drafts."""
     token_bytes: int = 0
     """Of its cache; 0 where it did not say."""
     page_tokens: int = 0
@@ -52,7 +51,7 @@ class RowReport:
 class Shortage:
     """Rows found no room in the target's cache."""
 
-    missing_bytes: Mapping[Sequence, int]
+    missing_bytes: Mapping[Generation, int]
     """What each of them lacks; 0 where the target did not say."""
     retry_after_s: float
 
@@ -69,13 +68,13 @@ class RoundReport:
     draft_error: PacelineError | None
     """Why the whole group went without drafts."""
     shortage: Shortage | None
-    """That some rows found no room in the target's cache; their sequences are as they were."""
+    """That some rows found no room in the target's cache; their generations are as they were."""
     is_decoding: bool = True
     """No row brought a prompt, nor anything else that a service had lost or missed."""
     prompt_token_count: int = 0
     """Tokens that the target computed before it could decode."""
-    failed: Mapping[Sequence, PacelineError] = field(default_factory=dict)
-    """Sequences whose row failed for good, and why."""
+    failed: Mapping[Generation, PacelineError] = field(default_factory=dict)
+    """Generations whose row failed for good, and why."""
 
     @property
     def drafted_count(self) -> int:
@@ -92,7 +91,7 @@ NEW_TO_DRAFT = 2
 
 @dataclass(frozen=True)
 class _Drafts:
-    by_sequence: dict[Sequence, tuple[int, ...]]
+    by_generation: dict[Generation, tuple[int, ...]]
     time: HopTime = HopTime()
     error: PacelineError | None = None
     was_up_to_date: bool = True
@@ -100,11 +99,11 @@ class _Drafts:
 
 
 async def run_round(
-    group: Rows[Sequence],
+    group: Sequence[Generation],
     drafter: Drafter,
     verifier: Verifies,
     limits: RoundLimits,
-    draft_counts: Rows[int],
+    draft_counts: Sequence[int],
     *,
     draft_worth_s: float | None = None,
     clock: Clock = time.perf_counter,
@@ -114,14 +113,14 @@ async def run_round(
     A row that cannot go on is reported, and the others go on; a prompt that others leave no room for waits
     (`prompt_shares`). `draft_worth_s` is what drafting may take before it costs more than it saves.
 
-    Raises what the verify call raises: then no sequence of the group has changed.
+    Raises what the verify call raises: then no generation of the group has changed.
     """
     started = clock()
     wishes, shares = _taking_part(group, draft_counts, limits)
     group = list(wishes)
     deadline = Deadline(time_left_s(group, started), draft_worth_s)
     drafts = await _propose(wishes, drafter, limits, deadline, clock)
-    rows = [one.verify_row(drafts.by_sequence.get(one, ()), share) for one, share in zip(group, shares, strict=True)]
+    rows = [one.verify_row(drafts.by_generation.get(one, ()), share) for one, share in zip(group, shares, strict=True)]
     began = clock()
     verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)
@@ -141,77 +140,81 @@ async def run_round(
 
 
 def _taking_part(
-    group: Rows[Sequence], draft_counts: Rows[int], limits: RoundLimits
-) -> tuple[dict[Sequence, int], list[int]]:
+    group: Sequence[Generation], draft_counts: Sequence[int], limits: RoundLimits
+) -> tuple[dict[Generation, int], list[int]]:
     """Return those for which the chunk of prompts has room, with their draft counts, and what each may bring of it."""
-    shares = prompt_shares([sequence.target_lack for sequence in group], limits.prefill_chunk_tokens)
+    shares = prompt_shares([generation.target_lack for generation in group], limits.prefill_chunk_tokens)
     counts = {one: count for one, count, share in zip(group, draft_counts, shares, strict=True) if share}
     return counts, [share for share in shares if share]
 
 
 def _take(
-    group: Rows[Sequence], rows: Rows[VerifyRow], verdicts: Verdicts
-) -> tuple[list[RowReport], dict[Sequence, PacelineError], Shortage | None]:
-    """Let each sequence have what came of its row.
+    group: Sequence[Generation], rows: Sequence[VerifyRow], verdicts: Verdicts
+) -> tuple[list[RowReport], dict[Generation, PacelineError], Shortage | None]:
+    """Let each generation have what came of its row.
 
     Return what was committed, what failed, and why some found no room.
     """
     reports: list[RowReport] = []
-    failed: dict[Sequence, PacelineError] = {}
-    refusals: dict[Sequence, Overloaded] = {}
-    for sequence, row, verdict in zip(group, rows, verdicts.results, strict=True):
+    failed: dict[Generation, PacelineError] = {}
+    refusals: dict[Generation, Overloaded] = {}
+    for generation, row, verdict in zip(group, rows, verdicts.results, strict=True):
         if isinstance(verdict, Verdict):
-            reports.append(_commit(sequence, row, verdict))
+            reports.append(_commit(generation, row, verdict))
         elif isinstance(verdict, Prefilled):
-            sequence.target_cached_length = verdict.cached_length
-            sequence.target_taken_count = verdict.cached_length - row.base_length
+            generation.target_cached_length = verdict.cached_length
+            generation.target_taken_count = verdict.cached_length - row.base_length
         elif isinstance(verdict, Overloaded):
-            sequence.target_cached_length = row.base_length
-            refusals[sequence] = verdict
+            generation.target_cached_length = row.base_length
+            refusals[generation] = verdict
         elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
-            sequence.forget_target()  # the next round sends the whole sequence
+            generation.forget_target()  # the next round sends the whole generation
         else:
-            failed[sequence] = verdict
+            failed[generation] = verdict
     return reports, failed, _shortage(refusals)
 
 
-def _shortage(refusals: Mapping[Sequence, Overloaded]) -> Shortage | None:
+def _shortage(refusals: Mapping[Generation, Overloaded]) -> Shortage | None:
     if not refusals:
         return None
     missing_bytes = {
-        sequence: one.missing_bytes if isinstance(one, CacheFull) else 0 for sequence, one in refusals.items()
+        generation: one.missing_bytes if isinstance(one, CacheFull) else 0 for generation, one in refusals.items()
     }
     return Shortage(missing_bytes, max(one.retry_after_s for one in refusals.values()))
 
 
-def time_left_s(group: Rows[Sequence], now_s: float) -> float | None:
-    """Time until the last of the group's deadlines, at least 0; None when a sequence has none."""
+def time_left_s(group: Sequence[Generation], now_s: float) -> float | None:
+    """Time until the last of the group's deadlines, at least 0; None when a generation has none."""
     deadlines_s = [one.request.deadline_s for one in group if one.request.deadline_s is not None]
     return max(0.0, max(deadlines_s) - now_s) if len(deadlines_s) == len(group) else None
 
 
 async def _propose(
-    wishes: Mapping[Sequence, int],
+    wishes: Mapping[Generation, int],
     drafter: Drafter,
     limits: RoundLimits,
     deadline: Deadline,
     clock: Clock,
 ) -> _Drafts:
-    """Ask for draft tokens, at most so many for a sequence, where they can be of use."""
+    """Ask for draft tokens, at most so many for a generation, where they can be of use."""
     draft_max_length = drafter.max_length
     wanted = [
-        (sequence, count)
-        for sequence, draft_count in wishes.items()
-        if (count := min(_draft_count(sequence, limits, draft_count), draft_max_length + 1 - len(sequence.token_ids)))
+        (generation, count)
+        for generation, draft_count in wishes.items()
+        if (
+            count := min(
+                _draft_count(generation, limits, draft_count), draft_max_length + 1 - len(generation.token_ids)
+            )
+        )
         > 0
     ]
     if not wanted:
         return _Drafts({})
-    lacks = [sequence.draft_lack for sequence, _ in wanted]
+    lacks = [generation.draft_lack for generation, _ in wanted]
     shares = prompt_shares(lacks, drafter.prefill_chunk_tokens)
     asked = [
-        (sequence, sequence.propose_row(count, share))
-        for (sequence, count), share in zip(wanted, shares, strict=True)
+        (generation, generation.propose_row(count, share))
+        for (generation, count), share in zip(wanted, shares, strict=True)
         if share
     ]
     rows = [row for _, row in asked]
@@ -221,14 +224,16 @@ async def _propose(
     except PacelineError as error:
         return _Drafts({}, HopTime(wire_s=clock() - began), error)
     time_spent = _hop_time(clock() - began, proposals.timing)
-    drafts: dict[Sequence, tuple[int, ...]] = {}
-    for (sequence, row), proposal in zip(asked, proposals.results, strict=True):
+    drafts: dict[Generation, tuple[int, ...]] = {}
+    for (generation, row), proposal in zip(asked, proposals.results, strict=True):
         if isinstance(proposal, Proposal):
-            drafts[sequence] = tuple(takewhile(lambda one: 0 <= one < limits.vocabulary_size, proposal.draft_token_ids))
-            sequence.draft_cached_length = proposal.cached_length
-            sequence.draft_taken_count = proposal.cached_length - row.base_length
+            drafts[generation] = tuple(
+                takewhile(lambda one: 0 <= one < limits.vocabulary_size, proposal.draft_token_ids)
+            )
+            generation.draft_cached_length = proposal.cached_length
+            generation.draft_taken_count = proposal.cached_length - row.base_length
         elif not isinstance(proposal, _KEEPS_CACHE):
-            sequence.forget_draft()
+            generation.forget_draft()
     return _Drafts(drafts, time_spent, was_up_to_date=all(lack.count <= NEW_TO_DRAFT for lack in lacks))
 
 
@@ -243,26 +248,26 @@ def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:
     return HopTime(max(0.0, elapsed_s - timing.queued_s - timing.executed_s), timing.queued_s, timing.executed_s)
 
 
-def _draft_count(sequence: Sequence, limits: RoundLimits, draft_count: int) -> int:
+def _draft_count(generation: Generation, limits: RoundLimits, draft_count: int) -> int:
     """Drafts worth asking for: a round adds one token more than it accepts."""
-    if len(sequence.token_ids) - sequence.target_cached_length > limits.prefill_chunk_tokens:
+    if len(generation.token_ids) - generation.target_cached_length > limits.prefill_chunk_tokens:
         return 0
-    return min(draft_count, sequence.max_draft_count, sequence.output.remaining_count - 1)
+    return min(draft_count, generation.max_draft_count, generation.output.remaining_count - 1)
 
 
-def _commit(sequence: Sequence, row: VerifyRow, verdict: Verdict) -> RowReport:
-    length, before = len(sequence.token_ids), sequence.usage
-    # What the draft cached beyond the accepted tokens is not part of the sequence.
-    sequence.draft_cached_length = min(sequence.draft_cached_length, length + verdict.accepted_count)
-    sequence.target_cached_length = verdict.cached_length
-    sequence.commit(
+def _commit(generation: Generation, row: VerifyRow, verdict: Verdict) -> RowReport:
+    length, before = len(generation.token_ids), generation.usage
+    # What the draft cached beyond the accepted tokens is not part of the generation.
+    generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)
+    generation.target_cached_length = verdict.cached_length
+    generation.commit(
         [*row.draft_token_ids[: verdict.accepted_count], verdict.next_token_id],
         accepted_count=verdict.accepted_count,
         drafted_count=len(row.draft_token_ids),
         logprobs=verdict.logprobs,
     )
     return RowReport(
-        sequence.usage.drafted_count - before.drafted_count,
-        sequence.usage.accepted_count - before.accepted_count,
-        len(sequence.token_ids) - length,
+        generation.usage.drafted_count - before.drafted_count,
+        generation.usage.accepted_count - before.accepted_count,
+        len(generation.token_ids) - length,
     )

@@ -5,25 +5,25 @@ Owns the tasks; knows nothing of text or protobuf, nor of other targets.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import structlog
 
 from coordinator.protocols import Drafter, GuardedVerifier
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from coordinator.rounds.draft_length import DraftLength
 from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import Policy, Selection
-from coordinator.rounds.pool import SequencePool
+from coordinator.rounds.pool import GenerationPool
 from coordinator.rounds.residency import Residency
 from coordinator.rounds.round import RoundLimits, RoundReport, Shortage, run_round, time_left_s
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
+from paceline.wire.status import DEADLINE_SLACK_S
 
 log = structlog.get_logger()
 
@@ -31,23 +31,21 @@ TARGET_AWAY = (PeerUnavailable, CallTimedOut)
 """What a verify call fails with when nothing of it can be the group's fault."""
 LOSSES_TO_RUN_ALONE = 2
 LOSSES_TO_FAIL = 3
-"""A sequence whose rounds end with a lost target so often, the last of them alone, is given no other to bring down."""
-DEADLINE_SLACK_S = 0.05
-"""A call that ended so near to its requests' deadline ended for that."""
+"""A generation that lost its target so often, the last time alone, is given no other target to bring down."""
 
 
 class Others(Protocol):
     """The other targets, for what failed here and may not there."""
 
-    def can_take(self, sequence: Sequence) -> bool: ...
-    def take(self, sequence: Sequence) -> None: ...
+    def can_take(self, generation: Generation) -> bool: ...
+    def take(self, generation: Generation) -> None: ...
 
 
 class Scheduler:
     def __init__(
         self,
         address: str,
-        pool: SequencePool,
+        pool: GenerationPool,
         policy: Policy,
         draft_length: DraftLength,
         drafter: Drafter,
@@ -84,15 +82,15 @@ class Scheduler:
         self._lost: PacelineError | None = None
         """What a lane gave the target up with: the others begin no round, which would count that again."""
 
-    def retire(self, sequences: Rows[Sequence]) -> None:
-        """Drop those of the sequences that are here and ended; those in a round leave with it."""
-        self._residency.free(self.pool.retire(sequences))
+    def retire(self, generations: Sequence[Generation]) -> None:
+        """Drop those of the generations that are here and ended; those in a round leave with it."""
+        self._residency.free(self.pool.retire(generations))
 
-    def give_up(self) -> list[Sequence]:
-        """Hand over all sequences while no round runs, to be sent whole to another target."""
-        sequences = self.pool.give_up()
-        self._residency.leave_target(sequences)
-        return sequences
+    def give_up(self) -> list[Generation]:
+        """Hand over all generations while no round runs, to be sent whole to another target."""
+        generations = self.pool.give_up()
+        self._residency.leave_target(generations)
+        return generations
 
     async def run(self) -> PacelineError:
         """Run rounds until cancelled, or until the target is given up: return what its call failed with."""
@@ -112,25 +110,25 @@ class Scheduler:
             if self._lost:
                 return self._lost
             selection = self._select(window)
-            if not selection.sequences:
+            if not selection.generations:
                 # What the policy waits for is in flight; the pool changes when it returns.
                 await self.pool.changed()
                 continue
             if given_up_for := await self._serve(selection, lane, self.pool.unserved_count >= self._batch_size):
                 return given_up_for
 
-    def _select(self, window: list[Sequence]) -> Selection:
-        suspects = [sequence for sequence in window if sequence.runs_alone]
+    def _select(self, window: list[Generation]) -> Selection:
+        suspects = [generation for generation in window if generation.runs_alone]
         selection = Selection(suspects[:1]) if suspects else self._policy.select(window, self._batch_size)
         # The oldest come first where room in a cache or a chunk of prompts is scarce, so that they always get on.
-        return replace(selection, sequences=sorted(selection.sequences, key=lambda one: one.arrival))
+        return replace(selection, generations=sorted(selection.generations, key=lambda one: one.arrival))
 
     async def _serve(self, selection: Selection, lane: int, others_wait: bool) -> PacelineError | None:
         """Run a round for the group. Return why the target is given up, where it is."""
-        group = selection.sequences
+        group = selection.generations
         waits_s = self.pool.claim(group)
         self._residency.hold(group, self._target)
-        failed: Mapping[Sequence, PacelineError] = {}
+        failed: Mapping[Generation, PacelineError] = {}
         shortage = None
         try:
             report = await self._run_round(group, waits_s, lane)
@@ -141,8 +139,8 @@ class Scheduler:
         finally:
             self._residency.free(self.pool.settle(group))
         self._target.tried()
-        for sequence, reason in failed.items():
-            self._pass_on_or_fail(sequence, reason)
+        for generation, reason in failed.items():
+            self._pass_on_or_fail(generation, reason)
         self.statistics.count_round(
             group_size=len(group),
             batch_size=self._batch_size,
@@ -153,7 +151,7 @@ class Scheduler:
             await self._relieve(shortage)
         return self._lost
 
-    async def _run_round(self, group: list[Sequence], waits_s: list[float], lane: int) -> RoundReport:
+    async def _run_round(self, group: list[Generation], waits_s: list[float], lane: int) -> RoundReport:
         draft_counts = self._draft_length.choose(group)
         with self._tracer.round(group, waits_s, draft_counts, lane) as record:
             report = await run_round(
@@ -170,10 +168,10 @@ class Scheduler:
         self._learn(draft_counts, report, sum(waits_s) / len(waits_s))
         return report
 
-    def _judge(self, group: list[Sequence], error: Exception) -> dict[Sequence, PacelineError]:
-        """Decide whose fault a failed round is: the target's, which is given up, the requests' or one sequence's.
+    def _judge(self, group: list[Generation], error: Exception) -> dict[Generation, PacelineError]:
+        """Decide whose fault a failed round is: the target's, which is given up, the requests' or one generation's.
 
-        Return the sequences that are to go on elsewhere or fail.
+        Return the generations that are to go on elsewhere or fail.
         """
         if isinstance(error, TARGET_AWAY):
             left_s = time_left_s(group, self._clock())
@@ -185,40 +183,42 @@ class Scheduler:
         elif not isinstance(error, PacelineError):
             log.error("a round failed unexpectedly", exc_info=error)
             error = PeerFailed("the coordinator failed unexpectedly; its log has the details")
-        log.warning("a group failed", target=self._address, error=str(error), sequences=len(group))
+        log.warning("a group failed", target=self._address, error=str(error), generations=len(group))
         if self._target.is_given_up:
             self._lost = error
         if isinstance(error, CallTimedOut) or len(group) == 1:
             return dict.fromkeys(group, error)
         # One of them may be what it failed of: the next rounds show. A target that fails whatever it is given is not.
-        for sequence in group:
-            sequence.runs_alone = not self._target.is_given_up
+        for generation in group:
+            generation.runs_alone = not self._target.is_given_up
         return {}
 
-    def _blame(self, group: list[Sequence]) -> None:
+    def _blame(self, group: list[Generation]) -> None:
         """Note a lost target on those it was working for: one of them may be what it died of."""
-        for sequence in group:
-            sequence.failed_at.add(self._address)
-            sequence.loss_count += 1
-            sequence.runs_alone = sequence.loss_count >= LOSSES_TO_RUN_ALONE
-            if len(group) == 1 and sequence.loss_count >= LOSSES_TO_FAIL and not sequence.ended:
-                sequence.fail(PeerUnavailable(f"the target was lost {sequence.loss_count} times while it served this"))
+        for generation in group:
+            generation.failed_at.add(self._address)
+            generation.loss_count += 1
+            generation.runs_alone = generation.loss_count >= LOSSES_TO_RUN_ALONE
+            if len(group) == 1 and generation.loss_count >= LOSSES_TO_FAIL and not generation.ended:
+                generation.fail(
+                    PeerUnavailable(f"the target was lost {generation.loss_count} times while it served this")
+                )
 
-    def _pass_on_or_fail(self, sequence: Sequence, error: PacelineError) -> None:
+    def _pass_on_or_fail(self, generation: Generation, error: PacelineError) -> None:
         """What failed alone here may be served by another target; with none to try left, it is its own fault."""
-        if sequence.ended:
+        if generation.ended:
             return
-        is_known = self._address in sequence.failed_at
-        sequence.failed_at.add(self._address)
+        is_known = self._address in generation.failed_at
+        generation.failed_at.add(self._address)
         if isinstance(error, CallTimedOut | InvalidRequest):
-            sequence.fail(error)
-        elif self._others.can_take(sequence):
-            self.pool.hand_over(sequence)
-            self._residency.leave_target([sequence])
-            self._others.take(sequence)
+            generation.fail(error)
+        elif self._others.can_take(generation):
+            self.pool.hand_over(generation)
+            self._residency.leave_target([generation])
+            self._others.take(generation)
         elif is_known or not self._lost:
-            sequence.fail(error)
-        self.retire([sequence])
+            generation.fail(error)
+        self.retire([generation])
 
     def _learn(self, draft_counts: list[int], report: RoundReport, waited_s: float) -> None:
         self.statistics.count_report(report)
@@ -227,7 +227,7 @@ class Scheduler:
             self._draft_length.observe(draft_counts, report, waited_s + report.duration_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
-        """Make room in the target's cache: the youngest sequences give up as much of theirs as is wanted.
+        """Make room in the target's cache: the youngest generations give up as much of theirs as is wanted.
 
         One that is alone waits instead: what fills the cache belongs to others.
         """
@@ -236,7 +236,7 @@ class Scheduler:
             return
         self._is_relieving = True
         try:
-            # Sequences that ended a moment ago may be what still fills the cache.
+            # Generations that ended a moment ago may be what still fills the cache.
             if await self._residency.told(self._target, shortage.retry_after_s):
                 return
             self.pool.ran_short(self._free_token_count(shortage))
@@ -247,7 +247,7 @@ class Scheduler:
             self._is_relieving = False
             self._residency.free(self.pool.let_in())
 
-    async def _take_back(self, missing_bytes: dict[Sequence, int]) -> bool:
+    async def _take_back(self, missing_bytes: dict[Generation, int]) -> bool:
         """Pause the youngest, and cut them until the others have what they lack. Return whether that came to anything.
 
         What the youngest lacked itself it lacks no more, and it keeps what nobody wants.
@@ -274,8 +274,8 @@ class Scheduler:
         lacks = [(one.target_lack.count, missing) for one, missing in shortage.missing_bytes.items() if missing]
         return max((min(lack, most) - missing // token_bytes for lack, missing in lacks), default=0)
 
-    def _length_to_keep(self, victim: Sequence, missing_bytes: int) -> int:
-        """Tokens that a sequence may keep when it gives up so many bytes, in whole pages; 0 where sizes are unknown."""
+    def _length_to_keep(self, victim: Generation, missing_bytes: int) -> int:
+        """Tokens that a generation keeps when it gives up so many bytes: whole pages, 0 if sizes are unknown."""
         token_bytes, page_tokens = self._limits.token_bytes, self._limits.page_tokens
         if missing_bytes <= 0 or not (token_bytes and page_tokens):
             return 0

@@ -1,7 +1,7 @@
 """A span for each round that serves a traced request, linked to the requests it serves and they to it.
 
 A round serves many requests, so it is the child of none but the root of a trace of its own (OpenTelemetry: links stand
-for batches). It exists when any member's request is sampled; `observe.spans.sampling` makes the SDK agree. What it
+for batches). It exists when any member's request is sampled; `observe.spans.sampler` makes the SDK agree. What it
 tells is noted while it runs and written into it later: see `LeanTracer.later`.
 
 What concerns one member stands in lists, `paceline.request.*`, in the order of the links. Attributes of the links
@@ -9,8 +9,7 @@ themselves would cost three times as much: the SDK makes an object of each link'
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Group
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from coordinator.requests.traced_request import TracedRequest
 from coordinator.rounds.round import RoundReport
 from paceline.errors import PacelineError
@@ -43,11 +42,11 @@ class RoundTracer:
 
     @contextmanager
     def round(
-        self, group: Group[Sequence], waits_s: Group[float], draft_counts: Group[int], lane: int
+        self, group: Sequence[Generation], waits_s: Sequence[float], draft_counts: Sequence[int], lane: int
     ) -> Iterator[Record]:
         """Trace the round that the block runs, which is to hand its report to what this yields.
 
-        `waits_s` is how long each sequence waited to be grouped.
+        `waits_s` is how long each generation waited to be grouped.
         """
         members = [one for one in group if one.request.traced]
         if not self._tracer or not members:
@@ -79,7 +78,7 @@ class RoundTracer:
             contexts.detach(token)
             self._tracer.later(partial(_end, span, told, time.time_ns()))
 
-    def _asked(self, group_size: int, draft_counts: Group[int], lane: int) -> Attributes:
+    def _asked(self, group_size: int, draft_counts: Sequence[int], lane: int) -> Attributes:
         return {
             "paceline.group_size": group_size,
             "paceline.draft_count": max(draft_counts),
@@ -88,7 +87,7 @@ class RoundTracer:
         }
 
 
-def _waits(members: Group[Sequence], waited_s: Group[float]) -> Attributes:
+def _waits(members: Sequence[Generation], waited_s: Sequence[float]) -> Attributes:
     """What each member waited for, and which output of its request it is, where that is not the first."""
     attributes: Attributes = {"paceline.request.waited_s": waited_s}
     if any(one.queued_s for one in members):
@@ -126,7 +125,7 @@ def _hop_attributes(service: str, hop: HopTime) -> dict[str, float]:
     }
 
 
-def _gains(before: Group[Usage], after: Group[Usage]) -> Attributes:
+def _gains(before: Sequence[Usage], after: Sequence[Usage]) -> Attributes:
     """What the round brought each member."""
     pairs = list(zip(before, after, strict=True))
     return {
@@ -136,7 +135,7 @@ def _gains(before: Group[Usage], after: Group[Usage]) -> Attributes:
     }
 
 
-def _shared_baggage(members: Group[TracedRequest]) -> Context:
+def _shared_baggage(members: Sequence[TracedRequest]) -> Context:
     """Baggage that all members' callers sent alike: of what they disagree on, a call for all can carry none."""
     context = Context()
     for name, value in frozenset.intersection(*(one.baggage for one in members)):

@@ -9,7 +9,7 @@ from rich.console import Console
 from paceline.measure.synthetic.shapes import SHAPES
 
 if TYPE_CHECKING:
-    from paceline.measure.synthetic.acceptance import Acceptance
+    from paceline.measure.synthetic.acceptance import MeasuredAcceptance
     from paceline.measure.synthetic.files import ModelFiles
 
 
@@ -36,7 +36,7 @@ def command(
     order = PairOrder(shape, SHAPES[shape], output, acceptance, factor, dtype, seed)
     with console.status("making random weights") as status:
 
-        def tell(tried: float, measured: "Acceptance") -> None:
+        def tell(tried: float, measured: "MeasuredAcceptance") -> None:
             console.print(f"factor {tried:.3f}: {measured.share:.3f} of the drafts accepted", style="dim")
             status.update(f"looking for the factor that gives {acceptance}")
 

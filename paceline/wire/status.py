@@ -18,7 +18,7 @@ from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 log = structlog.get_logger()
 
 DEADLINE_SLACK_S = 0.05
-"""On top of the rounding of timeouts on the wire."""
+"""A call that ended so near to its deadline ended for that. The wire rounds timeouts, which comes on top."""
 
 Deserializer = Callable[[bytes], Any]
 AnswerT = TypeVar("AnswerT")

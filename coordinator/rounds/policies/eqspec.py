@@ -4,22 +4,22 @@ Run it with `--layout dense` to pay for realignment as published. Unlike the ref
 the rounds, and full acceptance yields the bonus token; the slots of finished rows stay empty, as there.
 """
 
-from collections.abc import Sequence as Window
+from collections.abc import Sequence
 
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from coordinator.rounds.policies.policy import Selection
 
 
 class EqSpec:
     def __init__(self) -> None:
-        self._batch: set[Sequence] = set()
+        self._batch: set[Generation] = set()
 
     def live_limit(self, batch_size: int, lanes: int) -> int:
         return batch_size
 
-    def select(self, window: Window[Sequence], batch_size: int) -> Selection:
-        ready = [sequence for sequence in window if sequence in self._batch]
+    def select(self, window: Sequence[Generation], batch_size: int) -> Selection:
+        ready = [generation for generation in window if generation in self._batch]
         if not ready:
-            ready = sorted(window, key=lambda sequence: sequence.arrival)[:batch_size]
+            ready = sorted(window, key=lambda generation: generation.arrival)[:batch_size]
             self._batch = set(ready)
         return Selection(ready)

@@ -1,43 +1,43 @@
 """EXSPEC (arXiv 2510.22876, algorithm 2): groups of equal length from a sliding window, which need no realignment.
 
-Differs where the published one starves: a group may be partial, and a sequence that has waited for long is served next
-whatever its length. Lengths are the sequences' own, without the padding that the reference code counts.
+Differs where the published one starves: a group may be partial, and a generation that has waited long is served next,
+whatever its length. Lengths are the generations' own, without the padding that the reference code counts.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence as Window
+from collections.abc import Sequence
 
-from coordinator.requests.sequence import Sequence
+from coordinator.requests.generation import Generation
 from coordinator.rounds.policies.policy import Selection
 
 PARTIAL_SHARE = 0.5
 """A group of equals runs when it fills this much of the batch."""
 PATIENCE = 2
-"""A sequence waits at most so many times the rounds that serving the whole window once takes."""
+"""A generation waits at most so many times the rounds that serving the whole window once takes."""
 
 
 class ExSpec:
     def __init__(self, window: int) -> None:
         self._window = window
         self._round = 0
-        self._served: dict[Sequence, int] = {}
+        self._served: dict[Generation, int] = {}
 
     def live_limit(self, batch_size: int, lanes: int) -> int:
         return max(self._window, batch_size)
 
-    def select(self, window: Window[Sequence], batch_size: int) -> Selection:
+    def select(self, window: Sequence[Generation], batch_size: int) -> Selection:
         self._round += 1
-        self._served = {sequence: self._served.get(sequence, self._round) for sequence in window}
+        self._served = {generation: self._served.get(generation, self._round) for generation in window}
         selection = self._choose(window, batch_size)
-        for sequence in selection.sequences:
-            self._served[sequence] = self._round
+        for generation in selection.generations:
+            self._served[generation] = self._round
         return selection
 
-    def _choose(self, window: Window[Sequence], batch_size: int) -> Selection:
-        by_length: defaultdict[int, list[Sequence]] = defaultdict(list)
-        for sequence in window:
-            by_length[len(sequence.token_ids)].append(sequence)
-        oldest = min(window, key=lambda sequence: self._served[sequence])
+    def _choose(self, window: Sequence[Generation], batch_size: int) -> Selection:
+        by_length: defaultdict[int, list[Generation]] = defaultdict(list)
+        for generation in window:
+            by_length[len(generation.token_ids)].append(generation)
+        oldest = min(window, key=lambda generation: self._served[generation])
         limit = PATIENCE * -(-len(window) // batch_size)
         if self._round - self._served[oldest] >= limit:
             group = by_length[len(oldest.token_ids)]
@@ -50,6 +50,6 @@ class ExSpec:
             return Selection(group[:batch_size])
         return self._fallback(window, batch_size)
 
-    def _fallback(self, window: Window[Sequence], batch_size: int) -> Selection:
-        longest_waiting = sorted(window, key=lambda sequence: self._served[sequence])
+    def _fallback(self, window: Sequence[Generation], batch_size: int) -> Selection:
+        longest_waiting = sorted(window, key=lambda generation: self._served[generation])
         return Selection(longest_waiting[:batch_size], is_fallback=True)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.files import replace_file, replacing
 from paceline.measure.figures import new_figure
-from paceline.measure.load.load import Outcome, RequestRecord
+from paceline.measure.load.load import Outcome, SentRequest
 from paceline.measure.load.summary import PERCENTS, LoadSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def write_json(path: Path, settings: dict[str, Any], summary: LoadSummary, records: Sequence[RequestRecord]) -> None:
+def write_json(path: Path, settings: dict[str, Any], summary: LoadSummary, records: Sequence[SentRequest]) -> None:
     """Write what was asked, what came out, and a line for each request."""
     content = {
         "settings": settings,
@@ -26,7 +26,7 @@ def write_json(path: Path, settings: dict[str, Any], summary: LoadSummary, recor
     replace_file(path, json.dumps(content, indent=2) + "\n")
 
 
-def _row(record: RequestRecord) -> dict[str, Any]:
+def _row(record: SentRequest) -> dict[str, Any]:
     row: dict[str, Any] = {"planned_s": record.planned_s, "sent_s": record.sent_s, "outcome": record.outcome.value}
     if record.outcome is Outcome.COMPLETED:
         row |= {
@@ -40,7 +40,7 @@ def _row(record: RequestRecord) -> dict[str, Any]:
     return row | ({"error": record.error} if record.error else {})
 
 
-def write_plot(path: Path, title: str, summary: LoadSummary, records: Sequence[RequestRecord]) -> None:
+def write_plot(path: Path, title: str, summary: LoadSummary, records: Sequence[SentRequest]) -> None:
     """Draw how latencies are distributed, and throughput and load over time, as PNG."""
     figure = new_figure(12, 5)
     figure.suptitle(title)
@@ -51,7 +51,7 @@ def write_plot(path: Path, title: str, summary: LoadSummary, records: Sequence[R
         figure.savefig(beside, format="png", dpi=150)
 
 
-def _draw_latencies(axes: "Axes", records: Sequence[RequestRecord], summary: LoadSummary) -> None:
+def _draw_latencies(axes: "Axes", records: Sequence[SentRequest], summary: LoadSummary) -> None:
     completed = [record for record in records if record.outcome is Outcome.COMPLETED]
     series = (
         ("time to first token", [one.first_token_s or 0.0 for one in completed], summary.first_token_s, "tab:blue"),
@@ -73,7 +73,7 @@ def _draw_latencies(axes: "Axes", records: Sequence[RequestRecord], summary: Loa
     axes.grid(alpha=0.3)
 
 
-def _draw_throughput(axes: "Axes", records: Sequence[RequestRecord], summary: LoadSummary) -> None:
+def _draw_throughput(axes: "Axes", records: Sequence[SentRequest], summary: LoadSummary) -> None:
     from matplotlib.ticker import MaxNLocator
 
     width_s = max(1.0, summary.elapsed_s / 60)

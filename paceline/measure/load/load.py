@@ -28,7 +28,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class RequestRecord:
+class SentRequest:
     """One request. Times are seconds since the start of the run."""
 
     planned_s: float
@@ -70,7 +70,7 @@ class LoadLog:
     clock: Clock = time.perf_counter
     began_s: float = 0.0
     sent_count: int = 0
-    records: list[RequestRecord] = field(default_factory=list)
+    records: list[SentRequest] = field(default_factory=list)
     token_times: list[tuple[float, int]] = field(default_factory=list)
     """Of all requests, those in flight included."""
 
@@ -119,4 +119,4 @@ async def _send(planned_s: float, request: GenerationRequest, generate: Generate
     except PacelineError as failure:
         outcome, error = Outcome.FAILED, failure.reason
     finally:
-        log.records.append(RequestRecord(planned_s, sent_s, log.elapsed_s(), outcome, tuple(token_times), usage, error))
+        log.records.append(SentRequest(planned_s, sent_s, log.elapsed_s(), outcome, tuple(token_times), usage, error))

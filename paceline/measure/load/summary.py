@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.measure.load.load import Outcome, RequestRecord
+from paceline.measure.load.load import Outcome, SentRequest
 
 PERCENTS = (50, 90, 99)
 
@@ -21,7 +21,7 @@ class Objectives:
     def any(self) -> bool:
         return self.first_token_s is not None or self.per_token_s is not None
 
-    def met_by(self, record: RequestRecord) -> bool:
+    def met_by(self, record: SentRequest) -> bool:
         return record.outcome is Outcome.COMPLETED and all(
             limit is None or value is None or value <= limit
             for limit, value in (
@@ -69,7 +69,7 @@ class LoadSummary:
         return None if self.good_count is None else _rate(self.good_count, self.elapsed_s)
 
 
-def summarize(records: Sequence[RequestRecord], objectives: Objectives) -> LoadSummary:
+def summarize(records: Sequence[SentRequest], objectives: Objectives) -> LoadSummary:
     completed = [record for record in records if record.outcome is Outcome.COMPLETED]
     usages = [record.usage for record in completed if record.usage]
     elapsed_s = max((record.ended_s for record in records), default=0.0)

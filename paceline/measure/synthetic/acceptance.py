@@ -14,7 +14,7 @@ DRAFT_COUNT = 5
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class MeasuredAcceptance:
     share: float
     """Of all drafts together."""
     spread: float
@@ -35,10 +35,10 @@ def count_drafts(agrees: Sequence[bool], draft_count: int = DRAFT_COUNT) -> tupl
     return drafted, accepted
 
 
-def measure(outputs: Sequence[Sequence[bool]]) -> Acceptance:
+def measure(outputs: Sequence[Sequence[bool]]) -> MeasuredAcceptance:
     """Summarise the agreement of each output, position by position."""
     shares = [_share([output]) for output in outputs]
-    return Acceptance(
+    return MeasuredAcceptance(
         share=_share(outputs),
         spread=pstdev(shares),
         first_half=_share([output[: len(output) // 2] for output in outputs]),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from paceline.errors import InvalidRequest
-from paceline.measure.synthetic.acceptance import Acceptance, measure
+from paceline.measure.synthetic.acceptance import MeasuredAcceptance, measure
 from paceline.measure.synthetic.seeds import generator
 from paceline.measure.synthetic.shapes import ModelShape, PairShape
 from paceline.measure.synthetic.successors import Successors
@@ -35,7 +35,7 @@ DRAFT_FACTOR = 0.1
 @dataclass(frozen=True)
 class Calibration:
     factor: float
-    acceptance: Acceptance
+    acceptance: MeasuredAcceptance
     """Over other prompts than those the factor was found with."""
     target: ModelShape
     """What was measured: the target itself, or a part of it."""
@@ -51,7 +51,7 @@ class Trial:
         self._factor = 1.0
 
     @torch.inference_mode()
-    def acceptance(self, factor: float, purpose: str) -> Acceptance:
+    def acceptance(self, factor: float, purpose: str) -> MeasuredAcceptance:
         """Measure at this factor; `purpose` names the prompts."""
         scale_additions(self._target, factor / self._factor)
         self._factor = factor
@@ -69,7 +69,7 @@ class Trial:
 
 
 def calibrate(
-    shape: PairShape, successors: Successors, wanted: float, tell: Callable[[float, Acceptance], None]
+    shape: PairShape, successors: Successors, wanted: float, tell: Callable[[float, MeasuredAcceptance], None]
 ) -> Calibration:
     """Bisect for `wanted`, telling each trial. Raises InvalidRequest when no factor gives it."""
     trial = Trial(shape, successors)

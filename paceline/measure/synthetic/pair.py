@@ -12,7 +12,7 @@ from paceline.builtin import resolve_model
 from paceline.engine.model.loader import DTYPES
 from paceline.errors import InvalidRequest
 from paceline.files import replace_file, replacing
-from paceline.measure.synthetic.acceptance import DRAFT_COUNT, Acceptance
+from paceline.measure.synthetic.acceptance import DRAFT_COUNT, MeasuredAcceptance
 from paceline.measure.synthetic.calibration import DRAFT_FACTOR, Calibration, calibrate, calibration_bytes, part_of
 from paceline.measure.synthetic.files import ModelFiles, check_memory, check_room, plan_files, write_model
 from paceline.measure.synthetic.shapes import PairShape
@@ -47,7 +47,7 @@ class WrittenPair:
     calibration: Calibration | None
 
 
-def write_pair(order: PairOrder, tell: Callable[[float, Acceptance], None]) -> WrittenPair:
+def write_pair(order: PairOrder, tell: Callable[[float, MeasuredAcceptance], None]) -> WrittenPair:
     """Find the factor, telling each trial, and write `target` and `draft` under `order.output`.
 
     Raises InvalidRequest when the folder is not empty, disk or memory is short, or the acceptance cannot be had.
@@ -94,7 +94,9 @@ def output_token_ids(shape: PairShape) -> tuple[list[int], bool]:
     return [one for one in range(tokenizer.get_vocab_size()) if one not in special], True
 
 
-def _calibrate(order: PairOrder, successors: Successors, tell: Callable[[float, Acceptance], None]) -> Calibration:
+def _calibrate(
+    order: PairOrder, successors: Successors, tell: Callable[[float, MeasuredAcceptance], None]
+) -> Calibration:
     shape = order.shape
     if parameter_count(shape.target) > WHOLE_PARAMETERS:
         shape = part_of(shape, PART_LAYERS, int(successors.token_ids.max()) + 1)

@@ -162,11 +162,11 @@ def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
     for hop in HOPS:
         own = [one.hops_s[hop] for one in (requests if hop == "other" else rounds)] or [0.0]
         share = sum(request.hops_s[hop] for request in requests) / latency_s
-        summaries.append(HopSummary(hop, percentile(own, 50), percentile(own, 90), percentile(own, 99), share))
+        summaries.append(HopSummary(hop, nearest_rank(own, 50), nearest_rank(own, 90), nearest_rank(own, 99), share))
     return summaries
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
+def nearest_rank(values: Sequence[float], percent: int) -> float:
     """The smallest value that so many percent of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 from paceline.observe.spans.file_exporter import FileExporter
 from paceline.observe.spans.lean import LeanTracer
-from paceline.observe.spans.sampling import LinkedSampler
+from paceline.observe.spans.sampler import LinkedSampler
 
 SCOPE = "paceline"
 FLUSH_TIMEOUT_S = 3.0

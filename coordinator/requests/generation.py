@@ -1,10 +1,10 @@
 """A request, and its generations: the tokens of each, and what each service holds of them.
 
 The token list is the truth; the cached lengths are hints about the services' caches. Only the coordinator changes a
-sequence.
+generation.
 """
 
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.requests.acceptance import Acceptance
@@ -29,12 +29,12 @@ from paceline.types import (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Committed tokens of a sequence that a service does not hold, as far as is known."""
+    """Committed tokens of a generation that a service does not hold, as far as is known."""
 
     count: int
     """At least 1."""
     taken_count: int | None
-    """Tokens that it took of the sequence's last row; None: there was none, and it may have more of them."""
+    """Tokens that it took of the generation's last row; None: there was none, and it may have more of them."""
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Request:
     """Given or drawn; each output has its own made from it."""
     request_id: str = ""
     """Its name in the log and for its client."""
-    sequences: "list[Sequence]" = field(default_factory=list)
+    generations: "list[Generation]" = field(default_factory=list)
     """Its outputs that had not ended when it came."""
     deadline_s: float | None = None
     """When it is to be answered at the latest, by the clock of rounds; None: whenever."""
@@ -59,15 +59,15 @@ class Request:
 
     @property
     def prompt_count(self) -> int:
-        return self.sequences[0].usage.prompt_count
+        return self.generations[0].usage.prompt_count
 
     @property
-    def unfinished(self) -> "list[Sequence]":
-        return [sequence for sequence in self.sequences if not sequence.ended]
+    def unfinished(self) -> "list[Generation]":
+        return [generation for generation in self.generations if not generation.ended]
 
 
 @dataclass(eq=False)
-class Sequence:
+class Generation:
     sequence_id: str
     token_ids: TokenList
     """Committed tokens: prompt, then output."""
@@ -83,7 +83,7 @@ class Sequence:
     """Leading committed tokens that the draft service holds, as far as is known."""
     target_cached_length: int = 0
     draft_taken_count: int | None = None
-    """Tokens that the draft service took of the sequence's last row; None: nothing is known of what it has."""
+    """Tokens that the draft service took of the generation's last row; None: nothing is known of what it has."""
     target_taken_count: int | None = None
     draft_prefix: PrefixHash = field(default_factory=PrefixHash)
     """Of the tokens that rows to the draft service rely on."""
@@ -184,11 +184,11 @@ class Sequence:
 
     def commit(
         self,
-        token_ids: Tokens[int],
+        token_ids: Sequence[int],
         *,
         accepted_count: int,
         drafted_count: int,
-        logprobs: Tokens[TokenLogprobs] = (),
+        logprobs: Sequence[TokenLogprobs] = (),
     ) -> None:
         """Add a round's tokens, up to the one that ends the output, and send them to the client.
 
@@ -218,7 +218,7 @@ class Sequence:
         self.runs_alone, self.loss_count = False, 0
         self.failed_at.clear()
 
-    def resume(self, token_ids: Tokens[int]) -> None:
+    def resume(self, token_ids: Sequence[int]) -> None:
         """Take tokens the client has already for committed, up to the one that ends the output; they are not sent."""
         self.token_ids += [token.token_id for token in self.output.extend(token_ids, 0)]
         self.usage = replace(self.usage, output_count=self.output.count)
@@ -233,7 +233,7 @@ class Sequence:
         self.request.stream.put(OutputPiece(tuple(tokens), finish, self.completion_index))
 
     def fail(self, error: PacelineError) -> None:
-        """End the sequence; its client gets `error`."""
+        """End the generation; its client gets `error`."""
         self.ended = True
         self.request.stream.put(error)
 
