@@ -1,1 +1,1 @@
-"""Tests; the files mirror the modules."""
+"""Tests; a folder for each room, and `fakes`."""

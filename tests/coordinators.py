@@ -42,7 +42,7 @@ from coordinator.serving import facts_of
 from paceline.client import NO_RETRIES, Client
 from paceline.types import GenerationRequest, ModelDescription, OutputPiece, PolicyName, TokenIds
 from paceline.wire import RunningServer, running_server
-from tests.fakes import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
+from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
 SERVED = Served(describe("target"), None)
 NOWHERE = CoordinatorSettings(draft="unused:1", target="unused:1")

@@ -1,9 +1,9 @@
 """How much of their prompts the rows of a call bring, so that no call is large.
 
 A service computes one chunk of prompts a call, however much it is sent. What it has cached of other generations, it
-takes over without computing. So a row of which nothing is known yet brings its prompt, and what is cached costs no calls of
-its own. From then on the row brings a chunk, or as much again as was taken over. Owns that rule and the sizes; knows
-nothing of rounds.
+takes over without computing. So a row of which nothing is known yet brings its prompt: what is cached costs no call.
+From then on the row brings a chunk, or as much again as was taken over. Owns that rule and the sizes; knows nothing
+of rounds.
 """
 
 from collections.abc import Sequence

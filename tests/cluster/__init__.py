@@ -1,0 +1,1 @@
+"""Tests of all services together, exactness first."""

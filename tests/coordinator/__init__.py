@@ -1,0 +1,1 @@
+"""Tests of the coordinator's rooms, over fake model services."""

@@ -1,0 +1,148 @@
+"""Requests that can never be served are refused before anything is queued."""
+
+import pytest
+
+from coordinator.door.admission import Admission
+from coordinator.door.limits import RequestLimits
+from coordinator.door.served import Served
+from coordinator.requests.committed_tokens import CommittedTokens
+from paceline.errors import InvalidRequest, PacelineError
+from paceline.text import TextCodec
+from paceline.types import (
+    GenerationRequest,
+    Prompt,
+    ReceivedOutput,
+    SamplingParameters,
+    Text,
+    TokenIds,
+    TokenizerFiles,
+    UserMessage,
+)
+from tests.coordinators import SERVED
+from tests.fakes.model_services import END_TOKEN_ID, VOCABULARY_SIZE
+from tests.fakes.tokenizers import byte_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (GenerationRequest(TokenIds(())), "prompt"),
+        (GenerationRequest(TokenIds((5,) * 1000)), "prompt"),
+        (GenerationRequest(TokenIds((VOCABULARY_SIZE,))), "prompt.token_ids"),
+        (GenerationRequest(TokenIds((5,)), max_new_tokens=0), "max_new_tokens"),
+        (GenerationRequest(TokenIds((5,)), max_new_tokens=-3), "max_new_tokens"),
+        (GenerationRequest(TokenIds((5,)), max_new_tokens=2**31 - 1), "max_new_tokens"),
+        (GenerationRequest(TokenIds((5,)), stop_token_ids=(-1,)), "stop_token_ids"),
+        (GenerationRequest(TokenIds((5,)), stop_token_ids=(5,) * 1025), "stop_token_ids"),
+        (
+            GenerationRequest(
+                TokenIds((5,)),
+                sampling=SamplingParameters(min_new_tokens=2),
+                stop_token_ids=tuple(range(VOCABULARY_SIZE)),
+            ),
+            "sampling.min_new_tokens",
+        ),
+        (GenerationRequest(TokenIds((5,)), max_draft_count=-1), "max_draft_count"),
+        (GenerationRequest(TokenIds((5,)), stop_strings=("",)), "stop_strings"),
+        (GenerationRequest(TokenIds((5,)), stop_strings=("x",) * 17), "stop_strings"),
+        (GenerationRequest(TokenIds((5,)), stop_strings=("x" * 1000, "y" * 25)), "stop_strings"),
+    ],
+)
+def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: str) -> None:
+    with pytest.raises(PacelineError) as refusal:
+        Admission(SERVED, default_max_new_tokens=40).admit(request_)
+    assert getattr(refusal.value, "field", None) == field
+
+
+def resumed(*received: ReceivedOutput, seed: int | None = 1, completion_count: int = 3) -> GenerationRequest:
+    return GenerationRequest(
+        TokenIds((5, 6)), 10, seed=seed, completion_count=completion_count, received_outputs=received
+    )
+
+
+@pytest.mark.review
+def test_each_output_goes_on_after_what_was_received_of_it_and_those_that_ended_are_not_made() -> None:
+    """Review C13: only a request for one output could be continued."""
+    received = (ReceivedOutput(2, (7, 8)), ReceivedOutput(1, (), ended=True))
+    first, third = Admission(SERVED, default_max_new_tokens=40).admit(resumed(*received)).generations
+    assert (first.completion_index, first.token_ids[:]) == (0, [5, 6])
+    assert (third.completion_index, third.token_ids[:], third.output.remaining_count) == (2, [5, 6, 7, 8], 8)
+    whole = Admission(SERVED, default_max_new_tokens=40).admit(resumed()).generations
+    assert [one.seed for one in (first, third)] == [whole[0].seed, whole[2].seed]
+
+
+async def test_an_output_that_was_received_whole_but_for_its_finish_gets_that() -> None:
+    """The other, which ended, has no part in when the stream ends."""
+    request = Admission(SERVED, default_max_new_tokens=40).admit(
+        resumed(ReceivedOutput(0, (7, END_TOKEN_ID)), ReceivedOutput(1, ended=True), completion_count=2)
+    )
+    (piece,) = [piece async for piece in request.stream.pieces()]
+    assert (piece.tokens, piece.finish is not None, request.unfinished) == ((), True, [])
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(
+    ("request_", "field", "words"),
+    [
+        (resumed(ReceivedOutput(0, (7,)), seed=None), "seed", "give the seed that the first message"),
+        (resumed(ReceivedOutput(3, (7,))), "received_outputs", "names output 3; give 0 to 2"),
+        (resumed(ReceivedOutput(-1, (7,))), "received_outputs", "names output -1"),
+        (resumed(ReceivedOutput(1, (7,)), ReceivedOutput(1, (7,))), "received_outputs", "names output 1 twice"),
+        (resumed(ReceivedOutput(1, (50,))), "received_outputs.token_ids", "holds 50"),
+        (resumed(ReceivedOutput(1, (7,) * 11)), "received_outputs", r"11 tokens of output 1.* after 10 \(length\)"),
+        (resumed(ReceivedOutput(1, (END_TOKEN_ID, 7))), "received_outputs", r"after 1 \(end_token\)"),
+        (resumed(*(ReceivedOutput(n, ended=True) for n in range(3))), "received_outputs", "all 3 outputs have ended"),
+    ],
+)
+def test_what_cannot_have_been_received_is_refused_by_name(request_: GenerationRequest, field: str, words: str) -> None:
+    """Review C13."""
+    with pytest.raises(InvalidRequest, match=words) as refusal:
+        Admission(SERVED, default_max_new_tokens=40).admit(request_)
+    assert refusal.value.field == field
+
+
+@pytest.mark.review
+def test_a_prompt_that_is_too_long_is_refused_before_its_tokens_are_looked_at() -> None:
+    """review C5"""
+    with pytest.raises(InvalidRequest, match="no room for output") as refusal:
+        Admission(SERVED, default_max_new_tokens=40).admit(GenerationRequest(TokenIds((VOCABULARY_SIZE,) * 1000)))
+    assert refusal.value.field == "prompt"
+
+
+@pytest.mark.review
+def test_the_outputs_of_a_request_share_its_prompt_and_grow_each_alone() -> None:
+    """review C5: each had a copy."""
+    request = GenerationRequest(TokenIds((5, 6, 7)), completion_count=64)
+    first, *others = Admission(SERVED, default_max_new_tokens=40).admit(request).generations
+    assert isinstance(first.token_ids, CommittedTokens)
+    assert {id(one.token_ids.prompt) for one in others if isinstance(one.token_ids, CommittedTokens)} == {
+        id(first.token_ids.prompt)
+    }
+    first.commit([8], accepted_count=0, drafted_count=0)
+    assert (first.token_ids[:], others[0].token_ids[:]) == ([5, 6, 7, 8], [5, 6, 7])
+
+
+class UntouchedCodec(TextCodec):
+    def encode(self, prompt: Prompt) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+
+@pytest.mark.review
+@pytest.mark.parametrize(("limits", "most"), [(RequestLimits(), 1000), (RequestLimits(max_prompt_tokens=10), 10)])
+@pytest.mark.parametrize("kind", [Text, UserMessage])
+def test_a_text_that_no_tokens_could_be_long_enough_for_is_refused_before_it_is_tokenized(
+    limits: RequestLimits, most: int, kind: type[Text | UserMessage]
+) -> None:
+    """review C10"""
+    files = TokenizerFiles(byte_tokenizer().to_str())
+    longest = len("<end>")
+
+    def admit(codec: TextCodec, count: int) -> None:
+        Admission(Served(SERVED.target, codec), default_max_new_tokens=40, limits=limits).admit(
+            GenerationRequest(kind("a" * count))
+        )
+
+    with pytest.raises(InvalidRequest, match=f"has {4 * longest * most + 1} characters; give {4 * longest * most}"):
+        admit(UntouchedCodec(files), 4 * longest * most + 1)
+    with pytest.raises(AssertionError, match="it was tokenized"):
+        admit(UntouchedCodec(files), 4 * longest * most)

@@ -1,0 +1,207 @@
+"""Calls stay small however long the prompts: what rows bring, what services make of a part, and what is cached."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.replicas.plausibility import check_proposals, check_verdicts
+from coordinator.requests.generation import Generation, Lack, Request
+from coordinator.requests.output import Output, StopRules
+from coordinator.rounds.prompt_shares import CALL_TOKENS, CHUNKS_BROUGHT, prompt_shares
+from coordinator.rounds.round import RoundLimits, run_round
+from draft_service.drafter import Drafter
+from paceline.checks import DECODED_TOKENS
+from paceline.engine.loading import load_model
+from paceline.engine.model.model import LoadedModel
+from paceline.engine.options import EngineOptions
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Runner
+from paceline.errors import InvalidRequest, PacelineError, PeerFailed
+from paceline.types import Prefilled, Proposal, Proposals, ProposeRow, Usage, Verdict, Verdicts, VerifyRow
+from target_service.verifier import Verifier
+from tests.checkpoints import MAX_LENGTH
+from tests.checkpoints import VOCABULARY_SIZE as MODEL_VOCABULARY_SIZE
+from tests.conftest import PairOfCheckpoints
+from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, next_token
+
+pytestmark = pytest.mark.review
+LIMITS = RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS)
+LONG = tuple(5 + number * number % 90 for number in range(MAX_LENGTH - 10))
+COUNTS = st.integers(1, 3 * CALL_TOKENS)
+
+
+@pytest.fixture
+def model(pairs: dict[str, PairOfCheckpoints]) -> LoadedModel:
+    return load_model(str(pairs["Llama"].target))
+
+
+def generation_of(token_ids: Sequence[int], max_new_tokens: int = 9, name: str = "one") -> Generation:
+    output = Output(StopRules(max_new_tokens, end_token_ids=frozenset()), None)
+    return Generation(name, list(token_ids), output, 64, Usage(len(token_ids)), Request())
+
+
+@given(
+    lacks=st.lists(st.builds(Lack, COUNTS, st.none() | st.integers(0, CALL_TOKENS)), min_size=1, max_size=20),
+    chunk_tokens=st.integers(0, 1000),
+)
+def test_a_call_is_bounded_and_its_first_prompt_and_its_decoding_rows_are_always_served(
+    lacks: list[Lack], chunk_tokens: int
+) -> None:
+    """review C8"""
+    shares = prompt_shares(lacks, chunk_tokens)
+    assert all(0 <= share <= lack.count for share, lack in zip(shares, lacks, strict=True))
+    prompts = [index for index, lack in enumerate(lacks) if lack.count > DECODED_TOKENS]
+    assert all(share == lack.count for share, lack in zip(shares, lacks, strict=True) if lack.count <= DECODED_TOKENS)
+    assert all(shares[index] for index in prompts[:1])
+    assert sum(shares[index] for index in prompts) <= CALL_TOKENS + max(CHUNKS_BROUGHT * chunk_tokens, DECODED_TOKENS)
+    known = [index for index in prompts if lacks[index].taken_count is not None]
+    assert all(shares[index] <= max(chunk_tokens, DECODED_TOKENS, lacks[index].taken_count or 0) for index in known)
+
+
+class ChunkedDrafter(FakeDrafter):
+    """Takes no more of a prompt than a chunk, as the model services do."""
+
+    def _propose(self, row: ProposeRow) -> Proposal | PacelineError:
+        if len(row.token_ids) <= CHUNK_TOKENS:
+            return super()._propose(row)
+        return Proposal((), len(self.append(row, row.token_ids[:CHUNK_TOKENS])))
+
+
+@pytest.mark.parametrize("chunk_count", [1, 7, 40])
+async def test_what_is_sent_of_a_prompt_grows_with_its_length_and_not_with_the_square(chunk_count: int) -> None:
+    """review C8: each chunk's call brought all of the rest."""
+    prompt = [4 + number % 40 for number in range(chunk_count * CHUNK_TOKENS)]
+    generation, drafter, verifier = generation_of(prompt, 2 * chunk_count), ChunkedDrafter(1.0), FakeVerifier()
+    while not generation.ended:
+        await run_round([generation], drafter, verifier, LIMITS, [3])
+    committed = generation.token_ids
+    assert len(committed) == len(prompt) + 2 * chunk_count
+    assert all(committed[stop] == next_token(committed[:stop]) for stop in range(len(prompt), len(committed)))
+    for calls in (verifier.calls, drafter.calls):
+        first, *others = [len(row.token_ids) for call in calls for row in call]
+        assert first == len(prompt), "some other generation's cache may hold it"
+        assert max(others, default=0) <= CHUNK_TOKENS
+        assert len(others) >= chunk_count - 1
+
+
+async def test_prompts_that_a_call_has_no_chunk_for_are_not_sent_with_it() -> None:
+    """review C8: 64 prompts of 2,000 tokens were sent whole each call."""
+    generations = [generation_of([5 + number, *range(4, 44)] * 4, name=str(number)) for number in range(20)]
+    verifier = FakeVerifier()
+    for _ in range(20):
+        await run_round(generations, FakeDrafter(1.0), verifier, LIMITS, [0] * 20)
+    sizes = [sum(len(row.token_ids) for row in call) for call in verifier.calls[1:]]
+    assert max(sizes) <= (CHUNKS_BROUGHT + len(generations)) * CHUNK_TOKENS
+    assert all(generation.usage.output_count for generation in generations[:4])
+
+
+class Here:
+    """A target without a wire; counts the tokens that were brought, call by call."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier = verifier
+        self.brought: list[int] = []
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        self.brought.append(sum(len(row.token_ids) for row in rows))
+        return Verdicts(self.verifier.verify(rows))
+
+
+async def rounds_to_first_token(target: Here, token_ids: Sequence[int], name: str, chunk_tokens: int) -> int:
+    """How many rounds a prompt takes, alone."""
+    generation, limits = generation_of(token_ids, name=name), RoundLimits(MODEL_VOCABULARY_SIZE, chunk_tokens)
+    for count in range(1, 1000):
+        await run_round([generation], FakeDrafter(1.0), target, limits, [0])
+        if generation.usage.output_count:
+            return count
+    raise AssertionError
+
+
+@pytest.mark.parametrize("page_tokens", [16, 5])
+async def test_what_is_cached_of_another_sequence_takes_no_call(model: LoadedModel, page_tokens: int) -> None:
+    """review C8"""
+    options = EngineOptions(kv_memory="4MiB", prefill_chunk_tokens=20, page_tokens=page_tokens)
+    target = Here(Verifier(Runner(model, options)))
+    computed = await rounds_to_first_token(target, LONG, "one", 20)
+    assert computed >= len(LONG) // 20
+    assert sum(target.brought) <= 2 * len(LONG) + 2 * page_tokens * computed
+    assert await rounds_to_first_token(target, LONG, "two", 20) == 1
+    assert await rounds_to_first_token(target, (*LONG[:-10], 7, 7), "three", 20) == 1
+
+
+async def test_what_is_cached_beyond_a_call_takes_a_call_for_each_call_of_tokens(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """review C8"""
+    monkeypatch.setattr("coordinator.rounds.prompt_shares.CALL_TOKENS", 50)
+    target = Here(Verifier(Runner(model, EngineOptions(kv_memory="4MiB", prefill_chunk_tokens=20, page_tokens=8))))
+    await rounds_to_first_token(target, LONG, "one", 20)
+    taken_over = len(target.brought)
+    assert await rounds_to_first_token(target, LONG, "two", 20) <= -(-len(LONG) // (50 - 8 + 1)) + 1
+    assert max(target.brought[taken_over:]) <= 50
+
+
+def test_a_part_is_taken_in_and_nothing_is_chosen_after_it(model: LoadedModel) -> None:
+    """review C8"""
+    verifier = Verifier(Runner(model, EngineOptions(kv_memory="1MiB")))
+    (whole,) = verifier.verify([VerifyRow("whole", 0, LONG[:50], (5, 6))])
+    assert isinstance(whole, Verdict)
+    (part,) = verifier.verify([VerifyRow("a", 0, LONG[1:33], (), following_count=18)])
+    assert part == Prefilled(32)
+    assert verifier.runner.cache.length("a") == 32
+    (part,) = verifier.verify([VerifyRow("b", 0, LONG[:32], (), following_count=18)])
+    assert part == Prefilled(32)
+    (rest,) = verifier.verify([VerifyRow("b", 32, LONG[32:50], (5, 6), None)])
+    assert rest == whole
+
+
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_a_part_has_no_drafts(model: LoadedModel, fixed_shapes: bool) -> None:
+    """review C8"""
+    drafter = Drafter(Runner(model, EngineOptions(kv_memory="1MiB", fixed_shapes=fixed_shapes)))
+    for count in (8, 32):
+        name = str(count)
+        (part,) = drafter.propose([ProposeRow(name, 0, LONG[:count], 3, following_count=18)])
+        assert part == Proposal((), count)
+        (rest,) = drafter.propose([ProposeRow(name, count, LONG[count : count + 18], 3, None)])
+        assert isinstance(rest, Proposal)
+        assert rest == drafter.propose([ProposeRow("whole", 0, LONG[: count + 18], 3)])[0]
+
+
+def test_a_part_that_cannot_be_one_is_refused(model: LoadedModel) -> None:
+    """review C8"""
+    verifier = Verifier(Runner(model, EngineOptions(kv_memory="1MiB")))
+    rows = [
+        VerifyRow("drafts", 0, (5, 6), (7,), following_count=1),
+        VerifyRow("negative", 0, (5, 6), (), following_count=-1),
+        VerifyRow("long", 0, (5, 6), (), following_count=MAX_LENGTH),
+    ]
+    refused = verifier.verify(rows)
+    fields = ["draft_token_ids", "following_count", "token_ids"]
+    assert [one.field for one in refused if isinstance(one, InvalidRequest)] == fields
+    assert verifier.runner.cache.sequence_count == 0
+
+
+def test_the_prompt_that_lacks_least_is_computed_first_whatever_its_row_brings(model: LoadedModel) -> None:
+    """review C8"""
+    runner = Runner(model, EngineOptions(kv_memory="1MiB", prefill_chunk_tokens=64))
+    rows = [
+        PackedRow("first", 0, LONG[:64], following_count=500),
+        PackedRow("long", 0, LONG[100:164], following_count=500),
+        PackedRow("short", 0, LONG[200:264], following_count=5),
+    ]
+    assert runner.forward(rows) == [Prefilled(16), Prefilled(0), Prefilled(48)]
+
+
+def test_a_token_after_a_part_is_a_lie() -> None:
+    """review C8: as an older service would say, which takes a part for all."""
+    asked = ProposeRow("a", 0, (5, 6), 2, following_count=3)
+    check_proposals([asked], Proposals([Proposal((), 2)]))
+    with pytest.raises(PeerFailed):
+        check_proposals([asked], Proposals([Proposal((7, 8), 3)]))
+    row = VerifyRow("a", 0, (5, 6), (), following_count=3)
+    check_verdicts([row], Verdicts([Prefilled(2)]), 50)
+    with pytest.raises(PeerFailed):
+        check_verdicts([row], Verdicts([Verdict(0, 7, 2)]), 50)

@@ -1,0 +1,261 @@
+"""What is told of a request at its end, whatever way it ends: one log line, and its times."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from structlog.testing import capture_logs
+
+from coordinator.door.record import RequestMetrics, RequestRecord
+from coordinator.requests.generation import Generation, Request
+from coordinator.requests.output import Output, StopRules
+from paceline.client import Client
+from paceline.codec.generation import accepted_to_pb, request_to_pb
+from paceline.errors import CallTimedOut, InvalidRequest, NoChoice, Overloaded, PacelineError, PeerFailed
+from paceline.observe.logs import active_span
+from paceline.observe.metrics import new_registry
+from paceline.types import (
+    FinishReason,
+    GenerationAccepted,
+    GenerationFinish,
+    GenerationRequest,
+    OutputPiece,
+    OutputToken,
+    TokenIds,
+    Usage,
+    VerifyRow,
+)
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.wire import open_channel
+from tests.coordinators import fake_cluster, fake_server
+from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, HeldVerifier
+from tests.scrapes import by_label, value
+
+PROMPT = TokenIds((9, 9, 9))
+TEN_TOKENS = GenerationRequest(PROMPT, 10, ignore_end_tokens=True)
+ENDLESS = GenerationRequest(PROMPT, 900, ignore_end_tokens=True)
+
+
+def lines(logs: list[Any]) -> list[Any]:
+    return [line for line in logs if line["event"] == "request ended"]
+
+
+async def line_of(logs: list[Any]) -> Any:
+    """The one line of the one request, which the coordinator writes when it learns of the end."""
+    while not lines(logs):
+        await asyncio.sleep(0.01)
+    (line,) = lines(logs)
+    return line
+
+
+@asynccontextmanager
+async def serving(
+    verifier: FakeVerifier, *, queue_limit: int = 100
+) -> AsyncIterator[tuple[Client, CollectorRegistry, list[Any]]]:
+    """Yield a client of a coordinator, its registry and what it logs."""
+    registry = new_registry("coordinator")
+    with capture_logs() as logs:
+        async with fake_cluster(FakeDrafter(1.0), verifier, registry, queue_limit=queue_limit) as client:
+            yield client, registry, logs
+
+
+async def test_a_finished_request_has_one_line_with_all_its_counts() -> None:
+    async with serving(FakeVerifier()) as (client, registry, logs):
+        await client.complete(TEN_TOKENS)
+        line = await line_of(logs)
+        assert 0 <= line["queued_s"] <= line["time_to_first_token_s"] <= line["duration_s"]
+        times = ("queued_s", "time_to_first_token_s", "duration_s", "request_id")
+        assert {name: told for name, told in line.items() if name not in times} == {
+            "event": "request ended",
+            "log_level": "info",
+            "code": "OK",
+            "finish_reasons": ["length"],
+            "prompt_tokens": 3,
+            "output_tokens": 10,
+            "rounds": 2,
+            "drafted": 8,
+            "accepted": 8,
+        }
+        assert by_label(registry, "requests_total", "code") == {"OK": 1}
+        assert by_label(registry, "completions_total", "finish_reason") == {"length": 1}
+        assert value(registry, "prompt_tokens_total") == 3
+        for histogram in (
+            *("request_queue_seconds", "request_duration_seconds"),
+            *("time_to_first_token_seconds", "time_per_output_token_seconds"),
+        ):
+            assert value(registry, f"{histogram}_count") == 1
+
+
+async def test_a_request_for_several_outputs_has_one_line_for_all() -> None:
+    request = replace(TEN_TOKENS, completion_count=3)
+    async with serving(FakeVerifier()) as (client, registry, logs):
+        await client.complete_all(request)
+        line = await line_of(logs)
+        assert (line["output_tokens"], line["finish_reasons"]) == (30, ["length"] * 3)
+        assert by_label(registry, "completions_total", "finish_reason") == {"length": 3}
+        assert value(registry, "prompt_tokens_total") == 3
+        assert value(registry, "time_to_first_token_seconds_count") == 1
+        assert value(registry, "time_per_output_token_seconds_count") == 3
+
+
+@pytest.mark.review
+async def test_the_first_message_says_before_any_token_what_a_client_needs_to_continue() -> None:
+    """Review G7: the seed of a stream came with its finish only."""
+    registry = new_registry("coordinator")
+    with capture_logs() as logs:
+        async with (
+            fake_server(FakeDrafter(1.0), HeldVerifier(0), registry) as server,
+            open_channel(server.address) as channel,
+        ):
+            call = GenerationServiceStub(channel).GenerateText(request_to_pb(TEN_TOKENS))
+            first = await anext(aiter(call))
+            call.cancel()
+            line = await line_of(logs)
+    assert first == accepted_to_pb(GenerationAccepted(line["request_id"], first.accepted.seed, 3))
+    assert first.accepted.seed
+
+
+async def test_a_refused_request_says_which_field_was_wrong() -> None:
+    async with serving(FakeVerifier()) as (client, registry, logs):
+        with pytest.raises(InvalidRequest):
+            await client.complete(replace(TEN_TOKENS, max_new_tokens=-1))
+        line = await line_of(logs)
+        assert (line["code"], line["reason"], line["field"]) == (
+            "INVALID_ARGUMENT",
+            "INVALID_REQUEST",
+            "max_new_tokens",
+        )
+        assert (line["output_tokens"], line["queued_s"], line["time_to_first_token_s"]) == (0, None, None)
+        assert by_label(registry, "requests_rejected_total", "reason") == {"INVALID_REQUEST": 1}
+        assert by_label(registry, "requests_total", "code") == {"INVALID_ARGUMENT": 1}
+        assert value(registry, "request_queue_seconds_count") == 0
+
+
+async def test_a_request_that_finds_the_queue_full_is_rejected_for_it() -> None:
+    async with serving(HeldVerifier(0), queue_limit=1) as (client, registry, logs):
+        held = [asyncio.ensure_future(client.complete(ENDLESS)) for _ in range(2)]
+        while value(registry, "sequences_running") + value(registry, "sequences_waiting") < 2:
+            await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded):
+            await client.complete(TEN_TOKENS)
+        line = await line_of(logs)
+        assert (line["code"], line["reason"], line["log_level"]) == ("RESOURCE_EXHAUSTED", "OVERLOADED", "info")
+        assert by_label(registry, "requests_rejected_total", "reason") == {"OVERLOADED": 1}
+        for one in held:
+            one.cancel()
+        while len(lines(logs)) < 3:
+            await asyncio.sleep(0.01)
+        # One of them was never in a round: all its time was spent in the queue.
+        assert by_label(registry, "requests_total", "code") == {"RESOURCE_EXHAUSTED": 1, "CANCELLED": 2}
+        assert value(registry, "request_queue_seconds_count") == 2
+
+
+async def test_a_failed_request_warns_and_tells_no_message() -> None:
+    def fail(_: int) -> None:
+        raise PeerFailed("target at 10.0.0.7 with token s3cret is broken")
+
+    async with serving(FakeVerifier(fail)) as (client, registry, logs):
+        with pytest.raises(PeerFailed):
+            await client.complete(TEN_TOKENS)
+        line = await line_of(logs)
+        assert (line["code"], line["reason"], line["log_level"]) == ("INTERNAL", "PEER_FAILED", "warning")
+        assert "s3cret" not in str(line)
+        assert by_label(registry, "requests_rejected_total", "reason") == {}
+
+
+async def test_a_cancelled_request_tells_how_far_it_came() -> None:
+    async with serving(HeldVerifier(1)) as (client, registry, logs):
+        stream = client.generate(ENDLESS)
+        await anext(stream)
+        await stream.aclose()
+        line = await line_of(logs)
+        assert (line["code"], line["output_tokens"], line["rounds"]) == ("CANCELLED", 5, 1)
+        assert line["time_to_first_token_s"] is not None
+        assert by_label(registry, "requests_total", "code") == {"CANCELLED": 1}
+        assert value(registry, "request_duration_seconds_count") == 0
+
+
+async def test_a_request_past_its_deadline_is_told_from_a_cancelled_one() -> None:
+    async with serving(HeldVerifier(1)) as (client, registry, logs):
+        with pytest.raises(CallTimedOut):
+            await client.complete(ENDLESS, timeout_s=2)
+        assert (await line_of(logs))["code"] == "DEADLINE_EXCEEDED"
+        assert by_label(registry, "requests_total", "code") == {"DEADLINE_EXCEEDED": 1}
+
+
+def piece(count: int, finish: GenerationFinish | None = None) -> OutputPiece:
+    return OutputPiece((OutputToken(5, "", accepted=False),) * count, finish)
+
+
+def recorded(registry: CollectorRegistry) -> None:
+    """A request of 7 seconds: 0.5 in the queue, its first 3 of 11 tokens after 2 seconds, its last after 6."""
+    clock = Clock()
+    record = RequestRecord(RequestMetrics(registry), clock)
+    output = Output(StopRules(11, frozenset()), None)
+    request = Request(submitted_s=100.0)
+    request.generations = [Generation("one", [1, 2, 3], output, 4, Usage(3), request, first_grouped_s=100.5)]
+    record.queue(request)
+    clock.advance(2)
+    record.deliver(piece(3))
+    clock.advance(4)
+    record.deliver(piece(8, GenerationFinish(FinishReason.LENGTH, Usage(3, 11))))
+    clock.advance(1)
+    record.end(grpc.StatusCode.OK)
+
+
+def test_times_of_a_request_are_vllms() -> None:
+    registry = CollectorRegistry()
+    with capture_logs() as logs:
+        recorded(registry)
+    assert value(registry, "time_to_first_token_seconds_sum") == 2
+    assert value(registry, "time_per_output_token_seconds_sum") == 4 / 10
+    assert value(registry, "request_duration_seconds_sum") == 7
+    assert value(registry, "request_queue_seconds_sum") == 0.5
+    assert (logs[0]["queued_s"], logs[0]["time_to_first_token_s"], logs[0]["duration_s"]) == (0.5, 2, 7)
+
+
+def test_the_line_and_the_metrics_of_a_traced_request_name_its_span() -> None:
+    registry = CollectorRegistry()
+    tracer = TracerProvider().get_tracer("test")
+    with tracer.start_as_current_span("request"), capture_logs() as logs:
+        span = active_span()
+        recorded(registry)
+    assert span is not None
+    assert (logs[0]["trace_id"], logs[0]["span_id"]) == (span.trace_id, span.span_id)
+    exposed = str(generate_latest(registry), "utf-8")  # type: ignore[no-untyped-call]
+    assert exposed.count(f'# {{trace_id="{span.trace_id}"}}') == 4
+
+
+def test_a_request_in_a_span_that_is_not_sampled_names_none() -> None:
+    tracer = TracerProvider(ALWAYS_OFF).get_tracer("test")
+    with tracer.start_as_current_span("request"), capture_logs() as logs:
+        recorded(CollectorRegistry())
+    assert "trace_id" not in logs[0]
+
+
+class Naming(FakeVerifier):
+    """Fails every row by the name of its sequence."""
+
+    def _verify(self, row: VerifyRow) -> PacelineError:
+        name = row.sequence_id
+        self.named = name
+        return NoChoice(f"sequence {name!r} has no choice", {"sequence_id": name, "position": "3"})
+
+
+@pytest.mark.review
+async def test_an_error_of_a_model_services_names_the_request_and_no_sequence() -> None:
+    """Review C15"""
+    verifier = Naming()
+    async with fake_cluster(FakeDrafter(skill=1.0), verifier, CollectorRegistry()) as client:
+        with pytest.raises(NoChoice, match="sequence '[0-9a-f]{16}' has no choice") as failed:
+            await client.complete(GenerationRequest(TokenIds((5, 6)), 4))
+    assert verifier.named not in f"{failed.value.message} {failed.value.metadata}"
+    assert failed.value.metadata == {"position": "3"}

@@ -1,0 +1,67 @@
+"""One round over fake services: where its time went."""
+
+import pytest
+
+from coordinator.requests.generation import Generation, Request
+from coordinator.requests.output import Output, StopRules
+from coordinator.rounds.round import RoundLimits, RoundReport, run_round
+from coordinator.rounds.statistics import Statistics
+from paceline.errors import PeerUnavailable
+from paceline.types import CallTiming, HopTime, Usage
+from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier
+
+LIMITS = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
+
+
+def generation_of(max_new_tokens: int, prompt_count: int = 3) -> Generation:
+    output = Output(StopRules(max_new_tokens, end_token_ids=frozenset()), None)
+    return Generation("one", [1, 2, 3] + [4] * (prompt_count - 3), output, 64, Usage(prompt_count), Request())
+
+
+async def timed_round(drafter: FakeDrafter, verifier: FakeVerifier, clock: Clock) -> RoundReport:
+    return await run_round([generation_of(9)], drafter, verifier, LIMITS, [3], clock=clock)
+
+
+@pytest.mark.parametrize("skill", [0.0, 1.0])
+async def test_a_round_in_which_a_service_takes_in_what_it_missed_is_no_decoding_one(skill: float) -> None:
+    generation, drafter, verifier = generation_of(40), FakeDrafter(skill), FakeVerifier()
+    rounds = [await run_round([generation], drafter, verifier, LIMITS, [count]) for count in (3, 3, 3, 0, 0, 3, 3)]
+    assert [one.is_decoding for one in rounds] == [False, True, True, True, True, False, True]
+
+
+async def test_a_prompt_that_is_taken_in_part_counts_once_however_often_the_rest_is_sent() -> None:
+    generation, verifier = generation_of(9, 3 * CHUNK_TOKENS), FakeVerifier()
+    rounds = [await run_round([generation], FakeDrafter(1.0), verifier, LIMITS, [3]) for _ in range(4)]
+    assert [one.prompt_token_count for one in rounds] == [CHUNK_TOKENS, CHUNK_TOKENS, CHUNK_TOKENS - 1, 0]
+
+
+async def test_what_a_service_does_not_report_of_a_call_is_the_wires() -> None:
+    clock = Clock()
+    drafter = FakeDrafter(1.0, before=lambda _: clock.advance(4))
+    verifier = FakeVerifier(lambda _: clock.advance(10), timing=CallTiming(queued_s=2, executed_s=5))
+    report = await timed_round(drafter, verifier, clock)
+    assert report.propose == HopTime(wire_s=4)
+    assert report.verify == HopTime(wire_s=3, queued_s=2, executed_s=5)
+    assert report.duration_s == report.propose.total_s + report.verify.total_s == 14
+
+
+async def test_the_time_of_a_draft_that_failed_is_counted() -> None:
+    clock = Clock()
+
+    def fail(_: int) -> None:
+        clock.advance(7)
+        raise PeerUnavailable("down")
+
+    report = await timed_round(FakeDrafter(1.0, before=fail), FakeVerifier(), clock)
+    assert report.propose == HopTime(wire_s=7)
+    assert report.draft_error is not None
+
+
+async def test_statistics_add_the_hops_of_all_rounds() -> None:
+    clock, statistics = Clock(), Statistics()
+    verifier = FakeVerifier(lambda _: clock.advance(3), timing=CallTiming(queued_s=1, executed_s=2))
+    for _ in range(3):
+        statistics.count_report(await timed_round(FakeDrafter(1.0), verifier, clock))
+    counted = statistics.snapshot()
+    assert counted.verify == HopTime(queued_s=3, executed_s=6)
+    assert counted.round_s == 9

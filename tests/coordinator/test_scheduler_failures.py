@@ -1,0 +1,140 @@
+"""The real loop over fake services that fail, lie and vanish: what goes on, what fails, and who is told."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from coordinator.door.admission import Admission
+from coordinator.rounds.residency import Residency
+from paceline.errors import CallTimedOut, PeerFailed, PeerUnavailable
+from paceline.types import (
+    GenerationRequest,
+    Prefilled,
+    TokenIds,
+    Verdict,
+    Verdicts,
+    VerifyOutcome,
+    VerifyRow,
+)
+from tests.coordinators import SERVED, collect, generate_all, make_serving, prompts, scheduling, submit
+from tests.fakes.model_services import VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier, continuation
+
+
+async def test_a_draft_that_fails_costs_no_output() -> None:
+    def fail(number: int) -> None:
+        if number % 2:
+            raise PeerUnavailable("the draft is away")
+
+    async with scheduling(FakeDrafter(0.8, before=fail), FakeVerifier()) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(8), 30)
+    assert outputs == [continuation(prompt, 30) for prompt in prompts(8)]
+
+
+async def test_evicted_caches_are_rebuilt_from_the_coordinators_tokens() -> None:
+    drafter = FakeDrafter(0.8, before=lambda number: drafter.evict() if number % 5 == 0 else None)
+    verifier = FakeVerifier(before=lambda number: verifier.evict() if number % 7 == 0 else None)
+    async with scheduling(drafter, verifier) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(8), 30)
+    assert outputs == [continuation(prompt, 30) for prompt in prompts(8)]
+
+
+async def test_a_row_that_breaks_its_group_fails_alone_and_the_others_go_on() -> None:
+    """The model fails on any group with the poisoned generation: which one it was only running alone can tell."""
+    poison, clean = (13, 13), prompts(5)
+
+    def break_on_poison(_: int) -> None:
+        if any(row.token_ids[:2] == poison for row in verifier.calls[-1]):
+            raise PeerFailed("the model raised an error")
+
+    verifier = FakeVerifier(break_on_poison)
+    async with scheduling(FakeDrafter(0.5), verifier, batch_size=6) as (admission, scheduler):
+        poisoned = admission.admit(GenerationRequest(TokenIds(poison), 20))
+        submit(scheduler, poisoned)
+        outputs = await generate_all(admission, scheduler, clean, 20)
+        with pytest.raises(PeerFailed, match="the model raised an error"):
+            await collect(poisoned)
+    assert outputs == [continuation(prompt, 20) for prompt in clean]
+    assert not verifier.token_ids
+    assert [len(call) for call in verifier.calls[:7]] == [6, 1, 1, 1, 1, 1, 1]
+
+
+async def test_an_answer_that_cannot_be_true_is_not_taken_and_asked_for_again() -> None:
+    """A group's lie makes it run alone, as any failure does; one that alone gets only lies fails."""
+    lies: Iterator[VerifyOutcome] = iter(
+        [Verdict(9, 1, 9), Verdict(0, VOCABULARY_SIZE, 2), Verdict(0, 1, 7), Prefilled(99)]
+    )
+
+    class Liar(FakeVerifier):
+        async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+            verdicts = await super().verify(rows, timeout_s)
+            if len(rows) > 1 and (lie := next(lies, None)):
+                return replace(verdicts, results=[lie, *verdicts.results[1:]])
+            return verdicts
+
+    async with scheduling(FakeDrafter(0.5), Liar(), batch_size=4) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(8), 20)
+    assert outputs == [continuation(prompt, 20) for prompt in prompts(8)]
+    assert next(lies, None) is None
+
+
+async def test_a_call_has_the_time_that_the_last_of_its_requests_has_left() -> None:
+    clock = Clock()
+    verifier = FakeVerifier(lambda _: clock.advance(1))
+    drafter = FakeDrafter(1.0, before=lambda _: clock.advance(2))
+    async with scheduling(drafter, verifier, clock=clock) as (admission, scheduler):
+        soon, late = (admission.admit(GenerationRequest(TokenIds((n,)), 8, ignore_end_tokens=True)) for n in (5, 6))
+        soon.deadline_s, late.deadline_s = clock() + 10, clock() + 30
+        for request in (soon, late):
+            submit(scheduler, request)
+        await asyncio.gather(collect(soon), collect(late))
+        assert [one.timeout_s for one in drafter.deadlines] == [30, 27]
+        assert verifier.timeouts_s == [28, 25]
+        await generate_all(admission, scheduler, [(5,)], 3)
+        assert verifier.timeouts_s[-1] is None
+
+
+async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_nothing_of_the_target() -> None:
+    clock = Clock()
+
+    late: set[int] = set()
+
+    def take_time(number: int) -> None:
+        clock.advance(3)
+        if number in late:
+            clock.advance(7)
+            raise CallTimedOut("deadline exceeded")
+
+    verifier = FakeVerifier(take_time)
+    async with scheduling(FakeDrafter(1.0), verifier, clock=clock) as (admission, scheduler):
+        await generate_all(admission, scheduler, [(5,)], 10)
+        request = admission.admit(GenerationRequest(TokenIds((5,))))
+        request.deadline_s = clock() + 10
+        late.add(len(verifier.calls) + 1)
+        submit(scheduler, request)
+        with pytest.raises(CallTimedOut, match="the request's deadline passed"):
+            await collect(request)
+        assert await generate_all(admission, scheduler, [(5,)], 10) == [continuation((5,), 10)]
+
+
+async def test_a_target_that_is_away_ends_the_rounds_and_the_sequences_are_handed_over_in_order() -> None:
+    def vanish(number: int) -> None:
+        if number == 7:
+            verifier.away = PeerUnavailable("killed")
+
+    verifier = FakeVerifier(vanish)
+    drafter = FakeDrafter(0.5)
+    residency = Residency(drafter)
+    scheduler = make_serving(drafter, verifier, batch_size=2, lanes=2, residency=residency).scheduler
+    admission = Admission(SERVED, default_max_new_tokens=40)
+    request = admission.admit(GenerationRequest(TokenIds((5,)), 900, ignore_end_tokens=True, completion_count=7))
+    generations = submit(scheduler, request).generations
+    assert await scheduler.run() is verifier.away
+    assert sorted(scheduler.give_up(), key=generations.index) == generations
+    assert {one.target_cached_length for one in generations} == {0}
+    assert sum(one.usage.round_count for one in generations) == 6 * 2
+    assert scheduler.pool.live_count == scheduler.pool.waiting_count == 0
+    verifier.away = None
+    residency.free(generations)
+    await residency.close()

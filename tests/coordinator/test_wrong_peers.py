@@ -1,0 +1,172 @@
+"""What is said when an address leads to something else than was meant."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from coordinator.background import background
+from coordinator.config import CoordinatorSettings
+from coordinator.door.servicer import SERVICE_NAME
+from coordinator.protocols import Remote
+from coordinator.replicas.clients import DRAFT_SERVICE, TARGET_SERVICE, RemoteDrafter, RemoteVerifier
+from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
+from coordinator.replicas.replica import Replica
+from coordinator.replicas.replicas import Replicas
+from coordinator.serving import running_coordinator
+from coordinator.startup import wait_for_target
+from paceline.cli.app import app
+from paceline.cli.connection import Connection, LastingConnection, connected
+from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
+from paceline.process.instruments import Instruments
+from paceline.process.launcher import ClusterOptions
+from paceline.security.channels import LOCAL
+from paceline.wire import RunningServer, ServerOptions, open_channel, running_server
+from paceline.wire.peers import service_at
+from tests.certificates import Authority, watched
+from tests.coordinators import fits
+from tests.fakes.model_services import FakeVerifier
+
+pytestmark = pytest.mark.review
+
+
+@asynccontextmanager
+async def serving(name: str, options: ServerOptions | None = None) -> AsyncIterator[RunningServer]:
+    """A server that says it is a service, and is none."""
+    async with running_server(
+        "127.0.0.1", 0, [name], lambda server: None, grace_s=0, options=options or ServerOptions()
+    ) as server:
+        await server.set_serving(True)
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (DRAFT_SERVICE, "a draft service"),
+        (TARGET_SERVICE, "a target service"),
+        ("other.Service", "no service of Paceline"),
+    ],
+)
+async def test_a_command_says_what_answers_where_there_is_no_coordinator(name: str, found: str) -> None:
+    """review G6"""
+    async with serving(name) as server:
+        with pytest.raises(StartupError, match=f"{server.address} is {found} and no coordinator"):
+            async with connected(Connection(server.address), ClusterOptions()):
+                pass
+
+
+async def test_an_address_where_nothing_answers_is_not_said_to_be_another_service() -> None:
+    async with serving(DRAFT_SERVICE) as server:
+        with pytest.raises(StartupError, match=f"{server.address} is a draft service and no coordinator"):
+            async with connected(Connection(f"127.0.0.1:1,{server.address}"), ClusterOptions()):
+                pass
+    async with open_channel("127.0.0.1:1") as channel:
+        with pytest.raises(PeerUnavailable):
+            await service_at(channel)
+
+
+async def test_a_command_that_calls_a_tls_port_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
+    """review G6"""
+    async with serving(SERVICE_NAME, watched(Authority(tmp_path).issue("127.0.0.1"))) as server:
+        with pytest.raises(StartupError, match=f"{server.address} wants TLS; give the CA .* with --ca"):
+            async with connected(LastingConnection(server.address), ClusterOptions()):
+                pass
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "dns:///localhost", "coordinator.test:"])
+def test_an_address_without_a_port_is_named(address: str) -> None:
+    """review G6"""
+    with pytest.raises(StartupError, match="has no port; give HOST:PORT"):
+        LOCAL.check(address)
+    result = CliRunner().invoke(app, ["generate", "hello", "--address", address])
+    assert isinstance(result.exception, StartupError)
+    assert "has no port" in result.exception.message
+
+
+async def test_a_coordinator_says_at_once_that_its_target_is_a_draft() -> None:
+    """review G6"""
+    async with serving(DRAFT_SERVICE) as server:
+        settings = CoordinatorSettings(draft="127.0.0.1:1", target=server.address)
+        with pytest.raises(
+            IncompatiblePair, match=f"{server.address}: what answers is a draft service and not a target service"
+        ):
+            async with running_coordinator(settings, Instruments(CollectorRegistry())):
+                pass
+
+
+async def test_a_draft_address_that_leads_to_a_target_is_refused_and_not_waited_for() -> None:
+    """review G6"""
+    async with serving(TARGET_SERVICE) as server:
+        remote = RemoteDrafter(open_channel(server.address), 5.0)
+        with pytest.raises(IncompatiblePair, match="what answers is a target service and not a draft service"):
+            await remote.is_serving(5.0)
+        await remote.close()
+
+
+class Nobody:
+    """Uses no replica."""
+
+    def changed(self, replica: Replica[Remote]) -> None: ...
+
+    def left(self, replica: Replica[Remote]) -> None: ...
+
+
+class NeverAnswers(FakeVerifier):
+    async def is_serving(self, timeout_s: float) -> bool:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def nowhere(address: HostPort) -> set[str]:
+    raise OSError("no such name")
+
+
+async def why_no_target(
+    remote: Remote, address: str = "127.0.0.1:1", resolve: Callable[[HostPort], Awaitable[set[str]]] = resolve
+) -> str:
+    """What a coordinator says whose time for its start is over by the end of its first look."""
+    async with background() as tasks:
+        targets = Replicas(parse_addresses(address), lambda *_: remote, fits, Nobody(), tasks, resolve)
+        await targets.refresh()
+        if not isinstance(remote, NeverAnswers):
+            await targets.looked()
+        with pytest.raises(StartupError) as told:
+            await wait_for_target(targets, addresses=address, timeout_s=0)
+    return told.value.message.partition("correct --target ")[2]
+
+
+async def test_a_coordinator_that_calls_a_tls_target_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
+    """review G6"""
+    async with serving(TARGET_SERVICE, watched(Authority(tmp_path).issue("127.0.0.1"))) as server:
+        remote = RemoteVerifier(open_channel(server.address), 5.0)
+        said = await why_no_target(remote, server.address)
+    assert said == f"({server.address}: it wants TLS; give the CA of its certificate with --models-ca)"
+
+
+async def test_a_coordinator_without_a_target_says_how_each_stands() -> None:
+    """A target that merely was slow to answer, or still loaded, had a name that could not be resolved."""
+    draining = FakeVerifier()
+    draining.is_draining = True
+    gone = FakeVerifier()
+    gone.away = PeerUnavailable("nobody is there")
+    assert await why_no_target(NeverAnswers()) == "(127.0.0.1:1: it has not answered yet)"
+    assert await why_no_target(draining) == "(127.0.0.1:1: it answers that it is not serving)"
+    assert await why_no_target(gone) == "(127.0.0.1:1: nobody is there)"
+    assert await why_no_target(FakeVerifier(), resolve=nowhere) == "(its name cannot be resolved)"
+
+
+def test_load_without_a_plotting_library_runs_and_says_that_it_draws_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """review G6"""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    flags = ["--rate", "1", "--requests", "1", "--address", "127.0.0.1:1", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, ["load", *flags])
+    assert "no plot will be drawn: this needs matplotlib, which is not installed: pip install" in result.output
+    assert "Connection refused" in str(result.exception)

@@ -1,0 +1,1 @@
+"""Tests of manifests, dashboards and alerts. No cluster is needed."""

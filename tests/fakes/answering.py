@@ -1,0 +1,96 @@
+"""`paceline run` with a client that needs no coordinator: it answers with the prompt, until it is told to do else."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+from paceline.cli.app import main
+from paceline.cli.run import command as run
+from paceline.client import Completion
+from paceline.errors import PacelineError, PeerUnavailable
+from paceline.types import (
+    ClusterDescription,
+    ClusterStatistics,
+    FinishReason,
+    GenerationFinish,
+    GenerationRequest,
+    ModelIdentity,
+    OutputToken,
+    Text,
+    Usage,
+)
+from tests.fakes.model_services import describe
+
+Before = Callable[[str], None]
+"""Called with a prompt ahead of its answer; it may raise, or end the process."""
+
+
+@dataclass
+class AnsweringClient:
+    before: Before = lambda prompt: None
+    is_lost: bool = False
+    """Nothing is there that could answer."""
+    model: str = "target"
+    model_digest: str = ""
+    endless: str | None = None
+    """A prompt that is never answered."""
+    timeout_s: float | None = None
+    """As it was asked with last."""
+    prompts: list[str] = field(default_factory=list)
+    """As they were asked."""
+
+    async def describe(self) -> ClusterDescription:
+        if self.is_lost:
+            raise PeerUnavailable("no coordinator is there")
+        target = replace(describe(self.model), identity=ModelIdentity(self.model_digest))
+        return ClusterDescription(target, None, 8, 5, "continuous", 2, 0, 0, ClusterStatistics())
+
+    describe_once = describe
+
+    async def complete(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
+        assert isinstance(request.prompt, Text)
+        assert request.model_digest == self.model_digest
+        prompt = request.prompt.value
+        self.prompts.append(prompt)
+        self.timeout_s = timeout_s
+        self.before(prompt)
+        if prompt == self.endless:
+            await asyncio.Event().wait()
+        finish = GenerationFinish(FinishReason.LENGTH, Usage(1, 1), 0)
+        return Completion((OutputToken(len(prompt), prompt.upper(), accepted=False),), finish)
+
+
+@contextmanager
+def answering(client: AnsweringClient) -> Iterator[None]:
+    """Let `paceline run` reach this client, whatever its flags."""
+
+    @asynccontextmanager
+    async def connected(*_: Any, **__: Any) -> AsyncIterator[tuple[AnsweringClient, ClusterDescription]]:
+        yield client, await client.describe()
+
+    patched: AbstractContextManager[object] = patch.object(run, "connected", connected)
+    with patched:
+        yield
+
+
+def fails(prompt: str, error: PacelineError) -> Before:
+    """Make that prompt fail."""
+
+    def before(asked: str) -> None:
+        if asked == prompt:
+            raise error
+
+    return before
+
+
+def run_interrupted(prompt: str, number: int, *flags: str) -> None:
+    """Run `paceline run` in this process, and send it a signal when it asks that prompt."""
+    client = AnsweringClient(lambda asked: os.kill(os.getpid(), number) if asked == prompt else None, endless=prompt)
+    sys.argv = ["paceline", "run", *flags]
+    with answering(client):
+        main()

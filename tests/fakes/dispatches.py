@@ -1,0 +1,45 @@
+"""What tests of several targets do again and again: ask, wait, compare."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coordinator.requests.generation import Request
+from paceline.types import GenerationRequest, TokenIds, Verdicts, VerifyRow
+from tests.coordinators import Dispatched
+from tests.fakes.model_services import FakeVerifier, continuation
+
+
+class SteppedVerifier(FakeVerifier):
+    """Lets others run before it answers, as a service does."""
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        await asyncio.sleep(0)
+        return await super().verify(rows, timeout_s)
+
+
+def submit(
+    running: Dispatched, prompt: tuple[int, ...], count: int = 30, deadline_s: float | None = None, **wishes: Any
+) -> Request:
+    asked = GenerationRequest(TokenIds(prompt), count, ignore_end_tokens=True, **wishes)
+    request = running.admission.admit(asked)
+    request.deadline_s = deadline_s
+    running.dispatcher.submit(request)
+    return request
+
+
+async def output(request: Request) -> list[int]:
+    return [token.token_id async for piece in request.stream.pieces() for token in piece.tokens]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def whole(prompt: tuple[int, ...], count: int = 30, language: int = 17) -> list[int]:
+    """The target's own output, past its end tokens."""
+    token_ids = list(prompt)
+    while len(token_ids) < len(prompt) + count:
+        token_ids += continuation(token_ids, 1, language)
+    return token_ids[len(prompt) :]

@@ -1,0 +1,1 @@
+"""Tests of the project itself: what its pages name, who imports what, what its tests draw."""

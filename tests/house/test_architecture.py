@@ -1,0 +1,36 @@
+"""What the pages name is there: files, folders and pages that they link."""
+
+import re
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.compile(r"`((?:paceline|coordinator|draft_service|target_service|benchmarks|tests|scripts)/[\w/.-]+)`")
+LINKED = re.compile(r"\]\(([^)#\s]+)")
+HISTORY = {"docs/log.md", "CHANGELOG.md"}
+"""They name what was there then."""
+PAGES = sorted(
+    set(subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True).stdout.split()) - HISTORY
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_or_links_is_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    linked = [(ROOT / page).parent / link for link in LINKED.findall(text) if "://" not in link]
+    missing = [path for path in (*(ROOT / name for name in NAMED.findall(text)), *linked) if not path.exists()]
+    assert not missing
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    drawn = runpy.run_path(str(ROOT / "scripts/picture"))["picture"]()
+    assert (ROOT / "docs/architecture.svg").read_text(encoding="utf-8") == drawn
+
+
+def test_the_architecture_names_a_file_of_every_room() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rooms = {path.parent for path in (ROOT / "coordinator").rglob("*.py")}
+    assert not [room for room in rooms if str(room.relative_to(ROOT)) not in text]

@@ -1,0 +1,54 @@
+"""Import rules that pyproject.toml has no words for; `scripts/check` holds the others."""
+
+import ast
+from pathlib import Path
+
+from tests.commands import python_code
+
+ROOT = Path(__file__).parents[2]
+SERVICES = ("draft_service", "target_service", "coordinator")
+HEAVY = {"torch", "transformers", "safetensors"}
+SPAN_MAKERS = {f"paceline/observe/spans/{name}.py" for name in ("provider", "sampler", "lean", "file_exporter")}
+OTLP = {"paceline/observe/report/receiver.py"}
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names of everything a file imports, `from a import b` as `a.b`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def sources(*packages: str) -> list[tuple[str, set[str]]]:
+    return [
+        (str(path.relative_to(ROOT)), imports(path))
+        for package in packages
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if "paceline/v1" not in str(path)
+    ]
+
+
+def test_the_opentelemetry_sdk_and_its_wire_format_stay_where_spans_leave_and_arrive() -> None:
+    users = {
+        package: {path for path, names in sources("paceline", *SERVICES) if any(package in name for name in names)}
+        for package in ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto")
+    }
+    assert users["opentelemetry.sdk"] | users["opentelemetry.exporter"] <= SPAN_MAKERS
+    assert users["opentelemetry.proto"] <= OTLP
+
+
+def test_a_service_without_tracing_loads_no_opentelemetry_sdk() -> None:
+    status, _, err = python_code("import sys, coordinator.__main__; sys.exit('opentelemetry.sdk' in sys.modules)")
+    assert status == 0, err
+
+
+def test_the_coordinator_and_the_command_line_start_without_torch() -> None:
+    blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in sorted(HEAVY))
+    status, _, err = python_code(
+        f"import sys; {blocked}; import coordinator.__main__, paceline.client, paceline.cli.app"
+    )
+    assert status == 0, err

@@ -1,0 +1,1 @@
+"""Tests of what the library shares with everybody."""

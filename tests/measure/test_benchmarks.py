@@ -1,0 +1,121 @@
+"""Benchmarks without services: what they make of the passes they kept."""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import builtin_pair, draft_lengths, scheduling
+from benchmarks.overload import holds
+from benchmarks.overload.watched_coordinator import LoopWatch
+from paceline.measure.contention import Contention
+from paceline.measure.rounds import RoundUse
+from paceline.measure.system import Measured
+from paceline.process.launcher import ClusterOptions
+from paceline.types import ClusterStatistics
+from tests.fakes.watches import FakeWatch
+
+QUIET, SPOILED = Contention(0.0, 1.0), Contention(0.5, 1.0)
+ROUNDS = RoundUse(verified_row_count=10, committed_count=30, drafted_count=50, accepted_count=20)
+COUNTED = ClusterStatistics(
+    round_count=10, round_counts_by_group_size=((1, 10),), committed_count=30, drafted_count=50, accepted_count=20
+)
+
+
+def measured(tokens_per_s: int, contention: Contention = QUIET, rounds: RoundUse = ROUNDS) -> Measured:
+    return Measured([[1] * tokens_per_s], 1.0, rounds, contention)
+
+
+def cells(table: str) -> list[dict[str, str]]:
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_a_spoiled_pass_counts_in_no_median_of_the_built_in_pair() -> None:
+    spoiled = measured(9, SPOILED, RoundUse())
+    found = builtin_pair.summary(
+        ClusterOptions(draft_count="5"),
+        {"plain": [measured(20), spoiled], "speculative": [measured(50), spoiled, spoiled]},
+    )
+    assert (found["plain_tokens_per_s"], found["speculative_tokens_per_s"], found["speedup"]) == (20, 50, 2.5)
+    assert found["acceptance"] == 0.4
+    assert found["quiet_runs"] == {"plain": 1, "speculative": 1}
+
+
+def test_a_spoiled_pass_counts_in_no_median_of_a_policy() -> None:
+    row = scheduling.row_of("eqspec", [measured(9, SPOILED), measured(50), measured(9, SPOILED)], COUNTED, True)
+    assert (row["tokens_per_s"], row["quiet_runs"]) == (50, 1)
+
+
+def test_a_ratio_of_draft_lengths_is_of_two_quiet_passes_where_there_are_such_two() -> None:
+    others = {name: [measured(10)] * 3 for name in (draft_lengths.PLAIN, *draft_lengths.FIXED)}
+    best = {"5": [measured(100), measured(100), measured(20, SPOILED)]}
+    auto = {draft_lengths.AUTO: [measured(10, SPOILED), measured(90), measured(95)]}
+    table = draft_lengths.table({"some": others | best | auto, "busy": others | best | {"auto": auto["auto"][:1] * 3}})
+    some, busy = cells(table)
+    assert (some["5"], some["auto"], some["of best"], some["quiet"]) == ("100", "92", "0.90", "19 of 21")
+    assert (busy["auto"], busy["of best"], busy["quiet"]) == ("10", "0.10", "17 of 21")
+
+
+class CountedCluster:
+    """A cluster that makes ten rounds a pass, and whose coordinator needs 2 ms for each; and a client of it."""
+
+    def __init__(self) -> None:
+        self.round_count = 0
+
+    async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
+        self.round_count += 10
+        return Measured([[1]], 1.0, RoundUse(round_count=10))
+
+    async def describe(self) -> Any:
+        counts = ((1, self.round_count),)
+        return SimpleNamespace(
+            statistics=ClusterStatistics(round_count=self.round_count, round_counts_by_group_size=counts)
+        )
+
+    @property
+    def cpu_s(self) -> float:
+        return 5.0 + 0.002 * self.round_count
+
+
+async def test_a_coordinators_cpu_time_is_of_the_rounds_it_was_spent_on_spoiled_ones_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Passes that were repeated counted as time and not as rounds."""
+    cluster = CountedCluster()
+
+    async def clusters(*_: object) -> Any:
+        return {"one": (cluster, None)}, {"one": cluster}
+
+    monkeypatch.setattr(scheduling, "_clusters", clusters)
+    monkeypatch.setattr(scheduling, "ClusterSystem", lambda cluster, *_: cluster)
+    monkeypatch.setattr(scheduling, "cpu_s", lambda cluster: cluster.cpu_s)
+    monkeypatch.setattr(scheduling, "encode_questions", lambda *_: [(1,)])
+    warm_up_then_spoiled_twice = (0.0, 0.5, 0.5)
+    monkeypatch.setattr(scheduling, "MachineWatch", lambda: FakeWatch(*warm_up_then_spoiled_twice))
+    await scheduling.throughput({"one": ClusterOptions()}, [], 1, 1)
+    row = json.loads(capsys.readouterr().out)
+    assert row["coordinator_cpu_ms_per_round"] == 2.0
+
+
+async def test_the_longest_hold_of_a_loop_is_told_once() -> None:
+    watch = LoopWatch()
+    watch.look()
+    until_s = time.thread_time() + 0.05
+    while time.thread_time() < until_s:
+        pass
+    await asyncio.sleep(0.01)
+    assert watch.take() >= 0.05
+    assert watch.take() == 0
+
+
+def test_an_input_that_always_holds_beyond_the_limit_is_named_and_fails() -> None:
+    once, always = (holds.LIMIT_S, 2 * holds.LIMIT_S, 2 * holds.LIMIT_S), (2 * holds.LIMIT_S,) * 3
+    found = {"short": holds.Hold(once, "OK"), "long": holds.Hold(always, "OK")}
+    assert not holds.are_short(found)
+    assert list(holds.table(found).columns[3].cells) == ["", "over 20"]
+    assert holds.are_short({"short": found["short"]})

@@ -1,0 +1,61 @@
+"""How a service's calls are counted: once each, by method and by how they ended."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from paceline.v1 import target_service_pb2 as target_pb
+from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import Exchange
+from tests.fakes.counted_calls import counted_calls, drain, release
+from tests.scrapes import by_label
+
+
+async def test_requests_on_streams_are_counted_as_calls_and_the_streams_are_not() -> None:
+    registry = CollectorRegistry()
+    async with counted_calls(registry) as (servicer, channel):
+        exchange = Exchange(TargetServiceStub(channel).VerifyTokens)
+
+        async def send(order: str) -> None:
+            await exchange.ask(target_pb.VerifyTokensRequest(rows=[target_pb.VerifyTokensRow(sequence_id=order)]), 60)
+
+        for order in ("answer", "answer", "refuse", "answer", "break", "answer"):
+            with suppress(grpc.aio.AioRpcError):
+                await send(order)
+        hanging = asyncio.ensure_future(send("hang"))
+        await servicer.hung.wait()
+        hanging.cancel()
+        while sum((counts := by_label(registry, "rpc_calls_total", "code")).values()) < 7:
+            await asyncio.sleep(0.01)
+        await send("answer")
+    # By now the last stream has been cut off, with nothing in work.
+    counts = by_label(registry, "rpc_calls_total", "code")
+    assert counts == {"OK": 5, "INVALID_ARGUMENT": 1, "INTERNAL": 1, "CANCELLED": 1}
+    assert set(by_label(registry, "rpc_calls_total", "method")) == {"VerifyTokens"}
+
+
+@pytest.mark.parametrize(("send", "method"), [(release, "ReleaseTargetSequences"), (drain, "GenerateText")])
+async def test_calls_are_counted_by_method_and_status(send: Callable[..., Awaitable[None]], method: str) -> None:
+    registry = CollectorRegistry()
+    async with counted_calls(registry) as (servicer, channel):
+        await send(channel, "answer")
+        for order in ("refuse", "break"):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await send(channel, order)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await send(channel, "hang", 2)
+        # On a busy machine the server may begin it only now; what it sets then is not to stand for the next one.
+        await servicer.hung.wait()
+        servicer.hung.clear()
+        hanging = asyncio.ensure_future(send(channel, "hang"))
+        await servicer.hung.wait()
+        hanging.cancel()
+        # The server learns of it in its own time.
+        while sum((counts := by_label(registry, "rpc_calls_total", "code")).values()) < 5:
+            await asyncio.sleep(0.01)
+    assert counts == {"OK": 1, "INVALID_ARGUMENT": 1, "INTERNAL": 1, "DEADLINE_EXCEEDED": 1, "CANCELLED": 1}
+    assert set(by_label(registry, "rpc_calls_total", "method")) == {method}

@@ -1,0 +1,263 @@
+"""From spans to hops: sums, tables, the verdict, the waterfall and the Chrome trace."""
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from paceline.cli.app import app
+from paceline.errors import InvalidRequest
+from paceline.observe.records import SpanRecord, from_line, read_spans, to_line
+from paceline.observe.report.analysis import (
+    HOPS,
+    REMEDIES,
+    ROUND_HOPS,
+    nearest_rank,
+    requests_of,
+    summarize,
+    verdict,
+)
+from paceline.observe.report.perfetto import aligned, trace_events
+from paceline.observe.report.rendering import hop_table, waterfall
+from tests.fakes.timelines import Hops, timeline
+
+TYPICAL: Hops = dict(zip(ROUND_HOPS, (0, 1, 1, 2, 0, 10, 3, 4, 30), strict=True))
+rounds_of_any_length = st.lists(
+    st.fixed_dictionaries({hop: st.integers(0, 500) for hop in ROUND_HOPS}), min_size=1, max_size=8
+)
+skews = st.integers(-10_000, 10_000)
+
+
+@given(rounds_of_any_length, st.integers(0, 50), st.integers(0, 50), skews, st.randoms())
+def test_hops_add_up_to_the_latency_in_any_order_of_spans_and_under_any_skew_of_clocks(
+    rounds: list[Hops], before_ms: int, after_ms: int, skew_ms: int, random: Random
+) -> None:
+    made = timeline(rounds, before_ms, after_ms, skew_ms)
+    random.shuffle(made.spans)
+    (request,) = requests_of(made.spans)
+    assert sum(request.hops_s.values()) == pytest.approx(made.latency_ms / 1e3, abs=1e-9)
+    assert request.hops_s["other"] == pytest.approx((before_ms + after_ms) / 1e3, abs=1e-9)
+    for hop in ROUND_HOPS:
+        assert [one.hops_s[hop] for one in request.rounds] == pytest.approx([one[hop] / 1e3 for one in rounds])
+    assert [one.committed_count for one in request.rounds] == [2] * len(rounds)
+
+
+@given(rounds_of_any_length, skews)
+def test_in_the_chrome_trace_every_span_lies_inside_its_cause_whatever_the_clocks_say(
+    rounds: list[Hops], skew_ms: int
+) -> None:
+    spans = timeline(rounds, skew_ms=skew_ms).spans
+    moved = {(one.trace_id, one.span_id): one for one in aligned(spans)}
+    for span in spans:
+        own = moved[span.trace_id, span.span_id]
+        assert own.duration_s == span.duration_s
+        if span.parent_id:
+            cause = moved[span.trace_id, span.parent_id]
+            assert cause.start_ns <= own.start_ns <= own.end_ns <= cause.end_ns
+
+
+@given(rounds_of_any_length)
+def test_in_the_chrome_trace_spans_of_a_row_nest_or_follow_each_other(rounds: list[Hops]) -> None:
+    spans = timeline(rounds, number=1).spans + timeline(rounds, number=2).spans
+    events = [one for one in trace_events(spans) if one["ph"] == "X"]
+    rows: defaultdict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        assert event["ts"] >= 0
+        rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for row in rows.values():
+        for start, end in row:
+            for other_start, other_end in row:
+                apart = end <= other_start or other_end <= start
+                nested = (start <= other_start and other_end <= end) or (other_start <= start and end <= other_end)
+                assert apart or nested
+
+
+@given(st.lists(st.floats(0, 100), min_size=1), st.integers(1, 100))
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values: list[float], percent: int) -> None:
+    found = nearest_rank(values, percent)
+    assert found in values
+    assert sum(one <= found for one in values) * 100 >= percent * len(values)
+    assert sum(one < found for one in values) * 100 < percent * len(values)
+
+
+def test_the_verdict_names_the_hop_with_most_of_the_latency_and_its_numbers() -> None:
+    for hop in HOPS:
+        rounds = [TYPICAL if hop == "other" else TYPICAL | {hop: 700}] * 3
+        requests = requests_of(timeline(rounds, after_ms=5000 if hop == "other" else 0).spans)
+        sentence = verdict(requests)
+        share = next(one.share for one in summarize(requests) if one.hop == hop)
+        assert sentence.startswith(f"Fix {hop} first: {share:.0%} of the latency, ")
+        assert REMEDIES[hop] in sentence
+    assert set(REMEDIES) == set(HOPS)
+
+
+def test_shares_of_all_hops_are_the_whole_latency() -> None:
+    spans = [span for number in (1, 2, 3) for span in timeline([TYPICAL] * number, 4, 5, number=number).spans]
+    requests = requests_of(spans)
+    assert [len(one.rounds) for one in requests] == [1, 2, 3]
+    assert sum(one.share for one in summarize(requests)) == pytest.approx(1)
+
+
+def of_output(span: SpanRecord, index: int) -> SpanRecord:
+    """The same round, for that output of its request."""
+    return replace(span, attributes=dict(span.attributes) | {"paceline.request.completion_index": [index]})
+
+
+def test_of_a_request_with_several_outputs_the_one_that_ended_last_counts() -> None:
+    request, *others = timeline([TYPICAL, TYPICAL | {"verify execute": 90}, TYPICAL]).spans
+    rounds = [one for one in others if one.name == "round"]
+    spans = [request, of_output(rounds[0], 0), of_output(rounds[1], 0), of_output(rounds[2], 1)]
+    (found,) = requests_of(spans)
+    assert [one.span.span_id for one in found.rounds] == [rounds[2].span_id]
+
+
+def test_the_calls_of_a_round_that_failed_count_as_wire() -> None:
+    request, round_, *others = timeline([TYPICAL]).spans
+    failed = replace(round_, is_error=True, attributes={})
+    calls = [replace(one, name=f"{service}.x") for one, service in zip(others[::3], ("draft", "target"), strict=True)]
+    (found,) = requests_of([request, failed, *calls])
+    hops = found.rounds[0].hops_s
+    assert hops["draft wire"] == pytest.approx(0.012)
+    assert hops["verify wire"] == pytest.approx(0.037)
+    assert hops["verify execute"] == 0
+    assert hops["coordinator"] == pytest.approx(0.001)
+
+
+def printed(console_width: int, *renderables: object) -> str:
+    out = StringIO()
+    console = Console(file=out, width=console_width)
+    for one in renderables:
+        console.print(one)
+    return out.getvalue()
+
+
+def test_the_waterfall_has_a_row_a_round_with_its_hops_and_its_place() -> None:
+    (request,) = requests_of(timeline([TYPICAL, TYPICAL | {"draft queue": 25}], before_ms=2).spans)
+    lines = printed(120, waterfall(request, 120)).splitlines()
+    assert request.span.trace_id in lines[0]
+    rows = [line.split() for line in lines if "0/0" in line]
+    assert [row[0] for row in rows] == ["3", "54"]
+    assert [row[-8:] for row in rows] == [
+        ["2.0", "0.0", "10", "3.0", "4.0", "30", "0/0", "1"],
+        ["2.0", "25", "10", "3.0", "4.0", "30", "0/0", "1"],
+    ]
+    bars = [line.count("█") for line in lines if "0/0" in line]
+    assert bars[1] > bars[0] > 0
+
+
+def test_every_row_of_the_waterfall_shows_however_short_its_round() -> None:
+    (request,) = requests_of(timeline([TYPICAL] * 200 + [TYPICAL | {"verify execute": 60_000}]).spans)
+    lines = [line for line in printed(100, waterfall(request, 100)).splitlines() if "0/0" in line]
+    assert len(lines) == 201
+    assert all("█" in line for line in lines)
+
+
+def test_the_table_has_every_hop() -> None:
+    requests = requests_of(timeline([TYPICAL] * 3).spans)
+    text = printed(100, hop_table(summarize(requests), requests))
+    assert "1 requests, 3 rounds" in text
+    for hop in HOPS:
+        assert hop in text
+
+
+@given(rounds_of_any_length)
+def test_a_span_and_its_line_are_the_same(rounds: list[Hops]) -> None:
+    for span in timeline(rounds).spans:
+        assert from_line(to_line(span)) == span
+
+
+def test_a_line_cut_short_by_a_kill_is_passed_over_and_a_wrong_one_named(tmp_path: Path) -> None:
+    spans = timeline([TYPICAL]).spans
+    path = tmp_path / "spans.jsonl"
+    path.write_text("".join(to_line(one) + "\n" for one in spans) + to_line(spans[0])[:30])
+    assert read_spans([str(path)]) == spans
+    for wrong in ("{", "[1]", "{}", '{"links": 3}'):
+        path.write_text(f"{to_line(spans[0])}\n{wrong}\n")
+        with pytest.raises(InvalidRequest, match="line 2 of .*spans.jsonl"):
+            read_spans([str(path)])
+    with pytest.raises(InvalidRequest, match="missing.jsonl cannot be read"):
+        read_spans([str(tmp_path / "missing.jsonl")])
+
+
+def write_files(folder: Path) -> list[SpanRecord]:
+    spans = timeline([TYPICAL] * 2, number=1).spans + timeline([TYPICAL] * 4, number=2).spans
+    for service in ("coordinator", "draft", "target"):
+        own = [one for one in spans if one.service.endswith(service)]
+        (folder / f"{service}.jsonl").write_text("".join(to_line(one) + "\n" for one in own))
+    return spans
+
+
+def test_the_command_shows_the_slowest_request_the_table_and_the_verdict_and_writes_the_file(tmp_path: Path) -> None:
+    spans = write_files(tmp_path)
+    perfetto = tmp_path / "perfetto.json"
+    result = CliRunner().invoke(app, ["trace", str(tmp_path / "*.jsonl"), "--perfetto", str(perfetto)])
+    assert result.exit_code == 0
+    assert f"request {2:032x}" in result.stdout
+    assert "2 requests, 6 rounds" in result.stdout
+    assert "Fix verify execute first" in result.stdout
+    events = json.loads(perfetto.read_text())["traceEvents"]
+    assert {one["name"] for one in events if one["ph"] == "X"} == {one.name for one in spans}
+    processes = {one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert processes == {"paceline-coordinator", "draft", "target"}
+
+
+@pytest.mark.review
+def test_every_row_of_the_chrome_trace_has_a_name() -> None:
+    """review G10"""
+    events = trace_events(timeline([TYPICAL] * 3, number=1).spans + timeline([TYPICAL], number=2).spans)
+    used = {(one["pid"], one["tid"]) for one in events if one["ph"] == "X"}
+    names = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    assert used == names.keys()
+    assert "generate 1" in names.values()
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("width", ["60", "20"])
+def test_a_folder_of_spans_is_read_and_nothing_is_cut_short_in_a_narrow_terminal(tmp_path: Path, width: str) -> None:
+    """review G10"""
+    write_files(tmp_path)
+    result = CliRunner().invoke(app, ["trace", str(tmp_path)], env={"COLUMNS": width})
+    assert result.exit_code == 0, result.exception
+    assert f"request {2:032x}" in result.stdout
+    assert "…" not in result.stdout
+    assert "..." not in result.stdout
+
+
+def test_the_command_shows_the_request_that_is_asked_for(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    result = CliRunner().invoke(app, ["trace", str(tmp_path / "*.jsonl"), "--request", f"{1:032x}"])
+    assert f"request {1:032x}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give files of spans"),
+        (["x.jsonl", "--listen", "127.0.0.1:0"], "give files of spans"),
+        (["--listen", "4317"], "is not HOST:PORT"),
+    ],
+)
+def test_the_command_says_what_it_needs(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["trace", *arguments])
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("request_id", "words"), [("f" * 32, "begins with ffff"), ("", "of any request")])
+def test_a_request_that_is_not_there_is_named(tmp_path: Path, request_id: str, words: str) -> None:
+    write_files(tmp_path)
+    if not request_id:
+        (tmp_path / "coordinator.jsonl").unlink()
+    result = CliRunner().invoke(
+        app, ["trace", str(tmp_path / "*.jsonl"), *(["--request", request_id] * bool(request_id))]
+    )
+    assert isinstance(result.exception, InvalidRequest)
+    assert words in result.exception.message

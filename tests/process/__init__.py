@@ -1,0 +1,1 @@
+"""Tests of a service as a process: settings, start, supervision, end."""

@@ -1,0 +1,212 @@
+"""Round trips through protobuf and through statuses."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from google.rpc import status_pb2
+from grpc import StatusCode
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import errors, types
+from paceline.codec import generation, models, rounds, status
+from paceline.v1 import generation_service_pb2
+from tests.fakes.model_services import describe
+
+COUNTS = st.integers(0, 2**31 - 1)
+IDS = st.lists(COUNTS).map(tuple)
+PROMPTS = st.builds(types.Text, st.text()) | st.builds(types.UserMessage, st.text()) | st.builds(types.TokenIds, IDS)
+
+
+RECEIVED = st.lists(
+    st.builds(types.ReceivedOutput, st.integers(1, 63), IDS, st.booleans())
+    | st.builds(types.ReceivedOutput, st.just(0), IDS.filter(bool), st.booleans()),
+    unique_by=lambda one: one.completion_index,
+).map(lambda received: tuple(sorted(received, key=lambda one: (one.ended, one.completion_index))))
+
+
+def error_kinds(root: type[errors.PacelineError] = errors.PacelineError) -> Iterable[type[errors.PacelineError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from error_kinds(child)
+
+
+@pytest.mark.parametrize("kind", list(error_kinds()))
+def test_every_error_survives_the_wire(kind: type[errors.PacelineError]) -> None:
+    error = kind("what is wrong", {"key": "value"})
+    if isinstance(error, errors.InvalidRequest):
+        error.field = "some_field"
+    if isinstance(error, errors.Overloaded):
+        error.retry_after_s = 2.5
+    back = status.error_from_pb(status.error_to_pb(error))
+    assert type(back) is kind
+    assert vars(back) == vars(error)
+
+
+def test_an_error_that_quotes_a_long_request_stays_short() -> None:
+    long = "x" * 10**6
+    pb = status.error_to_pb(errors.InvalidRequest(long, {"sequence_id": long}, field="prompt"))
+    assert pb.ByteSize() < 5 * status.MAX_TEXT_LENGTH
+    back = status.error_from_pb(pb)
+    assert len(back.message) == len(back.metadata["sequence_id"]) == status.MAX_TEXT_LENGTH
+
+
+def test_reasons_tell_all_errors_apart() -> None:
+    assert len({kind.reason for kind in error_kinds()}) == len(list(error_kinds()))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (StatusCode.UNAVAILABLE, errors.PeerUnavailable),
+        (StatusCode.DEADLINE_EXCEEDED, errors.CallTimedOut),
+        (StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
+        (StatusCode.UNIMPLEMENTED, errors.MethodNotFound),
+        (StatusCode.UNKNOWN, errors.PeerFailed),
+    ],
+)
+def test_a_strangers_status_becomes_the_nearest_error(code: StatusCode, kind: type[errors.PacelineError]) -> None:
+    assert type(status.error_from_pb(status_pb2.Status(code=code.value[0], message="x"))) is kind
+
+
+@given(st.lists(st.builds(types.ProposeRow, st.text(), COUNTS, IDS, COUNTS)))
+def test_propose_rows_survive_the_wire(rows: list[types.ProposeRow]) -> None:
+    assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb(rows)) == rows
+
+
+@given(st.lists(st.builds(types.VerifyRow, st.text(), COUNTS, IDS, IDS)))
+def test_verify_rows_survive_the_wire(rows: list[types.VerifyRow]) -> None:
+    assert rounds.verify_rows_from_pb(rounds.verify_rows_to_pb(rows)) == rows
+
+
+def test_results_survive_the_wire_beside_failed_rows() -> None:
+    failed = errors.PrefixNotCached("gone")
+    asked = [types.ProposeRow(one, 0, (1,), 2) for one in "ab"]
+    timing = types.CallTiming(0.5, 0.25)
+    identity = types.ModelIdentity("digest", "incarnation")
+    sent = types.Proposals([types.Proposal((1, 2), 9), failed], timing, identity)
+    proposals = rounds.proposals_from_pb(rounds.proposals_to_pb(asked, sent))
+    assert proposals.results[0] == types.Proposal((1, 2), 9)
+    assert isinstance(proposals.results[1], errors.PrefixNotCached)
+    assert (proposals.timing, proposals.identity) == (timing, identity)
+    rows = [types.VerifyRow(one, 0, (1,), ()) for one in "ab"]
+    logprobs = (types.TokenLogprobs(-0.5, ((3, -0.5), (4, -2.0))),)
+    given: list[types.VerifyOutcome | errors.PacelineError] = [
+        failed,
+        types.Verdict(0, 0, 0),
+        types.Verdict(1, 2, 3, logprobs),
+        types.Prefilled(7),
+    ]
+    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows * 2, types.Verdicts(given, timing, identity)))
+    assert isinstance(verdicts.results[0], errors.PrefixNotCached)
+    assert verdicts.results[1:] == given[1:]
+    assert (verdicts.timing, verdicts.identity) == (timing, identity)
+
+
+@given(
+    st.builds(
+        types.GenerationRequest,
+        PROMPTS,
+        st.none() | COUNTS,
+        st.lists(st.text()).map(tuple),
+        IDS,
+        st.booleans(),
+        st.none() | COUNTS,
+        received_outputs=RECEIVED,
+        model_digest=st.text(),
+    )
+)
+def test_requests_survive_the_wire(request: types.GenerationRequest) -> None:
+    assert generation.request_from_pb(generation.request_to_pb(request)) == request
+
+
+REQUEST = types.GenerationRequest(types.Text("hi"))
+HALF = "Hi \ud83d"
+BIG = 3 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "words"),
+    [
+        (replace(REQUEST, prompt=types.Text(HALF)), "text", r"text is 'Hi \\ud83d'.*; give whole characters"),
+        (replace(REQUEST, prompt=types.UserMessage(HALF)), "user_message", "give whole characters"),
+        (replace(REQUEST, prompt=types.TokenIds((1, BIG))), "token_ids", "3000000000.*; give numbers from -2.31"),
+        (replace(REQUEST, stop_strings=(HALF,)), "stop_strings", "give whole characters"),
+        (replace(REQUEST, max_new_tokens=BIG), "max_new_tokens", "is 3000000000, .*; give numbers from .* to 2.31 - 1"),
+        (replace(REQUEST, seed=-1), "seed", "seed is -1, .*; give 0 to 2.64 - 1"),
+        (replace(REQUEST, seed=2**64), "seed", "seed is 18446744073709551616, .*; give 0 to"),
+        (replace(REQUEST, sampling=types.SamplingParameters(top_k=BIG)), "sampling.top_k", "top_k is 3000000000"),
+        (replace(REQUEST, sampling=types.SamplingParameters(logit_bias=((BIG, 1.0),))), "sampling.logit_bias", "3000"),
+        (replace(REQUEST, received_outputs=(types.ReceivedOutput(BIG),)), "received_outputs", "3000000000"),
+    ],
+)
+def test_a_value_that_no_call_can_carry_is_the_requests_error(
+    request_: types.GenerationRequest, field: str, words: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match=words) as refusal:
+        generation.request_to_pb(request_)
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize("reason", [None, *types.FinishReason])
+def test_pieces_survive_the_wire(reason: types.FinishReason | None) -> None:
+    finish = types.GenerationFinish(reason, types.Usage(1, 2, 3, 4, 5, (6, 7), 0.5)) if reason else None
+    piece = types.OutputPiece((types.OutputToken(5, "é", True), types.OutputToken(0, "", False)), finish)
+    assert generation.piece_from_pb(generation.piece_to_pb(piece)) == piece
+
+
+def test_descriptions_survive_the_wire() -> None:
+    hops = types.HopTime(1.0, 2.0, 3.0), types.HopTime(4.0, 5.0, 6.0)
+    statistics = types.ClusterStatistics(1, 2, 3, 4, 5, (6, 7), ((8, 9), (10, 11)), 0.5, 12, 13.5, *hops)
+    identity = types.ModelIdentity("digest", "incarnation")
+    target = replace(describe("t", "print"), weights_digest="w", kernels="k", identity=identity)
+    for draft_count in (None, 0, 3):
+        cluster = types.ClusterDescription(target, describe("d"), 1, draft_count, "exspec", 2, 3, 4, statistics)
+        assert generation.cluster_from_pb(generation.cluster_to_pb(cluster)) == cluster
+    replicas = tuple(types.ReplicaDescription("10.0.0.7:1", state, 5) for state in types.ReplicaState)
+    known = (None, *(set(types.CircuitState) - {types.CircuitState.UNSPECIFIED}))
+    circuits = tuple(types.ReplicaDescription("x:1", types.ReplicaState.UP, 0, one) for one in known)
+    without_draft = replace(cluster, draft=None, targets=replicas, drafts=circuits)
+    assert generation.cluster_from_pb(generation.cluster_to_pb(without_draft)) == without_draft
+
+
+@pytest.mark.review
+def test_what_a_newer_coordinator_says_is_unspecified_and_no_failure() -> None:
+    """Review C14: an output that had come whole was lost for the word of its end."""
+    finish = generation_service_pb2.GenerationFinish(reason=77, seed=5)  # type: ignore[arg-type]
+    piece = generation.piece_from_pb(generation_service_pb2.GenerateTextResponse(finish=finish))
+    assert piece.finish
+    assert (piece.finish.reason, piece.finish.seed) == (types.FinishReason.UNSPECIFIED, 5)
+    replica = generation_service_pb2.ReplicaDescription(address="x:1", state=77, circuit=77)  # type: ignore[arg-type]
+    cluster = generation.cluster_from_pb(generation_service_pb2.DescribeClusterResponse(targets=[replica]))
+    unspecified = types.ReplicaState.UNSPECIFIED, 0, types.CircuitState.UNSPECIFIED
+    assert cluster.targets == (types.ReplicaDescription("x:1", *unspecified),)
+
+
+SAMPLING = types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        None,
+        types.GREEDY,
+        types.ChoiceRule(
+            types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4), 2**64 - 1, 5, (6, 7)
+        ),
+    ],
+)
+def test_choice_rules_survive_the_wire(rule: types.ChoiceRule | None) -> None:
+    row = types.VerifyRow("a", 0, (1,), (), rule, top_logprob_count=0, following_count=7)
+    assert rounds.verify_rows_from_pb(rounds.verify_rows_to_pb([row])) == [row]
+    asked = types.ProposeRow("a", 0, (1,), 2, rule, following_count=7)
+    assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb([asked])) == [asked]
+
+
+def test_a_big_tokenizer_travels_in_pieces() -> None:
+    files = types.TokenizerFiles("é" * (models.PIECE_BYTES + 1), "", '{"eos_token": "x"}')
+    pieces = list(models.tokenizer_to_pb(files))
+    assert max(len(piece.content) for piece in pieces) <= models.PIECE_BYTES
+    assert len(pieces) == 4
+    assert models.tokenizer_from_pb(pieces) == files

@@ -1,0 +1,356 @@
+"""Requests over kept streams, over real gRPC: how many there are, and what becomes of them when something fails."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.replicas.clients import RemoteDrafter
+from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
+from paceline.types import ProposeRow
+from paceline.v1 import draft_service_pb2 as pb
+from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
+from paceline.wire import (
+    Exchange,
+    Exchanges,
+    ServerOptions,
+    answered,
+    open_channel,
+    running_server,
+    server,
+    translated_errors,
+)
+from paceline.wire import exchange as exchange_module
+from paceline.wire.reopening import ReopeningChannel
+from tests.fakes.draft_servers import draft_server
+from tests.fakes.proxy import running_proxy
+from tests.spans import until
+
+TIMEOUT_S = 60.0
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Servicer(DraftServiceServicer):
+    """Answers with the name of the sequence it was asked for; some names it does not answer. Counts its streams."""
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self.exchanges = exchanges
+        self.stream_count = self.open_count = self.cancelled_count = 0
+        self.callers: set[str] = set()
+        self.timeouts_s: list[float] = []
+        self.entered = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def ProposeTokens(
+        self, requests: AsyncIterator[pb.ProposeTokensRequest], context: Context
+    ) -> AsyncIterator[pb.ProposeTokensResponse]:
+        self.stream_count += 1
+        self.open_count += 1
+        self.callers.add(context.peer())
+        context.add_done_callback(self._ended)  # type: ignore[arg-type]
+        async for response in self.exchanges.answers("/a.Service/Method", requests, self._answer):
+            yield response
+
+    async def DescribeDraftModel(
+        self, request: pb.DescribeDraftModelRequest, context: Context
+    ) -> pb.DescribeDraftModelResponse:
+        self.entered.set()
+        await self.go_on.wait()
+        raise AssertionError
+
+    def _ended(self, _: object) -> None:
+        self.open_count -= 1
+
+    async def _answer(self, request: pb.ProposeTokensRequest) -> pb.ProposeTokensResponse:
+        name = request.rows[0].sequence_id
+        self.timeouts_s.append(request.context.timeout_s)
+        self.entered.set()
+        if name == "refused":
+            raise InvalidRequest("no", field="rows")
+        if name == "broken":
+            raise RuntimeError
+        try:
+            if name == "held":
+                await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled_count += 1
+            raise
+        return pb.ProposeTokensResponse(results=[pb.ProposeTokensResult(sequence_id=name)])
+
+
+def serving(
+    port: int = 0, grace_s: float = 0, options: ServerOptions | None = None
+) -> AbstractAsyncContextManager[tuple[Servicer, str]]:
+    servicer = Servicer(Exchanges())  # type: ignore[abstract]
+    return draft_server(servicer, port=port, grace_s=grace_s, exchanges=servicer.exchanges, options=options)
+
+
+@asynccontextmanager
+async def exchange_with(address: str) -> AsyncIterator[Exchange]:
+    async with open_channel(address) as channel:
+        yield Exchange(DraftServiceStub(channel).ProposeTokens)
+
+
+async def ask(exchange: Exchange, name: str, timeout_s: float = TIMEOUT_S) -> str:
+    with translated_errors():
+        answer = await exchange.ask(pb.ProposeTokensRequest(rows=[pb.ProposeTokensRow(sequence_id=name)]), timeout_s)
+    return str(answer.results[0].sequence_id)
+
+
+async def test_requests_one_after_another_share_a_stream() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        assert [await ask(exchange, str(n)) for n in range(20)] == [str(n) for n in range(20)]
+    assert servicer.stream_count == 1
+
+
+async def test_requests_at_once_have_a_stream_each_and_get_their_own_answers() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        for _ in range(3):
+            names = [f"sequence {n}" for n in range(5)]
+            assert await asyncio.gather(*(ask(exchange, name) for name in names)) == names
+    assert servicer.stream_count == 5
+
+
+@pytest.mark.parametrize(("name", "error"), [("refused", InvalidRequest), ("broken", PeerFailed)])
+async def test_a_request_that_fails_says_why_and_the_next_one_is_answered(name: str, error: type[Exception]) -> None:
+    async with serving() as (_, address), exchange_with(address) as exchange:
+        assert await ask(exchange, "before") == "before"
+        with pytest.raises(error):
+            await ask(exchange, name)
+        assert await ask(exchange, "after") == "after"
+
+
+async def test_a_request_that_is_given_up_is_given_up_by_the_server_too() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        with pytest.raises(CallTimedOut, match=r"no answer came within 2 s"):
+            await ask(exchange, "held", timeout_s=2)
+        await until(lambda: servicer.cancelled_count == 1)
+        servicer.entered.clear()
+        task = asyncio.create_task(ask(exchange, "held"))
+        await servicer.entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: servicer.cancelled_count == 2)
+        assert await ask(exchange, "after") == "after"
+
+
+async def test_a_peer_that_was_replaced_while_nobody_asked_goes_unnoticed() -> None:
+    async with AsyncExitStack() as stack:
+        async with serving() as (_, address):
+            exchange = await stack.enter_async_context(exchange_with(address))
+            await asyncio.gather(*(ask(exchange, "before") for _ in range(3)))
+        async with serving(int(address.rpartition(":")[2])) as (servicer, _):
+            assert await ask(exchange, "after") == "after"
+        assert servicer.stream_count == 1
+
+
+async def test_a_peer_that_is_gone_is_unavailable() -> None:
+    async with AsyncExitStack() as stack:
+        async with serving() as (_, address):
+            exchange = await stack.enter_async_context(exchange_with(address))
+            await ask(exchange, "before")
+        with pytest.raises(PeerUnavailable):
+            await ask(exchange, "after")
+
+
+async def test_a_stream_that_is_to_end_is_answered_first() -> None:
+    async with serving(grace_s=TIMEOUT_S) as (servicer, address), exchange_with(address) as exchange:
+        await asyncio.gather(*(ask(exchange, "before") for _ in range(3)))
+        servicer.entered.clear()
+        held = asyncio.create_task(ask(exchange, "held"))
+        await servicer.entered.wait()
+        servicer.exchanges.end_streams()
+        await until(lambda: servicer.open_count == 1)
+        assert not held.done()
+        servicer.go_on.set()
+        assert await held == "held"
+        await until(lambda: servicer.open_count == 0)
+
+
+async def test_a_stream_that_begins_while_its_server_closes_has_one_answer() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        await ask(exchange, "before")
+        servicer.exchanges.close()
+        for _ in range(3):
+            assert await ask(exchange, "late") == "late"
+            await until(lambda: servicer.open_count == 0)
+    assert servicer.stream_count == 4
+
+
+async def test_a_request_carries_what_is_left_of_its_time() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        await ask(exchange, "before", timeout_s=500)
+        assert 0 < servicer.timeouts_s[0] <= 500
+        await ask(exchange, "after", timeout_s=40)
+        assert 0 < servicer.timeouts_s[1] <= 40
+
+
+async def test_a_server_stops_at_once_for_all_the_streams_that_are_kept() -> None:
+    async with AsyncExitStack() as stack:
+        async with serving(grace_s=10 * TIMEOUT_S) as (_, address):
+            exchange = await stack.enter_async_context(exchange_with(address))
+            await asyncio.gather(*(ask(exchange, "before") for _ in range(3)))
+        with pytest.raises(PeerUnavailable):
+            await ask(exchange, "after")
+
+
+async def test_a_closed_exchange_leaves_no_stream_behind() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        await asyncio.gather(*(ask(exchange, "before") for _ in range(3)))
+        await exchange.close()
+        await until(lambda: servicer.open_count == 0)
+
+
+async def test_streams_move_to_the_channel_that_replaces_theirs() -> None:
+    opened: list[grpc.aio.Channel] = []
+    opening: list[object] = [object()]
+    async with serving() as (servicer, address):
+
+        def open_one(_: object) -> grpc.aio.Channel:
+            opened.append(open_channel(address))
+            return opened[-1]
+
+        async with ReopeningChannel(lambda: opening[0], open_one) as channel:
+            exchange = Exchange(DraftServiceStub(channel).ProposeTokens)
+            await ask(exchange, "before")
+            servicer.entered.clear()
+            held = asyncio.create_task(ask(exchange, "held"))
+            await servicer.entered.wait()
+            opening[0] = object()
+            channel.get_state()  # whatever is asked of it, it notices
+            assert await ask(exchange, "after") == "after"
+            servicer.go_on.set()
+            assert await held == "held"
+            await until(lambda: opened[0].get_state() is grpc.ChannelConnectivity.SHUTDOWN)
+            assert opened[1].get_state() is grpc.ChannelConnectivity.READY
+            assert await ask(exchange, "later") == "later"
+
+
+Call = Callable[[grpc.aio.Channel], Awaitable[object]]
+
+
+async def ask_held(channel: grpc.aio.Channel) -> object:
+    return await ask(Exchange(DraftServiceStub(channel).ProposeTokens), "held")
+
+
+async def describe(channel: grpc.aio.Channel) -> object:
+    with translated_errors():
+        return answered(await DraftServiceStub(channel).DescribeDraftModel(pb.DescribeDraftModelRequest()))
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("call", [ask_held, describe])
+async def test_a_channel_that_is_closed_makes_its_peer_unavailable_and_cancels_nobody(call: Call) -> None:
+    """Review C7: gRPC's UsageError before a call, and in one the cancellation of a task that nobody cancelled."""
+    async with serving() as (servicer, address):
+        channel = open_channel(address)
+        task = asyncio.create_task(_asking(call, channel))
+        await servicer.entered.wait()
+        await channel.close()
+        with pytest.raises(PeerUnavailable, match="closed while the call was under way"):
+            await task
+        with pytest.raises(PeerUnavailable, match="Channel is closed"):
+            await call(channel)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("call", [ask_held, describe])
+async def test_a_task_that_is_cancelled_itself_ends_so(call: Call) -> None:
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        task = asyncio.create_task(_asking(call, channel))
+        await servicer.entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def _asking(call: Call, channel: grpc.aio.Channel) -> object:
+    return await call(channel)
+
+
+async def _garbage(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async for _ in requests:
+        yield b"\xff"
+
+
+async def _garbage_at_once(request: bytes, context: Context) -> bytes:
+    return b"\xff"
+
+
+async def _garbage_as_status(request: bytes, context: Context) -> bytes:
+    context.set_trailing_metadata((("grpc-status-details-bin", b"\xff"),))
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+    raise AssertionError
+
+
+@asynccontextmanager
+async def talking_garbage(describes: Any) -> AsyncIterator[grpc.aio.Channel]:
+    handlers: dict[str, Any] = {
+        "ProposeTokens": grpc.stream_stream_rpc_method_handler(_garbage, bytes),
+        "DescribeDraftModel": grpc.unary_unary_rpc_method_handler(describes, bytes),
+    }
+    handler = grpc.method_handlers_generic_handler("paceline.v1.DraftService", handlers)
+    async with (
+        running_server(
+            "127.0.0.1", 0, [], lambda server: server.add_generic_rpc_handlers((handler,)), grace_s=0
+        ) as server,
+        open_channel(server.address) as channel,
+    ):
+        yield channel
+
+
+@pytest.mark.review
+async def test_what_cannot_be_parsed_is_a_failure_of_the_peers() -> None:
+    """Review C7: gRPC gives None for it, which failed as an attribute of that."""
+    row = ProposeRow("a", 0, (1,), 1)
+    async with talking_garbage(_garbage_at_once) as channel:
+        remote = RemoteDrafter(channel, TIMEOUT_S)
+        for call in (remote.propose([row]), remote.describe(TIMEOUT_S)):
+            with pytest.raises(PeerFailed, match="cannot be parsed"):
+                await call
+    async with talking_garbage(_garbage_as_status) as channel:
+        with pytest.raises(PeerUnavailable, match="gone"):
+            await describe(channel)
+
+
+@pytest.mark.review
+async def test_streams_that_are_not_needed_any_more_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review A2: there were as many as had ever been asked at once, for as long as the coordinator lived."""
+    monkeypatch.setattr(exchange_module, "UNUSED_S", 0.1)
+    async with serving() as (servicer, address), exchange_with(address) as one:
+        await asyncio.gather(*(ask(one, "before") for _ in range(5)))
+        while servicer.open_count > 1:
+            assert await ask(one, "one at a time") == "one at a time"
+        await until(lambda: servicer.open_count == 0)
+        assert await ask(one, "after") == "after"
+
+
+@pytest.mark.review
+async def test_a_caller_that_vanished_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review C15: servers asked for no sign of life, and held what such callers had asked for hours."""
+    monkeypatch.setattr(server, "KEEPALIVE_MS", 100)
+    monkeypatch.setattr(server, "KEEPALIVE_TIMEOUT_MS", 100)
+    async with serving() as (servicer, address), running_proxy(address) as proxy, exchange_with(proxy.address) as one:
+        held = asyncio.create_task(ask(one, "held"))
+        await servicer.entered.wait()
+        proxy.stall()
+        await until(lambda: servicer.cancelled_count == 1)
+        held.cancel()
+
+
+@pytest.mark.review
+async def test_a_connection_that_reached_its_age_takes_no_new_calls_and_breaks_none() -> None:
+    """Review C15"""
+    old = ServerOptions(max_connection_age_s=0.1)
+    async with serving(options=old) as (servicer, address), open_channel(address) as channel:
+        exchange = Exchange(DraftServiceStub(channel).ProposeTokens)
+        held = asyncio.create_task(ask(exchange, "held"))
+        await servicer.entered.wait()
+        while len(servicer.callers) < 3:  # connections
+            assert await ask(Exchange(DraftServiceStub(channel).ProposeTokens), "another") == "another"
+        servicer.go_on.set()
+        assert await held == "held"

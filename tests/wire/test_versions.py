@@ -1,0 +1,115 @@
+"""Peers of other versions: who works with whom, and what the others are told."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
+from coordinator.replicas.replica import Replica
+from paceline.codec.models import model_to_pb
+from paceline.codec.rounds import verify_rows_to_pb
+from paceline.codec.versions import EARLIEST_SERVICE, VERSION, check_service_versions
+from paceline.errors import IncompatiblePair, InvalidRequest, PeerUnavailable
+from paceline.types import ProposeRow, ReplicaState, VerifyRow
+from paceline.v1 import common_pb2
+from paceline.v1 import draft_service_pb2 as pb
+from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
+from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline.wire import Exchange, open_channel, translated_errors
+from tests.clusters import model_server
+from tests.conftest import PairOfCheckpoints
+from tests.coordinators import fits
+from tests.fakes.draft_servers import draft_server
+from tests.fakes.model_services import describe
+
+pytestmark = pytest.mark.review
+TIMEOUT_S = 60.0
+NONE = common_pb2.WireVersions()
+
+
+@dataclass(eq=False)
+class Versioned(DraftServiceServicer):
+    """A draft service of a version; it knows no token."""
+
+    wire: common_pb2.WireVersions = field(default_factory=lambda: NONE)
+
+    async def DescribeDraftModel(
+        self, request: pb.DescribeDraftModelRequest, context: Any
+    ) -> pb.DescribeDraftModelResponse:
+        return pb.DescribeDraftModelResponse(model=model_to_pb(describe("draft")), wire=self.wire)
+
+    async def ProposeTokens(
+        self, requests: AsyncIterator[pb.ProposeTokensRequest], context: Any
+    ) -> AsyncIterator[pb.ProposeTokensResponse]:
+        async for request in requests:
+            results = [pb.ProposeTokensResult(sequence_id=row.sequence_id) for row in request.rows]
+            yield pb.ProposeTokensResponse(results=results, wire_version=self.wire.latest)
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        (NONE, f"version 0 of the wire, and this coordinator {VERSION}.*; upgrade the model services before"),
+        (
+            common_pb2.WireVersions(latest=VERSION + 2, earliest=VERSION + 1),
+            f"versions {VERSION + 1} to {VERSION + 2} of the wire, and this coordinator {VERSION}; upgrade the coord",
+        ),
+    ],
+)
+async def test_a_service_that_a_coordinator_cannot_work_with_is_refused_with_the_remedy(
+    wire: common_pb2.WireVersions, words: str
+) -> None:
+    """review D10, C5: a service that knows no rules told once would decode greedily."""
+    servicer: Callable[..., Any] = Versioned
+    async with draft_server(servicer(wire)) as (_, address):
+        replica = Replica("draft:1", RemoteDrafter(open_channel(address), TIMEOUT_S), fits)
+        replica.remote.is_serving = serves  # type: ignore[method-assign]
+        await replica.look()
+        assert replica.state is ReplicaState.REFUSED
+        assert isinstance(replica.error, IncompatiblePair)
+        assert replica.error.message.startswith("draft:1: a draft service speaks ")
+        with pytest.raises(IncompatiblePair, match=words):
+            await replica.remote.describe(TIMEOUT_S)
+        await replica.remote.close()
+
+
+async def serves(timeout_s: float) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("latest", [EARLIEST_SERVICE, VERSION, VERSION + 5])
+def test_only_what_is_incompatible_is_refused(latest: int) -> None:
+    """review D10"""
+    check_service_versions(common_pb2.WireVersions(latest=latest, earliest=0), "a target service")
+    check_service_versions(common_pb2.WireVersions(latest=latest, earliest=VERSION), "a target service")
+
+
+async def test_no_answer_is_taken_of_an_older_service_that_came_up_where_another_was() -> None:
+    """review C5: it is found between two descriptions, by its answers."""
+    servicer: Callable[..., Any] = Versioned
+    async with draft_server(servicer(common_pb2.WireVersions(latest=VERSION))) as (older, address):
+        remote = RemoteDrafter(open_channel(address), TIMEOUT_S)
+        await remote.describe(TIMEOUT_S)
+        await remote.propose([ProposeRow("a", 0, (5,), 1)])
+        older.wire = NONE
+        with pytest.raises(PeerUnavailable, match=r"speaks version 0 of the wire answers where another was.*upgrade"):
+            await remote.propose([ProposeRow("a", 0, (5,), 1)])
+        await remote.close()
+
+
+async def test_a_service_refuses_a_request_of_a_newer_form_and_says_its_own_versions(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    """review D10"""
+    async with model_server("target", pairs["Llama"].target) as server:
+        await RemoteVerifier(server.channel, TIMEOUT_S).describe(TIMEOUT_S)
+        request = verify_rows_to_pb([VerifyRow("a", 0, (20, 21), ())])
+        assert request.context.wire_version == VERSION
+        request.context.wire_version = VERSION + 1
+        exchange = Exchange(TargetServiceStub(server.channel).VerifyTokens)
+        words = f"version {VERSION + 1} of the wire, and this service reads 0 to {VERSION}; upgrade the model services"
+        with pytest.raises(InvalidRequest, match=words), translated_errors():
+            await exchange.ask(request, TIMEOUT_S)
+        assert server.runner.cache.sequence_count == 0
