@@ -2,50 +2,53 @@
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from coordinator.background import background
-from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
 from coordinator.door.admission import Admission
 from coordinator.door.admission_threads import AdmissionThreads, admission_threads
-from coordinator.door.current_model import CurrentModel
-from coordinator.door.record import RequestMetrics
 from coordinator.door.served import Served
-from coordinator.door.servicer import SERVICE_NAME, GenerationServicer, add_generation_service
-from coordinator.drafting.ahead import AheadDrafter
-from coordinator.drafting.replicated_drafter import ReplicatedDrafter
-from coordinator.placement.dispatcher import Dispatcher
-from coordinator.placement.guarded_target import FAILURES_TO_OPEN, GuardedTarget, UsualTime
 from coordinator.placement.target import Serving
 from coordinator.protocols import Drafter
-from coordinator.replicas.circuit import Circuit
 from coordinator.replicas.replica import Replica
 from coordinator.requests.generation import Generation, Request
-from coordinator.rounds.draft_length import AutoDraftLength, FixedDraftLength
 from coordinator.rounds.metrics import RoundMetrics
-from coordinator.rounds.policies import make_policy
-from coordinator.rounds.pool import GenerationPool
 from coordinator.rounds.residency import Residency
-from coordinator.rounds.round import RoundLimits
-from coordinator.rounds.scheduler import Others, Scheduler
+from coordinator.rounds.scheduler import Scheduler
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
-from coordinator.security import clients_options
-from coordinator.serving import facts_of
+from coordinator.serving import open_door
+from coordinator.wiring import SYSTEM_CLOCKS, Clocks, Parts, ServingMaker, wired
 from paceline.client import NO_RETRIES, Client
-from paceline.types import GenerationRequest, ModelDescription, OutputPiece, PolicyName, TokenIds
-from paceline.wire import RunningServer, running_server
-from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
+from paceline.process.instruments import Instruments
+from paceline.types import GenerationRequest, ModelDescription, OutputPiece, TokenIds
+from paceline.wire import RunningServer
+from tests.fakes.model_services import VOCABULARY_SIZE, FakeDrafter, FakeVerifier, describe
 
 SERVED = Served(describe("target"), None)
-NOWHERE = CoordinatorSettings(draft="unused:1", target="unused:1")
+
+
+def settings_of(**asked: Any) -> CoordinatorSettings:
+    """Settings of a coordinator over fakes, small where nothing else is asked for."""
+    small: dict[str, Any] = {
+        "draft": "unused:1",
+        "target": "unused:1",
+        "port": 0,
+        "batch_size": 4,
+        "draft_count": 3,
+        "lanes": 1,
+        "window": 10,
+        "queue_limit": 100,
+        "max_new_tokens": 40,
+        "shutdown_grace_s": 1,
+    }
+    return CoordinatorSettings(**small | asked)
 
 
 class NoOthers:
@@ -62,42 +65,22 @@ def make_serving(
     drafter: Drafter,
     verifier: FakeVerifier,
     *,
-    address: str = "target:0",
-    batch_size: int = 4,
-    draft_count: int | None = 3,
-    policy: PolicyName = "continuous",
-    lanes: int = 1,
-    metrics: RoundMetrics | None = None,
-    statistics: Statistics | None = None,
     residency: Residency | None = None,
-    others: Others | None = None,
-    on_room: Callable[[], None] = lambda: None,
-    usual: UsualTime | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    circuit_clock: Callable[[], float] = time.monotonic,
+    clocks: Clocks = SYSTEM_CLOCKS,
+    **asked: Any,
 ) -> Serving:
-    """Without a draft count it chooses its own."""
-    chosen = make_policy(policy, window=10)
-    circuit = Circuit(circuit_clock, failures_to_open=FAILURES_TO_OPEN)
-    guard = GuardedTarget(verifier, VOCABULARY_SIZE, usual, circuit, clock)
-    scheduler = Scheduler(
-        address,
-        GenerationPool(chosen.live_limit(batch_size, lanes), clock, on_room),
-        chosen,
-        AutoDraftLength(lanes) if draft_count is None else FixedDraftLength(draft_count),
+    """Make what serves with one target; what is asked for are settings."""
+    settings = settings_of(**asked)
+    maker = ServingMaker(
+        settings,
         drafter,
-        guard,
         residency or Residency(drafter),
-        others or NoOthers(),
-        batch_size=batch_size,
-        lanes=lanes,
-        limits=RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS, token_bytes=1, page_tokens=1),
-        statistics=statistics or Statistics(),
-        metrics=metrics or RoundMetrics(CollectorRegistry()),
-        tracer=RoundTracer(None, policy),
-        clock=clock,
+        Statistics(),
+        RoundMetrics(CollectorRegistry()),
+        RoundTracer(None, settings.policy),
+        clocks,
     )
-    return Serving(guard, scheduler)
+    return maker.make("target:0", verifier, describe("target"), NoOthers(), lambda: None)
 
 
 def submit(scheduler: Scheduler, request: Request) -> Request:
@@ -126,14 +109,11 @@ async def scheduling(
 
 
 @dataclass(frozen=True)
-class Dispatched:
-    """Targets and drafts behind a dispatcher; how they are is looked at when a test says so."""
+class Dispatched(Parts):
+    """A coordinator's parts, and the fakes behind them; how they are is looked at when a test says so."""
 
-    model: CurrentModel
-    dispatcher: Dispatcher
-    drafter: ReplicatedDrafter
-    statistics: Statistics
-    residency: Residency
+    settings: CoordinatorSettings
+    watched: Instruments
     targets: list[Replica[FakeVerifier]]
     drafts: list[Replica[FakeDrafter]]
 
@@ -155,38 +135,15 @@ async def dispatching(
     drafters: Sequence[FakeDrafter],
     verifiers: Sequence[FakeVerifier],
     *,
-    queue_limit: int = 100,
-    target_wait_s: float = 60,
-    clock: Callable[[], float] = time.perf_counter,
+    clocks: Clocks = SYSTEM_CLOCKS,
     registry: CollectorRegistry | None = None,
-    **settings: Any,
+    **asked: Any,
 ) -> AsyncIterator[Dispatched]:
-    """Run a dispatcher over replicas that were looked at once; settings are those of `make_serving`."""
-    drafter, statistics = ReplicatedDrafter(), Statistics()
-    residency, usual = Residency(drafter), UsualTime()
-    registry = registry or CollectorRegistry()
-    metrics = RoundMetrics(registry)
-
-    def make(target: Replica[Any], dispatcher: Dispatcher) -> Serving:
-        return make_serving(
-            drafter,
-            target.remote,
-            address=target.address,
-            metrics=metrics,
-            statistics=statistics,
-            residency=residency,
-            others=dispatcher,
-            on_room=dispatcher.distribute,
-            usual=usual,
-            clock=clock,
-            **settings,
-        )
-
+    """Run a coordinator's parts over replicas that were looked at once; what is asked for are settings."""
+    settings, watched = settings_of(**asked), Instruments(registry or CollectorRegistry())
     async with background() as tasks:
-        dispatcher = Dispatcher(
-            make, residency, tasks, queue_limit=queue_limit, target_wait_s=target_wait_s, clock=clock
-        )
-        model = CurrentModel(admission, dispatcher, drafter)
+        parts = wired(settings, tasks, watched, clocks)
+        model, dispatcher, drafter = parts.model, parts.dispatcher, parts.drafter
         # A target was there that is gone: requests can be made before one of these is.
         gone = FakeVerifier()
         gone.description = verifiers[0].description
@@ -202,18 +159,18 @@ async def dispatching(
         for replica in (*targets, *drafts):
             await replica.look()
         try:
-            yield Dispatched(model, dispatcher, drafter, statistics, residency, targets, drafts)
+            yield Dispatched(**vars(parts), settings=settings, watched=watched, targets=targets, drafts=drafts)
         finally:
             await dispatcher.close()
 
 
 @asynccontextmanager
 async def fake_cluster(
-    drafter: FakeDrafter, verifier: FakeVerifier, registry: CollectorRegistry, *, queue_limit: int = 100
+    drafter: FakeDrafter, verifier: FakeVerifier, registry: CollectorRegistry, **asked: Any
 ) -> AsyncIterator[Client]:
     """Serve requests from fake models, one generation at a time with 4 drafts a round; yield a client."""
     async with (
-        fake_server(drafter, verifier, registry, queue_limit=queue_limit) as server,
+        fake_server(drafter, verifier, registry, **asked) as server,
         Client(server.address, NO_RETRIES) as client,
     ):
         yield client
@@ -221,52 +178,20 @@ async def fake_cluster(
 
 @asynccontextmanager
 async def fake_server(
-    drafter: FakeDrafter,
-    verifier: FakeVerifier,
-    registry: CollectorRegistry,
-    *,
-    queue_limit: int = 100,
-    settings: CoordinatorSettings = NOWHERE,
+    drafter: FakeDrafter, verifier: FakeVerifier, registry: CollectorRegistry, **asked: Any
 ) -> AsyncIterator[RunningServer]:
     """As `fake_cluster`, for clients of any kind."""
+    one_by_one: dict[str, Any] = {"batch_size": 1, "draft_count": 4}
     async with (
-        dispatching(
-            [drafter], [verifier], batch_size=1, draft_count=4, queue_limit=queue_limit, registry=registry
-        ) as running,
+        dispatching([drafter], [verifier], registry=registry, **one_by_one | asked) as running,
         admission_threads() as threads,
+        generation_server(running, threads) as server,
     ):
-        registry.register(
-            ClusterCollector(running.dispatcher, running.drafter, AheadDrafter(running.drafter), running.statistics)
-        )
-        async with generation_server(running, threads, registry, settings) as server:
-            yield server
-
-
-@asynccontextmanager
-async def generation_server(
-    running: Dispatched,
-    threads: AdmissionThreads,
-    registry: CollectorRegistry,
-    settings: CoordinatorSettings = NOWHERE,
-) -> AsyncIterator[RunningServer]:
-    servicer = GenerationServicer(
-        facts_of(settings),
-        running.model,
-        threads,
-        running.dispatcher,
-        running.drafter,
-        running.statistics,
-        RequestMetrics(registry),
-    )
-    async with running_server(
-        "127.0.0.1",
-        0,
-        [SERVICE_NAME],
-        lambda server: add_generation_service(servicer, server),
-        grace_s=1,
-        options=clients_options(settings),
-    ) as server:
         yield server
+
+
+def generation_server(running: Dispatched, threads: AdmissionThreads) -> AbstractAsyncContextManager[RunningServer]:
+    return open_door(running.settings, running, threads, running.watched)
 
 
 def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:

@@ -3,12 +3,12 @@
 import inspect
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from coordinator.config import CoordinatorSettings
 from paceline.cli import generate, load
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, connected
@@ -36,15 +36,13 @@ async def test_a_command_shows_certificate_and_token_and_what_is_missing_is_refu
     authority = Authority(tmp_path)
     own, client = authority.issue("127.0.0.1"), authority.issue("client.test")
     (tmp_path / "tokens").write_text("a-token")
-    settings = CoordinatorSettings(
-        draft="unused:1",
-        target="unused:1",
-        tls_certificate=own.certificate,
-        tls_key=own.key,
-        tls_client_ca=authority.ca,
-        token_file=tmp_path / "tokens",
-    )
-    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), settings=settings) as server:
+    settings: dict[str, Any] = {
+        "tls_certificate": own.certificate,
+        "tls_key": own.key,
+        "tls_client_ca": authority.ca,
+        "token_file": tmp_path / "tokens",
+    }
+    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), **settings) as server:
         whole = Connection(server.address, authority.ca, tmp_path / "tokens", client.certificate, client.key)
         assert await answer(whole) == continuation(PROMPT, 10)
         refused: list[tuple[Connection, type[PacelineError]]] = [
@@ -91,7 +89,7 @@ async def test_a_draft_count_with_an_address_is_asked_of_requests() -> None:
     """review G9"""
     assert draft_limit(True, ClusterOptions(draft_count="2")) == 2
     assert draft_limit(False, ClusterOptions(draft_count="2")) == 0
-    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as server:
+    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), draft_count=5) as server:
         async with connected(Connection(server.address), ClusterOptions(draft_count="2")) as (_, cluster):
             assert cluster.draft_count == 5
         with pytest.raises(InvalidRequest, match="--draft-count 9: the coordinator drafts 5 tokens a round at most"):

@@ -139,14 +139,15 @@ async def test_a_request_that_finds_no_room_is_refused_unread(monkeypatch: pytes
         return admit(self, request)
 
     monkeypatch.setattr(Admission, "admit", counted)
-    async with fake_cluster(FakeDrafter(1.0), HeldVerifier(0), CollectorRegistry(), queue_limit=0) as client:
-        first = asyncio.ensure_future(client.complete(REQUEST))
-        while (await client.describe()).live_sequence_count < 1:
+    async with fake_cluster(FakeDrafter(1.0), HeldVerifier(0), CollectorRegistry(), queue_limit=1) as client:
+        served, waiting = (asyncio.ensure_future(client.complete(REQUEST)) for _ in range(2))
+        while len(admitted) < 2 or (await client.describe()).waiting_sequence_count < 1:
             await asyncio.sleep(0.01)
         with pytest.raises(Overloaded):
             await client.complete(REQUEST)
-        assert len(admitted) == 1
-        first.cancel()
+        assert len(admitted) == 2
+        served.cancel()
+        waiting.cancel()
 
 
 async def test_a_request_of_millions_of_parts_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

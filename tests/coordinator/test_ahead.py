@@ -14,6 +14,7 @@ from coordinator.drafting.ahead import PROBE_EVERY, AheadDrafter
 from coordinator.protocols import Deadline
 from coordinator.requests.generation import Generation
 from coordinator.rounds.residency import Residency
+from coordinator.wiring import Clocks
 from paceline.checks import MAX_DRAFT_COUNT, MAX_PROPOSED_COUNT
 from paceline.errors import PacelineError, PeerUnavailable
 from paceline.types import GREEDY, GenerationRequest, Proposal, Proposals, ProposeRow, TokenIds, Verdicts, VerifyRow
@@ -72,7 +73,7 @@ async def outputs(
         draft_count=draft_count,
         lanes=lanes,
         residency=residency,
-        clock=time.clock,
+        clocks=Clocks(time.clock),
     ).scheduler
     rounds = asyncio.create_task(scheduler.run())
     admission = Admission(SERVED, default_max_new_tokens=40)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from coordinator.placement.guarded_target import FAILURES_TO_OPEN
+from coordinator.wiring import Clocks
 from paceline.errors import CallTimedOut, NoChoice, PacelineError, PeerFailed, PeerUnavailable
 from paceline.types import CircuitState, Proposals, Verdict, Verdicts, VerifyRow
 from tests.coordinators import Dispatched, dispatching
@@ -88,7 +89,7 @@ async def test_a_hung_target_costs_the_requests_of_its_first_round_and_no_others
     """Its health is well, and every request has a deadline: no call ever lasted long enough to lose it."""
     clock = Clock()
     hung, healthy = Hung(clock), SteppedVerifier()
-    async with dispatching([], [hung, healthy], batch_size=8, clock=clock) as running:
+    async with dispatching([], [hung, healthy], batch_size=8, clocks=Clocks(clock)) as running:
         requests = [submit(running, prompt(n), deadline_s=clock() + 10.0 + n) for n in range(100)]
         outputs = await asyncio.gather(*map(output, requests), return_exceptions=True)
     lost = [one for one in outputs if isinstance(one, BaseException)]
@@ -155,7 +156,7 @@ async def test_requests_that_break_any_call_keep_others_waiting_for_a_few_pauses
             raise PeerFailed("the model raised an error")
 
     verifier, monotonic = SteppedVerifier(break_on_poison), Clock()
-    async with dispatching([], [verifier], batch_size=4, circuit_clock=monotonic) as running:
+    async with dispatching([], [verifier], batch_size=4, clocks=Clocks(circuits=monotonic)) as running:
         poisoned = [submit(running, (POISON, n)) for n in range(12)]
         healthy = [submit(running, prompt(n)) for n in range(4)]
         began_s = monotonic()
@@ -172,7 +173,7 @@ async def test_requests_that_break_any_call_keep_others_waiting_for_a_few_pauses
 
 async def test_a_trial_is_one_output_of_a_request_of_several() -> None:
     verifier, monotonic = failing(PeerFailed("broken")), Clock()
-    async with dispatching([], [verifier], batch_size=4, circuit_clock=monotonic) as running:
+    async with dispatching([], [verifier], batch_size=4, clocks=Clocks(circuits=monotonic)) as running:
         await opened(running)
         submit(running, (9,), completion_count=4)
         count = len(verifier.calls)
@@ -201,7 +202,7 @@ class Computing(SteppedVerifier):
 async def test_long_prompts_with_short_deadlines_do_not_make_a_healthy_target_look_hung() -> None:
     """A call took 1 s for its hundred tokens, where those before had one or two."""
     clock = Clock()
-    async with dispatching([], [Computing(clock)], clock=clock) as running:
+    async with dispatching([], [Computing(clock)], clocks=Clocks(clock)) as running:
         await output(submit(running, (5,)))
         for n in range(4):
             with pytest.raises(CallTimedOut):
@@ -213,7 +214,7 @@ async def test_long_prompts_with_short_deadlines_do_not_make_a_healthy_target_lo
 async def test_a_trial_that_comes_to_no_call_makes_way_for_the_next() -> None:
     """The circuit stayed half open, and the target was given nothing any more."""
     verifier, monotonic = failing(PeerFailed("broken")), Clock()
-    async with dispatching([FakeDrafter(0.5)], [verifier], batch_size=4, circuit_clock=monotonic) as running:
+    async with dispatching([FakeDrafter(0.5)], [verifier], batch_size=4, clocks=Clocks(circuits=monotonic)) as running:
         await opened(running)
         count, drafter = len(verifier.calls), running.drafts[0].remote
         proposes, drafter.propose = drafter.propose, broken_in_itself  # type: ignore[method-assign, assignment]

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.rounds.scheduler import LOSSES_TO_FAIL
+from coordinator.wiring import Clocks
 from paceline.errors import CallTimedOut, Overloaded, PeerUnavailable
 from paceline.types import (
     CacheDescription,
@@ -121,7 +122,7 @@ async def test_with_no_target_left_sequences_wait_for_one_and_go_on_there() -> N
 
 async def test_what_waits_for_a_target_too_long_is_told_so_and_the_queue_stays_bounded() -> None:
     clock = Clock()
-    async with dispatching([], [dying(after=1)], clock=clock, target_wait_s=60, queue_limit=3) as running:
+    async with dispatching([], [dying(after=1)], clocks=Clocks(clock), target_wait_s=60, queue_limit=3) as running:
         early = submit(running, (5,))
         await until(lambda: not running.targets[0].is_up)
         clock.advance(50)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.config import CoordinatorSettings
 from coordinator.door.admission import Admission
 from coordinator.door.limits import RequestLimits
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
@@ -82,9 +81,8 @@ def test_sequence_ids_cannot_be_guessed_from_one_another() -> None:
 
 
 async def test_a_message_beyond_the_limit_is_refused_at_once_and_not_repeated() -> None:
-    settings = CoordinatorSettings(draft="unused:1", target="unused:1", max_message_bytes=1000)
     async with (
-        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), settings=settings) as server,
+        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), max_message_bytes=1000) as server,
         Client(server.address) as client,
     ):
         with pytest.raises(MessageTooLarge, match="1000"):

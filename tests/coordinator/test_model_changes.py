@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from coordinator.config import CoordinatorSettings
 from coordinator.door.admission_threads import AdmissionThreads
@@ -255,7 +254,7 @@ async def test_a_request_that_was_read_for_the_old_model_is_read_again_for_the_n
 
     async with (
         dispatching([], [only]) as running,
-        generation_server(running, Threads(change), CollectorRegistry()) as server,
+        generation_server(running, Threads(change)) as server,
         Client(server.address, NO_RETRIES) as client,
     ):
         asked = GenerationRequest(TokenIds((5, 6)), 30, ignore_end_tokens=True)

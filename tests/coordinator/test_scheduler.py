@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -61,7 +61,7 @@ def test_output_is_the_targets_own_for_any_draft_group_size_and_draft_count(
     asyncio.run(run_and_compare(skill, batch_size, draft_count, draft_max_length, max_new_tokens, seed))
 
 
-async def run_policy(policy: str, lanes: int, draft_count: int | None, batch_size: int, seed: int) -> None:
+async def run_policy(policy: str, lanes: int, draft_count: int | Literal["auto"], batch_size: int, seed: int) -> None:
     drafter, verifier = FakeDrafter(0.7, seed), FakeVerifier()
     async with scheduling(
         drafter, verifier, batch_size=batch_size, draft_count=draft_count, policy=policy, lanes=lanes
@@ -77,12 +77,12 @@ async def run_policy(policy: str, lanes: int, draft_count: int | None, batch_siz
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
     lanes=st.integers(1, 2),
-    draft_count=st.none() | st.integers(0, 6),
+    draft_count=st.just("auto") | st.integers(0, 6),
     batch_size=st.integers(1, 9),
     seed=st.integers(0, 10),
 )
 def test_output_is_the_targets_own_under_every_policy_with_every_number_of_lanes(
-    policy: str, lanes: int, draft_count: int | None, batch_size: int, seed: int
+    policy: str, lanes: int, draft_count: int | Literal["auto"], batch_size: int, seed: int
 ) -> None:
     asyncio.run(run_policy(policy, lanes if policy == "continuous" else 1, draft_count, batch_size, seed))
 

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.door.admission import Admission
 from coordinator.rounds.residency import Residency
+from coordinator.wiring import Clocks
 from paceline.errors import CallTimedOut, PeerFailed, PeerUnavailable
 from paceline.types import (
     GenerationRequest,
@@ -83,7 +84,7 @@ async def test_a_call_has_the_time_that_the_last_of_its_requests_has_left() -> N
     clock = Clock()
     verifier = FakeVerifier(lambda _: clock.advance(1))
     drafter = FakeDrafter(1.0, before=lambda _: clock.advance(2))
-    async with scheduling(drafter, verifier, clock=clock) as (admission, scheduler):
+    async with scheduling(drafter, verifier, clocks=Clocks(clock)) as (admission, scheduler):
         soon, late = (admission.admit(GenerationRequest(TokenIds((n,)), 8, ignore_end_tokens=True)) for n in (5, 6))
         soon.deadline_s, late.deadline_s = clock() + 10, clock() + 30
         for request in (soon, late):
@@ -107,7 +108,7 @@ async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_n
             raise CallTimedOut("deadline exceeded")
 
     verifier = FakeVerifier(take_time)
-    async with scheduling(FakeDrafter(1.0), verifier, clock=clock) as (admission, scheduler):
+    async with scheduling(FakeDrafter(1.0), verifier, clocks=Clocks(clock)) as (admission, scheduler):
         await generate_all(admission, scheduler, [(5,)], 10)
         request = admission.admit(GenerationRequest(TokenIds((5,))))
         request.deadline_s = clock() + 10

@@ -263,5 +263,5 @@ def describe(
         device="cpu",
         dtype="float32",
         parameter_count=0,
-        cache=CacheDescription(max_length=1000, prefill_chunk_tokens=CHUNK_TOKENS),
+        cache=CacheDescription(max_length=1000, prefill_chunk_tokens=CHUNK_TOKENS, token_bytes=1, page_tokens=1),
     )

@@ -33,8 +33,7 @@ RIGHT, WRONG = "right-token-of-a-client", "wrong-token-of-a-stranger"
 
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[str]:
-    asked = CoordinatorSettings(draft="unused:1", target="unused:1", **settings)
-    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), settings=asked) as server:
+    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), **settings) as server:
         yield server.address
 
 

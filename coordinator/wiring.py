@@ -1,0 +1,148 @@
+"""A coordinator's parts, put together as its settings say.
+
+Who its replicas are and who may call it is `serving`'s to know.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from coordinator.background import Background
+from coordinator.config import CoordinatorSettings
+from coordinator.door.admission import Admission
+from coordinator.door.current_model import CurrentModel
+from coordinator.door.limits import RequestLimits
+from coordinator.door.served import Served
+from coordinator.drafting.ahead import AheadDrafter
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.placement.dispatcher import Dispatcher
+from coordinator.placement.guarded_target import FAILURES_TO_OPEN, GuardedTarget, UsualTime
+from coordinator.placement.target import Serving
+from coordinator.protocols import Drafter, RemoteTarget, Verifier
+from coordinator.replicas.circuit import Circuit
+from coordinator.replicas.replica import Replica
+from coordinator.rounds.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.rounds.metrics import RoundMetrics
+from coordinator.rounds.policies import make_policy
+from coordinator.rounds.pool import GenerationPool
+from coordinator.rounds.residency import Residency
+from coordinator.rounds.round import RoundLimits
+from coordinator.rounds.scheduler import Others, Scheduler
+from coordinator.rounds.statistics import Statistics
+from coordinator.rounds.tracer import RoundTracer
+from paceline.process.instruments import Instruments
+from paceline.types import ModelDescription
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Where the parts read the time, in seconds. Tests have clocks of their own."""
+
+    rounds: Callable[[], float] = time.perf_counter
+    circuits: Callable[[], float] = time.monotonic
+
+
+SYSTEM_CLOCKS = Clocks()
+
+
+@dataclass(frozen=True)
+class ServingMaker:
+    """Makes what serves with a target. All of them count together."""
+
+    settings: CoordinatorSettings
+    drafter: Drafter
+    residency: Residency
+    statistics: Statistics
+    metrics: RoundMetrics
+    tracer: RoundTracer
+    clocks: Clocks
+    usual: UsualTime = field(default_factory=UsualTime)
+
+    def of_replica(self, replica: Replica[RemoteTarget], dispatcher: Dispatcher) -> Serving:
+        assert replica.description
+        return self.make(replica.address, replica.remote, replica.description, dispatcher, dispatcher.distribute)
+
+    def make(
+        self, address: str, remote: Verifier, target: ModelDescription, others: Others, on_room: Callable[[], None]
+    ) -> Serving:
+        settings, clocks = self.settings, self.clocks
+        circuit = Circuit(clocks.circuits, failures_to_open=FAILURES_TO_OPEN)
+        guard = GuardedTarget(remote, target.vocabulary_size, self.usual, circuit, clocks.rounds)
+        scheduler = Scheduler(
+            address,
+            GenerationPool(_places(settings), clocks.rounds, on_room),
+            make_policy(settings.policy, settings.window),
+            _draft_length(settings),
+            self.drafter,
+            guard,
+            self.residency,
+            others,
+            batch_size=settings.batch_size,
+            lanes=settings.lane_count,
+            limits=_round_limits(target),
+            statistics=self.statistics,
+            metrics=self.metrics,
+            tracer=self.tracer,
+            clock=clocks.rounds,
+        )
+        return Serving(guard, scheduler)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A coordinator that has no replicas and no callers yet."""
+
+    model: CurrentModel
+    dispatcher: Dispatcher
+    drafter: ReplicatedDrafter
+    ahead: AheadDrafter
+    residency: Residency
+    statistics: Statistics
+
+
+def wired(
+    settings: CoordinatorSettings, tasks: Background, watched: Instruments, clocks: Clocks = SYSTEM_CLOCKS
+) -> Parts:
+    drafter, statistics = ReplicatedDrafter(), Statistics()
+    ahead = AheadDrafter(drafter, watched.tracer)
+    residency = Residency(ahead)
+    metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
+    maker = ServingMaker(settings, ahead, residency, statistics, metrics, tracer, clocks)
+    dispatcher = Dispatcher(
+        maker.of_replica,
+        residency,
+        tasks,
+        queue_limit=settings.queue_limit,
+        target_wait_s=settings.target_wait_s,
+        clock=clocks.rounds,
+    )
+    model = CurrentModel(partial(_admission, settings), dispatcher, drafter)
+    return Parts(model, dispatcher, drafter, ahead, residency, statistics)
+
+
+def _admission(settings: CoordinatorSettings, served: Served) -> Admission:
+    limits = RequestLimits(
+        settings.max_prompt_tokens,
+        settings.max_output_tokens,
+        settings.max_completions,
+        max_together=_places(settings) + settings.queue_limit,
+    )
+    return Admission(served, default_max_new_tokens=settings.max_new_tokens, limits=limits)
+
+
+def _round_limits(target: ModelDescription) -> RoundLimits:
+    cache = target.cache
+    return RoundLimits(target.vocabulary_size, cache.prefill_chunk_tokens, cache.token_bytes, cache.page_tokens)
+
+
+def _places(settings: CoordinatorSettings) -> int:
+    """Return how many generations are live at once on a target."""
+    policy = make_policy(settings.policy, settings.window)
+    return policy.live_limit(settings.batch_size, settings.lane_count)
+
+
+def _draft_length(settings: CoordinatorSettings) -> DraftLength:
+    if settings.draft_count == "auto":
+        return AutoDraftLength(settings.lane_count)
+    return FixedDraftLength(settings.draft_count)
