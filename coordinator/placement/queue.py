@@ -27,7 +27,7 @@ class WaitingQueue:
         return iter(self._waiting)
 
     def check_room(self, sequence_count: int, free_count: int, unread_count: int = 0) -> None:
-        """Raise Overloaded when `sequence_count` more generations do not fit, beside the `free_count` free places.
+        """Raise Overloaded when `sequence_count` more generations fit neither in `free_count` free places nor here.
 
         `unread_count` generations pause for slow readers, and count as waiting.
         """

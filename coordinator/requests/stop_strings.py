@@ -66,7 +66,7 @@ class StopStringMatcher:
         If the text completes several stop strings, the one that begins first counts.
         """
         stops, state = self._stops, self._state
-        if len(stops.lengths) == 1:  # there are none
+        if len(stops.lengths) == 1:  # there are no stop strings
             return text, False
         starts: list[int] = []
         for end, character in enumerate(text, len(self._held) + 1):
