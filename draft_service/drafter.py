@@ -1,4 +1,4 @@
-"""The drafter: it proposes draft tokens for a group of sequences, one packed pass a token.
+"""The drafter, which proposes draft tokens for a group of sequences, one packed pass a token.
 
 Owns the steps of a proposal; the runner owns the cache. Rows may want different counts: a row that has its drafts
 leaves the later passes. If the engine can make all drafts of a row by itself, it is asked to.

@@ -1,4 +1,4 @@
-"""The verifier: it verifies the draft tokens of a group in one packed pass.
+"""The verifier, which checks the draft tokens of a group in one packed pass.
 
 At every position the target has one choice. Draft tokens are accepted while they equal it; then the target's choice is
 the next token. With no draft tokens this is prefill and plain decoding. The speculative rule is that of Leviathan et

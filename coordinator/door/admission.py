@@ -35,7 +35,7 @@ from paceline.types import (
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
-"""Of all stop strings of a request together: every output is searched for each of them."""
+"""Most characters of all stop strings of a request together: every output is searched for each string."""
 MAX_STOP_TOKEN_IDS = 1024
 """Limited because every row of every round carries them."""
 MAX_SHRINKAGE = 4

@@ -12,7 +12,7 @@ from paceline.errors import InvalidRequest
 MAX_FIELDS = 1 << 16
 """Fields of a message and of the messages within it: parsed in some 4 ms."""
 MAX_PACKED_BYTES = 2 << 20
-"""Of lists of numbers: parsed in some 16 ms at a byte a number. Token ids take two or three each."""
+"""Bytes of packed lists of numbers: parsed in some 16 ms at a byte a number. Token ids take two or three bytes each."""
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 """Wire types; the others, of groups, bring no content."""

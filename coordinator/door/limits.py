@@ -7,7 +7,7 @@ from paceline.types import GenerationRequest
 
 MAX_COMPLETIONS = 64
 MAX_REQUEST_BYTES = 8 << 20
-"""Of a message: gRPC copies it while the event loop waits, 1 ms or more a MB. A million token ids are 3 MB."""
+"""Bytes of a message: gRPC copies it while the event loop waits, 1 ms or more a MB. A million token ids are 3 MB."""
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ NONE_WINDOWS = 3
 of a prompt without drafts would never be learned."""
 
 AUTO_LEEWAY = 4.0
-"""`auto` asks a slow draft for fewer tokens by itself. It times whole rounds; their parts say too little to overrule it.
-A trial may also take longer than its drafts are worth. So only an extremely slow draft service is at fault."""
+"""`auto` asks a slow draft for fewer tokens by itself. It times whole rounds; their parts say too little to overrule
+it. A trial may also take longer than its drafts are worth. So only an extremely slow draft service is at fault."""
 
 
 class DraftLength(Protocol):

@@ -49,10 +49,10 @@ class RowReport:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A round some of whose rows found no room in the target's cache."""
+    """The rows of a round that found no room in the target's cache."""
 
     missing_bytes: Mapping[Generation, int]
-    """Bytes that each such row lacks; 0 if unknown."""
+    """Bytes that each of them lacks, by generation; 0 if unknown."""
     retry_after_s: float
 
 
@@ -94,7 +94,7 @@ class _Drafts:
     time: HopTime = HopTime()
     error: PacelineError | None = None
     was_up_to_date: bool = True
-    """Whether the draft service had to catch up with no row."""
+    """Whether the draft service was up to date with every row."""
 
 
 async def run_round(
