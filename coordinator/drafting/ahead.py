@@ -49,7 +49,7 @@ class AheadDrafter:
         """Sequence ids of generations that have asked and may ask again."""
         self._asked: dict[str, _Ahead] = {}
         self._last: tuple[str, bool, float] | None = None
-        """Of the last round, if it had one generation beyond its prompt: sequence id, whether it asked ahead, time."""
+        """Sequence id, whether drafts were asked ahead, and time of the last round with one decoding generation."""
         self._times = _RoundTimes()
         self.asked_count = 0
         """Calls for drafts ahead."""

@@ -31,9 +31,9 @@ Clock = Callable[[], float]
 @dataclass(frozen=True)
 class RoundLimits:
     vocabulary_size: int
-    """Of the target; a draft with a padded vocabulary may propose ids beyond it."""
+    """The target's vocabulary; a draft with a padded vocabulary may propose ids beyond it."""
     prefill_chunk_tokens: int
-    """Of the target; a generation that lacks more tokens there first has prefill rounds, without drafts."""
+    """The target's chunk; a generation that lacks more tokens there first has prefill rounds, without drafts."""
     token_bytes: int = 0
     """Bytes of one token in the target's cache; 0 if unknown."""
     page_tokens: int = 0

@@ -19,7 +19,7 @@ PRIOR_WEIGHT = 24.0
 LONGEST = 1.5
 """A round counts as at most this many expected ones: a prompt in another lane or a pause says nothing."""
 JUMP = 1.5
-"""When the level differs from the usual one by more than this factor, earlier measurements are void."""
+"""Factor between the level and the usual one from which earlier measurements are void."""
 
 
 @dataclass
