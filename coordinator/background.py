@@ -1,4 +1,4 @@
-"""Tasks that run beside the calls for as long as the coordinator does."""
+"""Background tasks, which run beside the calls for as long as the coordinator runs."""
 
 import asyncio
 import os
@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 
 
 class Background:
-    """Keeps tasks until they end. One that fails by a bug ends the process: whoever runs it can start a new one, while
-    requests would wait for ever for what the task did."""
+    """Keeps tasks until they end. A task that fails by a bug ends the process: a supervisor can start a new process,
+    whereas requests would wait for ever for the work of the dead task."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -34,7 +34,7 @@ class Background:
             os.kill(os.getpid(), signal.SIGTERM)
 
     async def stop(self) -> None:
-        """Cancel what still runs, and wait until it has ended."""
+        """Cancel the running tasks and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

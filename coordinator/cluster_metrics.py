@@ -1,7 +1,6 @@
-"""Counts and states of the coordinator as a whole, read when they are asked for, and in the event loop that owns them.
+"""Metrics of the coordinator as a whole, read at each scrape in the event loop that owns the numbers.
 
-What `statistics` counts anyway is not counted a second time: it is read at the scrape. `docs/metrics.md` says what the
-numbers mean.
+The counts of `statistics` are read and not counted a second time. `docs/metrics.md` says what the numbers mean.
 """
 
 import asyncio
@@ -18,13 +17,13 @@ from coordinator.rounds.statistics import Statistics
 from paceline.types import CircuitState, ReplicaDescription, ReplicaState
 
 SCRAPE_TIMEOUT_S = 10.0
-"""As long as Prometheus waits: a loop that is not to be had for so long has nothing to tell."""
+"""Seconds to wait for the event loop: Prometheus waits no longer either."""
 
 
 class ClusterCollector(Collector):
-    """Counts and states at the moment of the scrape; to be made in the loop that changes them.
+    """Collects counts and states at the moment of the scrape. Must be constructed in the loop that changes them.
 
-    A scrape has a thread of its own, in which a dictionary may change under whoever goes through it.
+    A scrape runs in a thread of its own. Dictionaries read there could change during the iteration.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ def _loop_here() -> asyncio.AbstractEventLoop | None:
 
 
 def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:
-    """One whose circuit is not closed counts apart: it is up, and not used."""
+    """Count replicas by state. A replica that is up but whose circuit is not closed counts as "open"."""
     family = GaugeMetricFamily(
         "paceline_replicas", "Replicas of the model services, by their state.", labels=["service", "state"]
     )

@@ -1,7 +1,8 @@
-"""All that the coordinator asks of others: drafters, verifiers, and the services behind them.
+"""Protocols of everything the coordinator calls: drafters, verifiers, and the services behind them.
 
-Every drafter, from the scheduler's own down to the client of a service, has one signature and one convention: a call
-that fails as a whole raises a PacelineError, a row that fails has its error in the row's place. So have verifiers.
+All drafters share one signature and one convention, from the scheduler's own down to the client of a service. A call
+that fails as a whole raises a PacelineError; a row that fails has its error in the row's place. The same holds for
+verifiers.
 """
 
 from collections.abc import Sequence
@@ -24,17 +25,17 @@ from paceline.types import (
 
 @dataclass(frozen=True)
 class Deadline:
-    """How long a call for drafts may take, in seconds."""
+    """Limits on the time of a call for drafts."""
 
     timeout_s: float | None = None
-    """What the group's requests have left; None: any time."""
+    """Seconds until the deadlines of the group's requests; None: no limit."""
     worth_s: float | None = None
-    """More than this costs more than drafts save; None: not known yet."""
+    """Seconds that the drafts can save; a longer call costs more than it saves. None: not known yet."""
 
 
 class Releases(Protocol):
     async def release(self, sequence_ids: list[str]) -> None:
-        """Free generations. What is not heard stays owed."""
+        """Free sequences. Those that the service did not hear of stay owed."""
         ...
 
 
@@ -45,12 +46,12 @@ class Proposes(Protocol):
 class Drafter(Proposes, Releases, Protocol):
     @property
     def max_length(self) -> int:
-        """Tokens a generation may have to get drafts; 0 while there are none to be had."""
+        """Most tokens of a generation that can get drafts; 0 while no draft service can be asked."""
         ...
 
     @property
     def prefill_chunk_tokens(self) -> int:
-        """Prompt tokens that are computed in one call."""
+        """Prompt tokens computed in one call."""
         ...
 
 
@@ -60,32 +61,32 @@ class Verifies(Protocol):
 
 class Verifier(Verifies, Releases, Protocol):
     async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
-        """Cut generations to lengths; tell what each freed."""
+        """Cut sequences to the given lengths and return what each freed."""
         ...
 
 
 class GuardedVerifier(Verifier, Protocol):
-    """A verifier that is given up where its calls fail."""
+    """A verifier that is given up when its calls fail."""
 
     @property
     def is_given_up(self) -> bool: ...
 
     def tried(self) -> None:
-        """A round is over: if it was to show whether the target works, and came to no call, the next one is to."""
+        """Note the end of a round. If it was the target's trial but made no call, the next round is the trial."""
         ...
 
 
 class Remote(Releases, Protocol):
-    """What every model service can be asked."""
+    """The calls that every model service answers."""
 
     async def is_serving(self, timeout_s: float) -> bool: ...
     async def describe(self, timeout_s: float) -> ModelDescription: ...
     def trust(self, identity: ModelIdentity) -> None:
-        """Take answers of this process only: it was seen to fit."""
+        """Accept answers from this process only: its model was checked."""
         ...
 
     def owe(self, sequence_ids: list[str]) -> None:
-        """Leave generations to be freed by the next `release`."""
+        """Leave sequences to be freed by the next `release`."""
         ...
 
     @property
@@ -102,5 +103,5 @@ class RemoteTarget(Remote, Verifier, Protocol):
     """A target service."""
 
     async def download_tokenizer(self) -> TokenizerFiles | None:
-        """Return None when the target has no tokenizer: then prompts and outputs are token ids only."""
+        """Return the tokenizer; None when the target has none: then prompts and outputs are token ids only."""
         ...

@@ -1,4 +1,4 @@
-"""What the coordinator's settings say of who may call it, and of how it calls the model services."""
+"""The coordinator's security settings: who may call it, and how it calls the model services."""
 
 from dataclasses import replace
 
@@ -10,12 +10,12 @@ from paceline.security.channels import ChannelSecurity
 from paceline.wire import ServerOptions
 
 CLIENTS_CONNECTION_AGE_S = 600.0
-"""So long a coordinator that joined may get no calls of clients that were there before. Model services have no such
-limit: coordinators look their names up themselves, and keep streams open."""
+"""Seconds until a client has to connect anew, so that a coordinator that joined gets calls of older clients too. Model
+services have no such limit: coordinators resolve their names themselves, and keep streams open."""
 
 
 def clients_options(settings: CoordinatorSettings) -> ServerOptions:
-    """How clients reach it. Raises StartupError where a file is wrong."""
+    """Return how clients reach the coordinator. Raise StartupError when a file is wrong."""
     checks: list[Check] = []
     if settings.token_file:
         checks.append(bearer_tokens(settings.token_file))
@@ -25,7 +25,10 @@ def clients_options(settings: CoordinatorSettings) -> ServerOptions:
 
 
 def models_security(settings: CoordinatorSettings) -> ChannelSecurity:
-    """How it reaches the model services: it shows them the certificate that it serves with. Raises StartupError."""
+    """Return how the coordinator reaches the model services. Raise StartupError when a file is wrong.
+
+    It shows them the certificate that it serves with.
+    """
     if settings.models_ca is None:
         return ChannelSecurity(plaintext=settings.plaintext)
     certificates = watch_certificates(

@@ -16,9 +16,9 @@ log = structlog.get_logger()
 async def wait_for_target(
     targets: Replicas[RemoteT], *, addresses: str, timeout_s: float, encrypted: bool = False
 ) -> None:
-    """Wait until a replica is up. Raises StartupError, saying why there is none or why one is refused.
+    """Wait until a replica is up. Raise StartupError, saying why none is up in time or why one is refused.
 
-    `encrypted`: the replicas are called over TLS.
+    `encrypted` says that the replicas are called over TLS.
     """
     try:
         async with asyncio.timeout(timeout_s):

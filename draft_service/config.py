@@ -14,5 +14,5 @@ class DraftSettings(ModelServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
 
     numerics: ClassVar[str] = "fast"
-    """Not to be chosen: a draft cannot affect output."""
+    """Fixed: a draft cannot affect output."""
     model: str = Field(default="builtin:draft", description="checkpoint directory, hub id, or builtin:draft")

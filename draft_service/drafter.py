@@ -1,7 +1,7 @@
-"""Propose draft tokens for a group of sequences, one packed pass a token.
+"""The drafter, which proposes draft tokens for a group of sequences, one packed pass a token.
 
 Owns the steps of a proposal; the runner owns the cache. Rows may want different counts: a row that has its drafts
-leaves the later passes. Where the engine can make all of a row's drafts by itself, it is asked to.
+leaves the later passes. If the engine can make all drafts of a row by itself, it is asked to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ class Drafter:
         self.runner = runner
 
     def propose(self, rows: Sequence[ProposeRow], scope: str = "") -> list[Proposal | PacelineError]:
-        """Return each row's proposal, or why it has none, in the order of `rows`.
+        """Return each row's proposal or error, in the order of `rows`.
 
         The last draft token is not fed back, so it is not cached: if all are accepted, the next call appends it
         together with the target's next token, and no pass is spent on catching up. A long prompt that was taken in
-        part has no drafts yet; a row that comes to where no token can be chosen has those before. `scope` sets the
-        caller's sequences apart from those of others.
+        part has no drafts yet. Drafts end before a place where no token can be chosen. `scope` sets the caller's
+        sequences apart from those of others.
         """
         rows, errors = self.runner.ruled(rows, scope, self._check)
         results: dict[int, Proposal | PacelineError] = dict(errors)
@@ -54,7 +54,7 @@ class Drafter:
         ]
 
     def _propose_at_once(self, rows: Mapping[int, ProposeRow]) -> dict[int, Proposal | PacelineError]:
-        """Serve the rows whose steps need no word from the host between them."""
+        """Serve the rows whose steps can all run on the device, without the host in between."""
         able = [index for index, row in rows.items() if self.runner.drafts_at_once(row)]
         results: dict[int, Proposal | PacelineError] = {}
         for start in range(0, len(able), MAX_ROWS):
@@ -70,7 +70,7 @@ class Drafter:
     def _step(self, rows: Sequence[tuple[ProposeRow, list[int]]]) -> list[int | Prefilled | PacelineError | None]:
         """Run one pass: a row's committed tokens at first, then its last draft token. Return the next draft tokens.
 
-        None: no token can be chosen, so the drafts end here.
+        None says that no token can be chosen, so the row's drafts end here.
         """
         outcomes = self.runner.forward(
             [
@@ -101,5 +101,5 @@ def _token(choice: Choice) -> int | None:
 
 
 def _cached_length(row: ProposeRow, drafts: Sequence[int]) -> int:
-    """Tokens cached once `drafts` are known: the last of them is not."""
+    """Return the number of cached tokens once `drafts` are known: the last of them is not cached."""
     return row.base_length + len(row.token_ids) + len(drafts) - 1

@@ -1,4 +1,4 @@
-"""Answer TargetService calls: translate, run in the model's thread, translate back."""
+"""The servicer of TargetService: it translates, runs the work in the model's thread, and translates back."""
 
 from collections.abc import AsyncIterator
 from functools import partial

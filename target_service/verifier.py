@@ -1,4 +1,4 @@
-"""Verify the draft tokens of a group in one packed pass.
+"""The verifier, which checks the draft tokens of a group in one packed pass.
 
 At every position the target has one choice. Draft tokens are accepted while they equal it; then the target's choice is
 the next token. With no draft tokens this is prefill and plain decoding. The speculative rule is that of Leviathan et
@@ -21,21 +21,19 @@ from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 class Verifier:
     def __init__(self, runner: Runner, threads_beside_draft: int | None = None) -> None:
-        """`threads_beside_draft`: how many threads calls with drafts may use, and with strict numerics all; None:
-        as many as the thread has.
-        """
+        """`threads_beside_draft` limits the threads of calls with drafts, or of all if strict; None: no limit."""
         self.runner = runner
         self._threads_beside_draft = threads_beside_draft
         self._is_strict = runner.describe().numerics == "strict"
 
     def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
-        """Return each row's verdict, how far a long one got, or why it has none, in the order of `rows`.
+        """Return each row's verdict, its prefilled length or its error, in the order of `rows`.
 
         Rejected draft tokens leave the cache by a change of length; full acceptance of k drafts yields k + 1 tokens.
         `scope` sets the caller's sequences apart from those of others.
         """
-        # Where nobody drafts, nobody else wants the draft's cores. Strict results want as many threads every time: how
-        # a product is shared out may change its last bits.
+        # Calls without drafts may use the draft service's cores, which are idle then. Strict results need the same
+        # threads in every call: the split of a product among threads may change its last bits.
         is_beside_draft = self._is_strict or any(row.draft_token_ids for row in rows)
         with at_most(self._threads_beside_draft if is_beside_draft else None):
             return self._verify(rows, scope)
@@ -71,7 +69,7 @@ class Verifier:
             return outcome
         accepted = accepted_count(row.draft_token_ids, choices)
         if accepted and isinstance(choices[accepted], PacelineError):
-            # Plain decoding would have come this far, and perhaps ended here: the next round meets the error.
+            # Plain decoding would have come this far and perhaps ended here; the next round meets the error.
             accepted -= 1
         next_token = choices[accepted]
         if isinstance(next_token, PacelineError):

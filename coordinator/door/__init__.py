@@ -1,1 +1,1 @@
-"""Where requests come in: read, checked, admitted and answered, for the model that is served now."""
+"""The entry of requests: they are read, checked, admitted and answered, for the model that is served now."""

@@ -1,4 +1,4 @@
-"""Turn a request into a generation, or say what is wrong with it."""
+"""Admission: a request is checked, tokenized and turned into generations, or refused with the reason."""
 
 import hashlib
 import secrets
@@ -35,13 +35,12 @@ from paceline.types import (
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
-"""Of all stop strings of a request together: each is looked for in all its outputs."""
+"""Most characters of all stop strings of a request together: every output is searched for each string."""
 MAX_STOP_TOKEN_IDS = 1024
-"""They go with every row of every round."""
+"""Limited because every row of every round carries them."""
 MAX_SHRINKAGE = 4
-"""Characters that normalizing makes one of, at most, where it composes them. A tokenizer that drops spaces may make one
-of more, and so may one that knows no bytes, of an unknown word: texts of little else are refused though they might fit.
-"""
+"""Most characters that normalization composes into one. A tokenizer that drops spaces, or one that maps an unknown word
+to a single token, may shrink a text more. A text of little else is refused although it might fit."""
 
 
 class Admission:
@@ -52,9 +51,9 @@ class Admission:
         self._limits = limits
 
     def admit(self, request: GenerationRequest) -> Request:
-        """Check and tokenize; return a request with a generation for each output that has not ended.
+        """Check and tokenize a request; return it with a generation for each output that has not ended.
 
-        InvalidRequest names the field that is wrong; ModelChanged says that another model is served than asked for.
+        Raise InvalidRequest, naming the wrong field, or ModelChanged when another model is served than asked for.
         """
         self._check_model(request.model_digest)
         self._limits.check(request)
@@ -85,7 +84,7 @@ class Admission:
     ) -> Generation:
         own_seed = completion_seed(admitted.seed, received.completion_index)
         generation = Generation(
-            # 128 random bits: ids of several coordinators differ, and knowing some tells nothing of others.
+            # 128 random bits: ids of several coordinators differ, and one id tells nothing about others.
             sequence_id=secrets.token_hex(16),
             token_ids=CommittedTokens(prompt),
             output=Output(rules, self._decoder),
@@ -103,7 +102,7 @@ class Admission:
 
     def _check_model(self, wanted: str) -> None:
         served = self.served.target
-        # A target that does not tell which model it is was known by its name to whoever began.
+        # A target may tell no digest: there is nothing to compare then.
         if wanted and (own := served.identity.model_digest) and wanted != own:
             raise ModelChanged(
                 f"model_digest is {wanted[:12]!r}, which what was received is of, and {named(served)} is served now; "
@@ -111,7 +110,7 @@ class Admission:
             )
 
     def _received(self, request: GenerationRequest) -> list[ReceivedOutput]:
-        """Return what the client has of each output, by completion index."""
+        """Return the part of each output that the client has already, by completion index."""
         if request.received_outputs and request.seed is None:
             raise InvalidRequest(
                 "received_outputs are there and seed is not; give the seed that the first message of their stream told",
@@ -153,7 +152,7 @@ class Admission:
             )
 
     def _encode(self, prompt: Prompt) -> "array[int]":
-        """Refuse a prompt for its length before all that takes time for it."""
+        """Return the prompt's token ids. Its length is checked before anything that takes time."""
         token_ids: Sequence[int]
         if isinstance(prompt, TokenIds):
             token_ids = prompt.values
@@ -170,7 +169,7 @@ class Admission:
         return packed(token_ids)
 
     def _check_text(self, text: str, codec: TextCodec) -> None:
-        """Raise InvalidRequest for a text that cannot fit, were each of its tokens the longest there is."""
+        """Raise InvalidRequest for a text that would not fit even if all its tokens were the longest there are."""
         most = min(self.served.target.longest_sequence, self._limits.max_prompt_tokens or sys.maxsize)
         most_characters = MAX_SHRINKAGE * codec.longest_token_characters * most
         if len(text) > most_characters:
@@ -254,7 +253,7 @@ def _resume(generation: Generation, received: ReceivedOutput) -> None:
 
 
 def completion_seed(seed: int, index: int) -> int:
-    """Seed of one of a request's outputs: the request's own for output 0, a hash of it and the index for others."""
+    """Return the seed of one output: the request's own for output 0, for others a hash of that and the index."""
     if index == 0:
         return seed
     digest = hashlib.blake2b(seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8).digest()

@@ -1,7 +1,7 @@
-"""Where requests are read, tokenized and checked: threads of their own, so that neither rounds nor others wait for it.
+"""Threads that read, tokenize and check requests, so that neither rounds nor other calls wait for that.
 
-Knows nothing of requests but how long they are. Long ones have threads of their own: a few of the longest keep nobody
-else from being admitted.
+Long requests have threads of their own, so that a few of them do not keep others from being admitted. Knows nothing of
+a request but its length.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ from typing import Any, TypeVar
 from paceline.errors import Overloaded, PacelineError
 
 LONG_BYTES = 64 << 10
-"""To tokenize this much takes some 50 ms."""
+"""Requests above this are long: tokenizing this much takes some 50 ms."""
 MAX_WAITING_BYTES = 64 << 20
-"""Of short requests, and of long ones: in work, and waiting for a thread."""
+"""Bytes in work and waiting for a thread; short and long requests have this limit each."""
 
 T = TypeVar("T")
 
 
 class AdmissionThreads:
     def __init__(self, thread_count: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
-        """`thread_count` threads for short requests, and as many for long ones."""
+        """Make `thread_count` threads for short requests, and as many for long ones."""
         self._short = _Lane("admission", thread_count, max_waiting_bytes)
         self._long = _Lane("admission of long requests", thread_count, max_waiting_bytes)
 
     async def run(self, admit: Callable[[], T], byte_count: int) -> T:
-        """Call `admit` in a thread, in the caller's context. Raises Overloaded when too much waits for one already."""
+        """Call `admit` in a thread, in the caller's context. Raise Overloaded when too many bytes wait already."""
         lane = self._short if byte_count <= LONG_BYTES else self._long
         context = copy_context()
         return await asyncio.wrap_future(lane.submit(lambda: context.run(_run, admit), byte_count))
@@ -42,7 +42,7 @@ class AdmissionThreads:
 
 @asynccontextmanager
 async def admission_threads() -> AsyncIterator[AdmissionThreads]:
-    """As many as there are cores to spare; closed on leaving."""
+    """Yield admission threads for half of the cores, 1 to 4; close them on leaving."""
     threads = AdmissionThreads(min(4, max(1, (os.cpu_count() or 1) // 2)))
     try:
         yield threads
@@ -59,7 +59,7 @@ class _Lane:
 
     def submit(self, work: Callable[[], T], byte_count: int) -> "Future[T]":
         with self._lock:
-            # One alone is always taken: whether it is too long is for others to say.
+            # A request alone is always taken: other checks limit its length.
             if self._bytes and self._bytes + byte_count > self._max_bytes:
                 raise Overloaded(
                     f"requests of {self._bytes} bytes are being read already, and {self._max_bytes} may be; "
@@ -70,7 +70,7 @@ class _Lane:
         future = self._executor.submit(lambda: left.pop()())
 
         def ended(_: "Future[Any]") -> None:
-            left.clear()  # one that is cancelled stays in the executor's line until a thread comes to it
+            left.clear()  # cancelled work stays in the executor's queue until a thread reaches it
             with self._lock:
                 self._bytes -= byte_count
 
@@ -85,6 +85,6 @@ def _run(admit: Callable[[], T]) -> T:
     try:
         return admit()
     except PacelineError as error:
-        # Its traceback holds the request, which is to be freed here, and not in the event loop.
+        # The traceback holds the request, which is to be freed in this thread and not in the event loop.
         refusal = error.with_traceback(None)
     raise refusal

@@ -1,11 +1,11 @@
-"""The model that is served, and the rule by which another takes its place.
+"""The model that is served, and the rule by which another one takes its place.
 
-- While a target is left that was seen to be like what is served, every other has to be like it, and to take generations
+- While a target is left that was seen to fit, every other target must run the same model and take generations at least
   as long; else it is refused.
-- When none is left, the next target that answers says what is served from then on. What was asked of another model
-  ends, for its tokens are that one's; of the same model, only what no longer fits.
+- When none is left, the next target that answers decides what is served from then on. If that is another model, all
+  generations end, because their tokens are of the former one. If it is the same, only those end that no longer fit.
 
-Every target and draft is judged here, the first target too. Knows nothing of rounds or calls of clients.
+Judges every target and draft, the first target too. Knows nothing of rounds or of clients' calls.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ log = structlog.get_logger()
 
 class Targets(Protocol):
     def has_fitting(self, besides: Replica[Remote]) -> bool:
-        """Whether another one is left that was seen to fit."""
+        """Return whether another target is left that was seen to fit."""
         ...
 
     def end(self, reason: Callable[[Generation], PacelineError | None]) -> None:
-        """End what was asked and has not ended, where there is a reason."""
+        """End every unfinished generation for which `reason` returns an error."""
         ...
 
 
 class Drafts(Protocol):
     def look_anew(self, reason: PacelineError) -> None:
-        """Ask none of them before it was looked at again."""
+        """Ask no draft replica before it was looked at again."""
         ...
 
 
@@ -52,23 +52,23 @@ class CurrentModel:
 
     @property
     def admission(self) -> Admission:
-        """Of requests for what is served now; another object whenever that changes. Only once a target was there."""
+        """Admission to the model served now; a new object whenever that changes. Needs a first target."""
         assert self._admission
         return self._admission
 
     @property
     def target(self) -> ModelDescription:
-        """What is served now, as the target described it that was there first."""
+        """Description of the model served now, as its first target gave it."""
         return self.admission.served.target
 
     async def check_target(self, replica: Replica[RemoteTarget], model: ModelDescription) -> None:
-        """Raise IncompatiblePair unless the model is like what is served. It is what is served where none is left."""
+        """Raise IncompatiblePair unless the model is like the served one. Serve it when no fitting target is left."""
         if not self._targets.has_fitting(replica):
             await self._replace(replica, model)
         self._check_like(model)
 
     async def check_draft(self, replica: Replica[Remote], model: ModelDescription) -> None:
-        """Raise IncompatiblePair unless the model can draft for what is served."""
+        """Raise IncompatiblePair unless the model can draft for the served one."""
         check_pair(model, self.target)
 
     async def _replace(self, replica: Replica[RemoteTarget], model: ModelDescription) -> None:
@@ -95,7 +95,7 @@ class CurrentModel:
         self._drafts.look_anew(PeerUnavailable("another target model is served; whether it fits is looked at"))
 
     def _resize(self, served: Served, model: ModelDescription) -> None:
-        """Serve the same model with the limits that it has now."""
+        """Serve the same model with the limits of its new target."""
         if model.lasting == served.target.lasting:
             return
         self._tell_kernels(model)
@@ -138,13 +138,13 @@ class CurrentModel:
 
 
 async def _read_tokenizer(remote: RemoteTarget, model: ModelDescription) -> TextCodec | None:
-    """Return the model's tokenizer, and of no other that took its place at the address meanwhile."""
+    """Return the model's tokenizer. Raise PeerUnavailable when another model took its address meanwhile."""
     files = await remote.download_tokenizer()
     again = await remote.describe(CHECK_TIMEOUT_S)
     if (again.identity, again.lasting) != (model.identity, model.lasting):
         raise PeerUnavailable(f"{named(model)} was replaced while its tokenizer was read")
     try:
-        # A large one takes half a second.
+        # In a thread: a large tokenizer takes half a second to load.
         return await asyncio.to_thread(TextCodec, files) if files else None
     except ModelNotUsable as error:
         raise IncompatiblePair(error.message) from error

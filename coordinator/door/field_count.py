@@ -1,8 +1,8 @@
-"""How much a request's message would have to be parsed into, told without parsing it.
+"""A limit on the number of parts in a request's message, checked without parsing it.
 
-protobuf's parser keeps every other thread waiting until it is done, and makes an object of each part: a few megabytes
-can be millions of empty ones. Owns the limits and the look, which is Python and so lets others run; knows nothing of
-what the parts mean, and leaves what is malformed to the parser.
+protobuf's parser makes an object of each part and keeps every other thread waiting until it is done: a few megabytes
+can hold millions of empty parts. This check is Python, so other threads run meanwhile. It knows nothing of what the
+parts mean, and leaves malformed messages to the parser.
 """
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -10,16 +10,16 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from paceline.errors import InvalidRequest
 
 MAX_FIELDS = 1 << 16
-"""Fields of a message and of those within it: parsed in some 4 ms."""
+"""Fields of a message and of the messages within it: parsed in some 4 ms."""
 MAX_PACKED_BYTES = 2 << 20
-"""Of lists of numbers: parsed in some 16 ms at a byte a number. Token ids take two or three each."""
+"""Bytes of packed lists of numbers: parsed in some 16 ms at a byte a number. Token ids take two or three bytes each."""
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-"""Wire types; others, of groups, bring no content."""
+"""Wire types; the others, of groups, bring no content."""
 
 
 def check_field_count(message: bytes, descriptor: Descriptor) -> None:
-    """Raise InvalidRequest when a message has more parts than any request that could be served."""
+    """Raise InvalidRequest when a message has more parts than any request that can be served."""
     if len(message) > 2 * MAX_FIELDS:  # no field takes less than two bytes
         _Count().add(message, 0, len(message), descriptor)
 
@@ -30,7 +30,7 @@ class _Count:
         self._packed_bytes = 0
 
     def add(self, message: bytes, start: int, end: int, descriptor: Descriptor | None) -> None:
-        """Count the fields between two places, with those of the messages within, as far as they are well formed."""
+        """Count the well-formed fields between two places, with those of nested messages."""
         while start < end:
             self._add_field()
             tag, start = _varint(message, start)
@@ -65,7 +65,7 @@ class _Count:
 
 
 def _varint(message: bytes, start: int) -> tuple[int, int]:
-    """Return a number and where it ends; beyond the message it is as if zeros followed."""
+    """Return a number and where it ends. Bytes beyond the message count as zeros."""
     value, shift = 0, 0
     for place in range(start, min(start + 10, len(message))):
         value |= (message[place] & 127) << shift

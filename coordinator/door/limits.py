@@ -1,4 +1,4 @@
-"""What one request may ask for, where that is less than the model allows."""
+"""Limits on one request that are lower than what the model allows."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from paceline.types import GenerationRequest
 
 MAX_COMPLETIONS = 64
 MAX_REQUEST_BYTES = 8 << 20
-"""Of a message: gRPC copies it while the event loop waits, a millisecond a MB or more. A million token ids are 3 MB."""
+"""Bytes of a message: gRPC copies it while the event loop waits, 1 ms or more a MB. A million token ids are 3 MB."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class RequestLimits:
     max_output_tokens: int | None = None
     max_completions: int = MAX_COMPLETIONS
     max_together: int | None = None
-    """Outputs that a target ever has room for at once, live and waiting: a request's are queued together or not."""
+    """Most outputs that a target and its queue ever have room for at once: a request's outputs are queued together."""
 
     def check(self, request: GenerationRequest) -> None:
-        """Raise InvalidRequest, naming field and limit, when the request asks for more output."""
+        """Raise InvalidRequest, naming field and limit, when the request asks for too much output."""
         if not 1 <= request.completion_count <= self.max_completions:
             raise InvalidRequest(
                 f"completion_count is {request.completion_count}; give 1 to {self.max_completions}",
@@ -40,7 +40,7 @@ class RequestLimits:
             )
 
     def check_prompt(self, prompt_count: int) -> None:
-        """Raise InvalidRequest, naming field and limit, when the prompt has more tokens."""
+        """Raise InvalidRequest, naming field and limit, when the prompt has too many tokens."""
         if self.max_prompt_tokens is not None and prompt_count > self.max_prompt_tokens:
             raise InvalidRequest(
                 f"prompt has {prompt_count} tokens; at most {self.max_prompt_tokens} are taken here "
@@ -49,7 +49,7 @@ class RequestLimits:
             )
 
     def default_output_tokens(self, wanted: int) -> int:
-        """How many tokens a request gets that names no number."""
+        """Return the output limit of a request that names none."""
         return wanted if self.max_output_tokens is None else min(wanted, self.max_output_tokens)
 
 

@@ -1,6 +1,6 @@
-"""What becomes of requests: metrics, and one log line for each at its end.
+"""The record of each request: its metrics, and one log line at its end.
 
-Owns the clock of a request; knows nothing of rounds. No text of a prompt or an output passes through here.
+Owns the clock of a request; knows nothing of rounds. Never holds text of a prompt or an output.
 """
 
 import secrets
@@ -31,7 +31,7 @@ _CODES = (
 
 
 class RequestMetrics:
-    """How requests fare, in the meanings of vLLM where it has the metric too."""
+    """Metrics of requests. Those that vLLM has too mean the same here."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -52,7 +52,7 @@ class RequestMetrics:
             ROUND_BUCKETS_S,
         )
         self.duration = histogram("request_duration_seconds", "Time from a request to its end, if that was a success.")
-        # Those that are to be expected exist from the start: a rate misses the step from nothing to one.
+        # Expected labels exist from the start: a rate misses the step from nothing to one.
         for code in _CODES:
             self.ended.labels(code.name)
         for error in (InvalidRequest, Overloaded):
@@ -67,25 +67,25 @@ class RequestRecord:
     def __init__(self, metrics: RequestMetrics, clock: Clock = time.perf_counter) -> None:
         self.request_id = secrets.token_hex(8)
         self.queued: Request | None = None
-        """Once it is."""
+        """The request; None until it is queued."""
         self._metrics = metrics
         self._clock = clock
         # Looked up now, for the request may end outside of its span.
         self._span = active_span()
         self._began_s = clock()
         self._first_token_s: dict[int, float] = {}
-        """By completion, when its first token was sent."""
+        """Time of the first token sent, by completion index."""
         self._sent_counts: Counts[int] = Counts()
         self._finish_reasons: list[str] = []
         self._error: PacelineError | None = None
 
     def queue(self, request: Request) -> None:
-        """It waits for a target or has one: from now on it can fail, but not be refused."""
+        """Note that the request is queued: from now on it can fail but not be refused."""
         self.queued = request
         self._metrics.prompt_tokens.inc(request.prompt_count)
 
     def deliver(self, piece: OutputPiece) -> None:
-        """A piece is about to be sent."""
+        """Note that a piece is about to be sent."""
         now, index = self._clock(), piece.completion_index
         if piece.tokens and not self._first_token_s:
             self._metrics.first_token.observe(now - self._began_s, self._exemplar)
@@ -99,11 +99,11 @@ class RequestRecord:
                 self._metrics.per_token.observe((now - self._first_token_s[index]) / later_count, self._exemplar)
 
     def fail(self, error: Exception) -> None:
-        """It is about to end with this error."""
+        """Note that the request is about to end with this error."""
         self._error = error if isinstance(error, PacelineError) else PeerFailed("unexpected")
 
     def end(self, code: grpc.StatusCode) -> None:
-        """It ended, however that came: count it, and write its line."""
+        """Count the request's end, of any kind, and write its log line."""
         duration_s = self._clock() - self._began_s
         self._metrics.ended.labels(code.name).inc()
         if self._error and not self.queued:
@@ -139,14 +139,14 @@ class RequestRecord:
         return exemplar_of(self._span)
 
     def _why(self) -> dict[str, str | list[str]]:
-        """The reason behind the code. The error's message stays out: it may quote the request."""
+        """Return the reason behind the code. The error's message stays out: it may quote the request."""
         if self._error is None:
             return {"finish_reasons": self._finish_reasons}
         field = self._error.field if isinstance(self._error, InvalidRequest) else ""
         return {"reason": self._error.reason, **({"field": field} if field else {})}
 
     def _queued_s(self, duration_s: float) -> float | None:
-        """Time until the last of its generations had its first round, or until the end where one had none."""
+        """Return the time until every generation had its first round; one without a round waited until the end."""
         if not self.queued:
             return None
         waits_s = [one.until_first_round_s for one in self.queued.generations]
@@ -157,5 +157,5 @@ class RequestRecord:
 
 
 def _rounded(seconds: float | None) -> float | None:
-    """To microseconds: more is noise."""
+    """Round to microseconds: the rest is noise."""
     return None if seconds is None else round(seconds, 6)

@@ -1,4 +1,4 @@
-"""What clients are served with, and what models have to be like to serve them. Knows nothing of replicas."""
+"""The served model, and the checks that other models pass to serve beside it. Knows nothing of replicas."""
 
 import re
 from collections.abc import Iterable
@@ -14,22 +14,22 @@ _SAME = "start all with the same model and settings; a new one is taken over whe
 
 @dataclass(frozen=True)
 class Served:
-    """One model, from when it is served on; with other limits it is another."""
+    """A model that is served. The same model with other limits is another `Served`."""
 
     target: ModelDescription
-    """As the target described it that was there first; others must be like it."""
+    """Description by the first target; other targets must be like it."""
     text: TextCodec | None
-    """None when the models have no tokenizer: then only token ids can pass."""
+    """Tokenizer; None when the models have none: then only token ids can pass."""
 
 
 def named(model: ModelDescription) -> str:
-    """Name a model to people, so that two of one name are told apart."""
+    """Name a model for people, so that two models of one name are told apart."""
     digest = model.identity.model_digest
     return f"{model.model_id} with digest {digest[:12]!r}" if digest else model.model_id
 
 
 def differing_field(model: ModelDescription, served: ModelDescription) -> str | None:
-    """Return what makes outputs differ, None where nothing does. Names count for services without a digest only."""
+    """Return a field that makes outputs differ; None if there is none. Names count only without weights digests."""
     fields: Iterable[str] = ("model_id", "tokenizer_fingerprint", "vocabulary_size", "dtype", "numerics")
     if model.weights_digest and served.weights_digest:
         fields = served.decides_output
@@ -37,7 +37,7 @@ def differing_field(model: ModelDescription, served: ModelDescription) -> str | 
 
 
 def check_same_model(model: ModelDescription, served: ModelDescription) -> None:
-    """Raise IncompatiblePair where outputs would not be the same."""
+    """Raise IncompatiblePair when outputs would differ."""
     if field := differing_field(model, served):
         own, wanted = _short(getattr(model, field)), _short(getattr(served, field))
         raise IncompatiblePair(
@@ -48,7 +48,7 @@ def check_same_model(model: ModelDescription, served: ModelDescription) -> None:
 
 
 def _short(value: object) -> object:
-    """The first digits of a digest."""
+    """Shorten a digest to its first digits."""
     return value[:12] if isinstance(value, str) and _DIGEST.fullmatch(value) else value
 
 

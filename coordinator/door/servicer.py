@@ -1,4 +1,4 @@
-"""Answer GenerationService calls: translate, queue, stream."""
+"""The servicer of GenerationService: it translates, queues and streams."""
 
 import copy
 import time
@@ -31,15 +31,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True)
 class Facts:
-    """What `DescribeCluster` tells of the settings."""
+    """Settings that `DescribeCluster` shows."""
 
     batch_size: int
     draft_count: int | None
-    """None: what pays best."""
+    """Draft tokens a round and generation; None: what pays best."""
     policy: str
     lane_count: int
     shows_addresses: bool
-    """Whether callers are told where replicas are."""
 
 
 class GenerationServicer:
@@ -73,11 +72,11 @@ class GenerationServicer:
         # Called however the call ends: answered, cancelled, timed out or cut off.
         context.add_done_callback(end)  # type: ignore[arg-type]
         try:
-            # How many it wants is not known yet, but that there is no room for one: its tokens may take long.
+            # Refuse early when there is no room even for one output: tokenizing may take long.
             self._dispatcher.check_room(1)
             admission = None
             while admission is not self._model.admission:
-                # Again, where another model took the place of the one that it was read for.
+                # Again when another model took the place of the one that the request was read for.
                 admission = self._model.admission
                 admitted = await self._threads.run(partial(_admit, admission, request), len(request))
             admitted.request_id = record.request_id
@@ -85,7 +84,7 @@ class GenerationServicer:
                 admitted.deadline_s = time.perf_counter() + timeout_s
             self._dispatcher.submit(admitted)
             record.queue(admitted)
-            # Before any token: whoever loses the stream later on can continue it from here.
+            # Before any token: a client that loses the stream later can resume with this.
             model_digest = self._model.target.identity.model_digest
             accepted = GenerationAccepted(record.request_id, admitted.seed, admitted.prompt_count, model_digest)
             yield accepted_to_pb(accepted)
@@ -120,7 +119,7 @@ class GenerationServicer:
 
 
 def _without_sequence_ids(error: Exception, record: RequestRecord) -> Exception:
-    """Name the request where model services name a generation: ids are what keeps strangers from a generation there."""
+    """Replace sequence ids by the request's id: only their secrecy keeps strangers from a sequence."""
     if not isinstance(error, PacelineError):
         return error
     shown = copy.copy(error)
@@ -131,7 +130,7 @@ def _without_sequence_ids(error: Exception, record: RequestRecord) -> Exception:
 
 
 def _admit(admission: Admission, message: bytes) -> Request:
-    """In a thread: whatever grows with a request is done here, for nobody else is to wait for it."""
+    """Read and admit a request. Runs in a thread: it takes longer for a longer request, and nobody else is to wait."""
     check_field_count(message, pb.GenerateTextRequest.DESCRIPTOR)
     asked = request_from_pb(parsed(message, pb.GenerateTextRequest.FromString))
     request = admission.admit(asked)
@@ -140,7 +139,7 @@ def _admit(admission: Admission, message: bytes) -> Request:
 
 
 def add_generation_service(servicer: GenerationServicer, server: grpc.aio.Server) -> None:
-    """As generated code does, but that requests for text are not parsed before they are handed over."""
+    """Register the servicer as generated code does, but hand over GenerateText requests unparsed."""
     handlers = {
         "GenerateText": grpc.unary_stream_rpc_method_handler(
             servicer.GenerateText, response_serializer=pb.GenerateTextResponse.SerializeToString

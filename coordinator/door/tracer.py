@@ -1,4 +1,4 @@
-"""What a request's span tells: what was asked, by the conventions for generative AI, and what came of it.
+"""Attributes of a request's span: what was asked, by the conventions for generative AI, and its result.
 
 Never the prompt, its tokens or the output's.
 """
@@ -11,7 +11,7 @@ from paceline.types import GenerationRequest, UserMessage
 
 
 def begin_request(asked: GenerationRequest, request: Request, model_id: str) -> None:
-    """Describe the request in its call's span, which is the current one, and let the request know it."""
+    """Describe the request in its call's span, which is the current one, and store the span in the request."""
     span = trace.get_current_span()
     if not span.is_recording():
         return
@@ -35,7 +35,7 @@ def begin_request(asked: GenerationRequest, request: Request, model_id: str) -> 
 
 
 def end_request(request: Request) -> None:
-    """Add to the request's span what its outputs came to, ended or not."""
+    """Add the counts of the request's outputs to its span, ended or not."""
     if request.traced is None:
         return
     span = request.traced.span

@@ -1,1 +1,1 @@
-"""Who is asked for drafts: replicas behind their circuits, as one drafter, and drafts made ahead."""
+"""Drafting: the draft replicas behind their circuits, as one drafter, and drafts made ahead."""

@@ -1,10 +1,10 @@
 """Drafts made ahead: a drafter that goes on drafting while the target verifies.
 
-While one generation is all there is, its draft service has nothing to do during a verify. It goes on then as if all its
-drafts were accepted: a guess of the target's own token, and drafts after that. Where the target says just this, the
-next round has its drafts at once (the post-verify of PEARL, Liu et al., arXiv 2408.11850); where it says anything else
-they are dropped, and the state protocol makes the draft forget them. Owns what was asked ahead, and the measure of
-whether that pays; knows nothing of rounds.
+With a single generation, the draft service has nothing to do during a verify. It then goes on as if all its drafts were
+accepted: a guess of the target's next token, and drafts after that. If the target confirms all of this, the next round
+has its drafts at once (the post-verify of PEARL, Liu et al., arXiv 2408.11850). If not, they are dropped, and the state
+protocol makes the draft service forget them. Owns the calls ahead and the measure of whether they pay; knows nothing of
+rounds.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from paceline.types import CallTiming, Proposal, Proposals, ProposeRow
 log = structlog.get_logger()
 
 LONGEST = 3
-"""A round counts as no longer than so many usual ones: a pause of the machine says nothing."""
+"""A round counts as at most this many mean rounds: a pause of the machine says nothing."""
 WORTHWHILE = 0.98
-"""Rounds with drafts asked ahead must take so much of those without, or less."""
+"""Asking ahead pays if rounds with it take less than this share of the time of rounds without."""
 PROBE_EVERY = 16
-"""Rounds after which the other way is tried."""
+"""Rounds from one try of the slower way to the next."""
 
 
 class AheadDrafter:
-    """Is to a scheduler what the drafter within is."""
+    """Wraps a drafter and is used in its place."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class AheadDrafter:
         self._tracer = tracer
         self._clock = clock
         self._live: set[str] = set()
-        """Generations that have asked and may ask again."""
+        """Sequence ids of generations that have asked and may ask again."""
         self._asked: dict[str, _Ahead] = {}
         self._last: tuple[str, bool, float] | None = None
-        """The generation that last had drafts alone, beyond its prompt; whether more were asked ahead; and when."""
+        """Sequence id, whether drafts were asked ahead, and time of the last round with one decoding generation."""
         self._times = _RoundTimes()
         self.asked_count = 0
         """Calls for drafts ahead."""
         self.used_count = 0
-        """Those whose drafts were what a round asked for."""
+        """Calls ahead whose drafts a round used."""
 
     @property
     def max_length(self) -> int:
@@ -80,26 +80,26 @@ class AheadDrafter:
 
     async def release(self, sequence_ids: list[str]) -> None:
         self._live.difference_update(sequence_ids)
-        # What is still being made for them would be cached after they were freed.
+        # A call ahead that is still running would cache tokens after the sequences were freed.
         await self._settled(sequence_ids)
         await self._drafter.release(sequence_ids)
 
     async def _call(self, rows: Sequence[ProposeRow], deadline: Deadline, waited_s: float) -> Proposals:
-        """Ask now. The wait for what was asked ahead is a wait in the draft's line."""
+        """Ask now. The wait for the call ahead counts as time in the draft service's queue."""
         left_s = None if deadline.timeout_s is None else max(0.0, deadline.timeout_s - waited_s)
         proposals = await self._drafter.propose(rows, replace(deadline, timeout_s=left_s))
         timing = replace(proposals.timing, queued_s=proposals.timing.queued_s + waited_s)
         return replace(proposals, timing=timing)
 
     async def _settled(self, sequence_ids: Iterable[str]) -> "list[_Ahead]":
-        """Take out what was asked ahead for the generations, answered or failed by now."""
+        """Take out the calls ahead for the sequences, and wait until they are answered or have failed."""
         asked = [self._asked.pop(one) for one in sequence_ids if one in self._asked]
         if asked:
             await asyncio.wait([one.answering for one in asked])
         return asked
 
     def _go_ahead(self, rows: Sequence[ProposeRow], proposals: Proposals, deadline: Deadline) -> None:
-        """Ask for what follows if all drafts are accepted, where nobody else wants the draft and it pays."""
+        """Ask for the tokens after all these drafts, if no other generation wants the draft service and it pays."""
         row, proposal, last = rows[0], proposals.results[0], self._last
         self._last = None
         if len(self._live) != 1 or not isinstance(proposal, Proposal) or not proposal.draft_token_ids:
@@ -117,21 +117,21 @@ class AheadDrafter:
             self._last = row.sequence_id, goes_ahead, now_s
 
     async def _call_ahead(self, row: ProposeRow, deadline: Deadline) -> Proposal | None:
-        """Ask; None where there is no answer, which costs no more than that."""
+        """Ask ahead; return None when there is no answer, which costs nothing but the drafts."""
         try:
             with self._traced():
                 result = (await self._drafter.propose([row], deadline)).results[0]
         except PacelineError:
             return None
         except Exception:
-            # A round asks for what came of it: it would fail of a draft that it can do without.
+            # A round reads this task's result: it would fail for a draft that it can do without.
             log.exception("drafting ahead failed unexpectedly")
             return None
         return result if isinstance(result, Proposal) else None
 
     @contextmanager
     def _traced(self) -> Iterator[None]:
-        """In a trace of its own: it belongs to no round's time. It links the round that it runs beside."""
+        """Trace the call ahead in a trace of its own, with a link to the round beside which it runs."""
         around = trace.get_current_span()
         if self._tracer is None or not around.is_recording():
             yield
@@ -147,7 +147,7 @@ class _Ahead:
     answering: asyncio.Task[Proposal | None]
 
     def answer(self, row: ProposeRow) -> Proposal | None:
-        """What was found for the row, which must be the one that was expected, with the guess as its last token."""
+        """Return the drafts for the row; None unless it is the expected row, with the guess as its last token."""
         found = None if self.answering.cancelled() else self.answering.result()
         if found is None or len(found.draft_token_ids) < 2:
             return None
@@ -160,15 +160,18 @@ class _Ahead:
 
 
 def _row_ahead(row: ProposeRow, proposal: Proposal) -> ProposeRow:
-    """After all drafts, the last of which is not cached: a guess, and as many drafts again."""
+    """Return the row that follows if all drafts are accepted. It asks for a guess and as many drafts again.
+
+    It brings the last draft token, which is not cached.
+    """
     drafts = proposal.draft_token_ids
     return ProposeRow(row.sequence_id, proposal.cached_length, drafts[-1:], len(drafts) + 1, None)
 
 
 class _RoundTimes:
-    """What a round takes with drafts asked ahead and without, on average: all that asking ahead can change.
+    """Mean times of whole rounds, with drafts asked ahead and without.
 
-    Waiting for what was asked in vain is in it, and a target that is slower beside a draft on the same cores.
+    They include all costs: the wait for a call made in vain, and a target slowed down by a draft on the same cores.
     """
 
     def __init__(self) -> None:
@@ -180,7 +183,7 @@ class _RoundTimes:
         self._means_s[is_ahead] = smoothed(mean_s, min(round_s, LONGEST * mean_s))
 
     def choose(self) -> bool:
-        """Whether to ask ahead now: what was faster, and now and then the other."""
+        """Return whether to ask ahead now: the faster way, and now and then the other."""
         self._count += 1
         pays = len(self._means_s) < 2 or self._means_s[True] < WORTHWHILE * self._means_s[False]
         return pays != (self._count % PROBE_EVERY == 0)

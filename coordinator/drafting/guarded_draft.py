@@ -1,11 +1,11 @@
-"""A draft replica behind its circuit: asked while it answers, and in time to be of use.
+"""A draft replica behind its circuit: it is asked as long as it answers, and soon enough to help.
 
 Owns the rule of what counts as a failure:
-- a call that fails, or whose answer cannot be true, does; two in a row open the circuit.
-- a call that times out opens it at once: whoever tries again waits as long. The deadline is what drafts can be worth
-  several times over, so it is the draft that is stuck then and not the work that is long.
-- a call is late when it took longer than its drafts could save (`draft_worth`). Many late ones in a row are a failure,
-  and so is a late trial.
+- A call that fails, or whose answer cannot be true, is a failure; two in a row open the circuit.
+- A call that times out opens the circuit at once, because another try would wait as long. The deadline is several times
+  what the drafts are worth, so the draft service is stuck then; the work itself is not that long.
+- A call is late when it took longer than its drafts could save (`draft_worth`). Many late calls in a row open the
+  circuit, and so does a late trial.
 """
 
 import time
@@ -23,12 +23,12 @@ from paceline.types import CircuitState, Proposals, ProposeRow, ReplicaDescripti
 log = structlog.get_logger()
 
 FIRST_TIMEOUT_S = 10.0
-"""Deadline of calls until it is known what drafts are worth."""
+"""Deadline of calls while the worth of drafts is not known."""
 LEAST_TIMEOUT_S = 3.0
 TIMEOUT_WORTHS = 4
-"""Deadlines are so many times what drafts are worth."""
+"""Deadline of a call as a multiple of the worth of its drafts."""
 LATE_S = 0.05
-"""No call is late that was faster than this: noise would decide."""
+"""A call faster than this is never late: noise would decide."""
 LATE_TO_FAIL = 16
 
 
@@ -41,7 +41,7 @@ class GuardedDraft:
     ) -> None:
         self.replica = replica
         self.sequence_ids: set[str] = set()
-        """Those placed on it: it may hold some of them."""
+        """Sequences placed on the replica: it may hold some of them."""
         self._circuit = circuit or Circuit()
         self._clock = clock
         self._late_count = 0
@@ -52,13 +52,13 @@ class GuardedDraft:
 
     @property
     def max_length(self) -> int:
-        """Tokens a generation may have there."""
+        """Most tokens of a generation there; 0 while that is not known."""
         description = self.replica.description
         return description.longest_sequence if description else 0
 
     @property
     def prefill_chunk_tokens(self) -> int:
-        """Prompt tokens that it computes in one call."""
+        """Prompt tokens computed in one call; 0 while that is not known."""
         description = self.replica.description
         return description.cache.prefill_chunk_tokens if description else 0
 

@@ -1,6 +1,6 @@
-"""All draft replicas as one drafter: a generation's rows go to the same one, for its cache is there.
+"""All draft replicas as one drafter: the rows of a generation always go to the same replica, which has its cache.
 
-Owns which generation is where. A part of a call that fails costs only the drafts of its own rows. Without a replica no
+Owns which generation is where. A part of a call that fails costs only the drafts of its own rows. Without a replica, no
 drafts are asked for.
 """
 
@@ -27,7 +27,7 @@ class ReplicatedDrafter:
     def __init__(self) -> None:
         self._drafts: dict[str, GuardedDraft] = {}
         self._homes: dict[str, GuardedDraft] = {}
-        """By sequence id."""
+        """Replicas by sequence id."""
 
     @property
     def is_usable(self) -> bool:
@@ -35,17 +35,17 @@ class ReplicatedDrafter:
 
     @property
     def max_length(self) -> int:
-        """Tokens a generation may have in every replica that is to be asked; 0 when none is."""
+        """Most tokens of a generation that every usable replica takes; 0 when none is usable."""
         return min((draft.max_length for draft in self._drafts.values() if draft.is_usable), default=0)
 
     @property
     def prefill_chunk_tokens(self) -> int:
-        """Prompt tokens that every replica that is to be asked computes in one call; 0 when none is."""
+        """Prompt tokens that every usable replica computes in one call; 0 when none is usable."""
         return min((draft.prefill_chunk_tokens for draft in self._drafts.values() if draft.is_usable), default=0)
 
     @property
     def description(self) -> ModelDescription | None:
-        """Of a replica; of one that is up if there is one."""
+        """Description of one replica, preferably one that is up; None without any."""
         replicas = [draft.replica for draft in self._drafts.values()]
         return next((one.description for one in sorted(replicas, key=lambda one: not one.is_up)), None)
 
@@ -53,10 +53,10 @@ class ReplicatedDrafter:
         return [draft.describe() for draft in self._drafts.values()]
 
     def changed(self, replica: Replica[RemoteDraft]) -> None:
-        """Take a new replica in; let the generations of one go that is about to leave."""
+        """Take in a new replica; let the generations of a replica go when it is about to leave."""
         draft = self._drafts.setdefault(replica.address, GuardedDraft(replica))
         if replica.state is ReplicaState.DRAINING:
-            # The look that found it draining goes on to tell it what it may free.
+            # The look that found it draining also tells it what it may free.
             replica.remote.owe(self._evict(draft))
 
     def left(self, replica: Replica[RemoteDraft]) -> None:
@@ -64,12 +64,12 @@ class ReplicatedDrafter:
         self._evict(self._drafts.pop(replica.address))
 
     def look_anew(self, reason: PacelineError) -> None:
-        """Ask none of them before it was looked at again."""
+        """Ask no replica before it was looked at again."""
         for draft in self._drafts.values():
             draft.replica.lose(reason)
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
-        """Ask the replicas of the rows, side by side. Raises a PacelineError when every one of them failed."""
+        """Ask the replicas of the rows in parallel. Raise a PacelineError when all of them failed."""
         results: dict[int, Proposal | PacelineError] = {}
         parts: defaultdict[GuardedDraft, list[int]] = defaultdict(list)
         for index, row in enumerate(rows):
@@ -91,7 +91,7 @@ class ReplicatedDrafter:
         return Proposals([results[index] for index in range(len(rows))], slowest)
 
     def _home(self, row: ProposeRow) -> GuardedDraft | None:
-        """Where to ask for the row; None when it relies on a cache that is not where it has to go now."""
+        """Return the replica to ask; None when the row relies on a cache that the replica does not have."""
         home = self._homes.get(row.sequence_id)
         if home and home.is_usable:
             return home
@@ -118,7 +118,7 @@ class ReplicatedDrafter:
         return sequence_ids
 
     async def release(self, sequence_ids: list[str]) -> None:
-        """Free generations where they are; those of a replica that is away, when it is back."""
+        """Free sequences where they are. A replica that is away is told when it is back."""
         parts: defaultdict[GuardedDraft, list[str]] = defaultdict(list)
         for sequence_id in sequence_ids:
             if home := self._homes.pop(sequence_id, None):
@@ -130,7 +130,7 @@ class ReplicatedDrafter:
 
 
 async def _answer(draft: GuardedDraft, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals | PacelineError:
-    """Return what it failed with too: the others' drafts are not lost with its own."""
+    """Ask one replica; return its error, so that the drafts of the others are not lost."""
     try:
         return await draft.propose(rows, deadline)
     except PacelineError as error:

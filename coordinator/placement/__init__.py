@@ -1,1 +1,1 @@
-"""Which target serves which generation, and when one is given up. What waits is bound to none."""
+"""Placement: which target serves which generation, and when a target is given up."""

@@ -1,8 +1,8 @@
-"""Which target serves which generation: the one with room and the fewest; what waits is bound to none.
+"""Placement of generations on targets: each goes to the least loaded target with room. Waiting ones are bound to none.
 
-Owns placement. Each target's own `Scheduler` does the rest. The generations of a target that is lost, given up or about
-to leave go back to the queue, in their order of arrival and so ahead of newer ones, and are rebuilt elsewhere from
-their tokens.
+Owns placement; each target's own `Scheduler` does the rest. When a target is lost, given up or about to leave, its
+generations go back to the queue. They keep their order of arrival, so they come ahead of newer ones, and another target
+rebuilds their caches from their tokens.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from paceline.types import ReplicaDescription, ReplicaState
 log = structlog.get_logger()
 
 LOOK_INTERVAL_S = 0.25
-"""How often it is looked whether something has waited for too long, or a target may be tried again."""
+"""Seconds between looks for generations that have waited too long and for targets that may be tried again."""
 
 MakeServing = Callable[[Replica[RemoteTarget], "Dispatcher"], Serving]
-"""For a replica that is up. The dispatcher is its `Others`, and has the room of its pool told."""
+"""Makes what serves with a replica that is up. The dispatcher is its `Others`, and is told of room in its pool."""
 
 
 class Dispatcher:
@@ -43,7 +43,7 @@ class Dispatcher:
         target_wait_s: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`queue_limit` generations wait at most, and while no target serves for `target_wait_s` at most."""
+        """At most `queue_limit` generations wait; while no target serves, each for at most `target_wait_s`."""
         self._make_serving = make_serving
         self._residency = residency
         self._tasks = tasks
@@ -51,14 +51,14 @@ class Dispatcher:
         self._clock = clock
         self._targets: dict[str, Target] = {}
         self._leaving: set[Target] = set()
-        """Their replicas are gone, and their rounds have not ended yet."""
+        """Targets whose replicas are gone but whose rounds have not ended yet."""
         self._queue = WaitingQueue(queue_limit, clock)
         self._none_serves_since_s: float | None = clock()
         self._serving_changed = asyncio.Event()
         self._is_closed = False
         self._is_distributing = False
         self.moved_count = 0
-        """Generations that went from one target to another, or had to wait for one."""
+        """Generations that left a target, for another one or for the queue."""
 
     @property
     def live_count(self) -> int:
@@ -75,11 +75,11 @@ class Dispatcher:
 
     @property
     def is_serving(self) -> bool:
-        """Whether a target serves; else requests can only wait."""
+        """Whether a target serves; if none does, requests can only wait."""
         return self._none_serves_since_s is None
 
     async def tell_serving(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """Tell whether a target serves, now and whenever that changes, until cancelled."""
+        """Call `tell` with `is_serving`, now and whenever it changes, until cancelled."""
         while True:
             self._serving_changed.clear()
             await tell(self.is_serving)
@@ -89,26 +89,26 @@ class Dispatcher:
         return [target.describe() for target in list(self._targets.values())]
 
     def check_room(self, sequence_count: int) -> None:
-        """Raise Overloaded where so many new generations can neither be served nor wait."""
+        """Raise Overloaded when `sequence_count` new generations can neither be served nor wait."""
         targets = self._targets.values()
         free_count, unread_count = sum(one.room for one in targets), sum(one.unread_count for one in targets)
         self._queue.check_room(sequence_count, free_count, unread_count)
 
     def submit(self, request: Request) -> None:
-        """Queue a request; Overloaded, and nothing queued, when there is no room for all of it."""
+        """Queue a request. Raise Overloaded and queue nothing when there is no room for all of it."""
         self.check_room(len(request.unfinished))
         self._queue.add(request)
         self.distribute()
 
     def abandon(self, request: Request) -> None:
-        """End what is left of a request whose client is gone."""
+        """End the unfinished generations of a request whose client is gone."""
         left = request.unfinished
         for generation in left:
             generation.ended = True
         self._retire(left)
 
     def end(self, reason: Callable[[Generation], PacelineError | None]) -> None:
-        """End what waits or is served, where there is a reason."""
+        """End every waiting or served generation for which `reason` returns an error."""
         generations = [*self._queue, *(one for target in self._with_leaving for one in target.generations)]
         ended = []
         for generation in generations:
@@ -118,7 +118,7 @@ class Dispatcher:
         self._retire(ended)
 
     def has_fitting(self, besides: Replica[Remote]) -> bool:
-        """Whether another target is left that was seen to fit."""
+        """Return whether another target is left that was seen to fit."""
         return any(one.replica.fits for one in self._targets.values() if one.replica is not besides)
 
     @property
@@ -131,14 +131,14 @@ class Dispatcher:
             target.retire(ended)
 
     async def run(self) -> None:
-        """Look at what waits again and again, until cancelled."""
+        """Look after waiting generations again and again, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             self.expire()
             self._settle()
 
     def expire(self) -> None:
-        """Fail the generations that have waited for a target for too long."""
+        """Fail the generations that have waited too long for a target."""
         if self._none_serves_since_s is None:
             return
         latest_s = self._clock() - self._target_wait_s
@@ -150,7 +150,7 @@ class Dispatcher:
         self._retire(overdue)
 
     def changed(self, replica: Replica[RemoteTarget]) -> None:
-        """Use a replica that is up; move the generations of one that is not."""
+        """Use a replica that is up; move the generations of a replica that is not."""
         if replica.address not in self._targets:
             self._targets[replica.address] = Target(replica, partial(self._make_serving, replica, self), self._tasks)
         target = self._targets[replica.address]
@@ -167,7 +167,7 @@ class Dispatcher:
         self._settle()
 
     def _ended(self, target: Target, rounds: asyncio.Task[PacelineError]) -> None:
-        """The rounds of a target are over: move its generations."""
+        """Move the generations of a target whose rounds have ended."""
         self._leaving.discard(target)
         failure = None if rounds.cancelled() else rounds.exception() or rounds.result()
         if self._is_closed or (failure and not isinstance(failure, PacelineError)):
@@ -179,16 +179,16 @@ class Dispatcher:
         if generations:
             log.warning("generations move", away_from=target.replica.address, generations=len(generations))
         if target.replica.is_up and self._targets.get(target.replica.address) is target:
-            target.start(self._ended)  # it came back meanwhile, or its circuit is to tell when it is tried again
+            target.start(self._ended)  # it came back meanwhile, or its circuit decides when it is tried again
         self._queue.put_back(generations)
         self._settle()
 
     def _settle(self) -> None:
-        """Stop targets that are not to be used, if there are others or no choice, and place what waits."""
+        """Stop targets that are not to be used any more, and place waiting generations."""
         targets = self._targets.values()
         is_served = any(target.is_healthy for target in targets)
         for target in targets:
-            # One that is about to leave goes on as long as there is no other.
+            # A target that is about to leave goes on as long as there is no other.
             if not target.replica.is_up and (is_served or target.replica.state is not ReplicaState.DRAINING):
                 target.stop()
         if is_served is not self.is_serving:
@@ -197,7 +197,7 @@ class Dispatcher:
         self.distribute()
 
     def distribute(self) -> None:
-        """Give what waits to the targets that have room, the oldest first."""
+        """Give waiting generations to the targets that have room, the oldest first."""
         if self._is_distributing:
             return
         self._is_distributing = True
@@ -209,9 +209,9 @@ class Dispatcher:
             self._is_distributing = False
 
     def _next_placement(self) -> tuple[Target, list[Generation]] | None:
-        """Return the oldest generations of one request that some target has room for, and the least loaded of those.
+        """Return the next placement: the oldest request that a target with room may serve, on the least loaded one.
 
-        One that is to show whether it works gets a single generation, which is like to be no cause of failures.
+        A target on trial gets a single generation, one that is unlikely to cause failures.
         """
         roomy = [target for target in self._targets.values() if target.room]
         if not roomy:
@@ -225,17 +225,17 @@ class Dispatcher:
         return None
 
     def can_take(self, generation: Generation) -> bool:
-        """Whether another target than those where it failed may be asked to serve it."""
+        """Return whether a target where the generation did not fail may be asked to serve it."""
         return any(one.is_usable and one.replica.address not in generation.failed_at for one in self._targets.values())
 
     def take(self, generation: Generation) -> None:
-        """Let another target serve it."""
+        """Queue a generation that another target is to serve."""
         self.moved_count += 1
         self._queue.put_back([generation])
         self.distribute()
 
     async def close(self) -> None:
-        """Stop all rounds, and wait until the services were told of what they may free."""
+        """Stop all rounds, and wait until the services were told what they may free."""
         self._is_closed = True
         targets = self._with_leaving
         for target in targets:

@@ -1,10 +1,10 @@
-"""A target replica behind its circuit: given up where its calls fail though it says that it is well.
+"""A target replica behind its circuit: it is given up when its calls fail although its health check succeeds.
 
 Owns the rule of what counts as a failure:
-- a call that fails as a whole, or whose answer cannot be true, does; some in a row open the circuit. A single row that
-  breaks whatever group it is in does not come to so many: between its failures others succeed.
-- a call that gets no answer in its time opens it at once, for whoever tries again waits as long. The time may be what
-  the group's requests have left: then that counts only where calls of that size, to any target, take far less.
+- A call that fails as a whole, or whose answer cannot be true, is a failure; `FAILURES_TO_OPEN` in a row open the
+  circuit. A single row that breaks every group it is in does not open it: between its failures other calls succeed.
+- A call that times out opens the circuit at once, because another try would wait as long. If the group's own deadlines
+  cut the call short, it counts only if calls of that size, to any target, take far less.
 """
 
 import time
@@ -19,22 +19,22 @@ from paceline.types import CircuitState, RolledBack, SequenceLength, Verdicts, V
 
 FAILURES_TO_OPEN = 3
 LONG_CALLS = 4
-"""A call without an answer is given up after so many times what one took lately."""
+"""A call without an answer is far too long after this many times the expected seconds."""
 LEAST_LONG_S = 0.25
 FIRST_LONG_S = 2.0
-"""Until calls were seen."""
+"""Seconds that are far too long before any call was measured."""
 TIMEOUT_SLACK_S = 0.05
-"""A call that ended so near to what its requests had left ended for that."""
+"""A call that ended this near to its group's deadlines was cut short by them."""
 DECAY = 0.98
-"""Of the longest call, with each later one."""
+"""Factor on the longest call with each later one."""
 
 
 class UsualTime:
-    """How long calls to targets take, of all targets together: one that never answered has a twin that does."""
+    """Usual times of calls to all targets together: a target that never answered is judged by the others."""
 
     def __init__(self) -> None:
         self._longest_s: dict[int, float] = {}
-        """Of those lately, by the number of binary digits of the tokens they brought."""
+        """Longest recent call in seconds, by the bit length of its token count."""
 
     def add(self, token_count: int, elapsed_s: float) -> None:
         size = token_count.bit_length()
@@ -44,7 +44,7 @@ class UsualTime:
         return elapsed_s > max(LEAST_LONG_S, LONG_CALLS * self._expected_s(token_count))
 
     def _expected_s(self, token_count: int) -> float:
-        """The longest of a call at least as large, or what the next smaller would come to: a token gets no dearer."""
+        """Return the longest call of the next larger size or, if more, of the next smaller size scaled up by tokens."""
         size, known = token_count.bit_length(), sorted(self._longest_s)
         place = bisect_left(known, size)
         nearest = known[max(0, place - 1) : place + 1]
@@ -61,7 +61,7 @@ class GuardedTarget:
         circuit: Circuit | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`vocabulary_size` is the target's: no token of an answer is beyond it."""
+        """`vocabulary_size` is the target's: an answer with a token beyond it cannot be true."""
         self.circuit = circuit or Circuit(failures_to_open=FAILURES_TO_OPEN)
         self._remote = remote
         self._vocabulary_size = vocabulary_size
@@ -73,7 +73,7 @@ class GuardedTarget:
         return self.circuit.state is CircuitState.OPEN
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        """Ask the target. Raises what the call raises, or PeerFailed when its answer cannot be true."""
+        """Ask the target. Raise the call's error, or PeerFailed when its answer cannot be true."""
         began_s, token_count = self._clock(), sum(row.token_count for row in rows)
         try:
             verdicts = await self._remote.verify(rows, timeout_s)
@@ -97,7 +97,7 @@ class GuardedTarget:
         return verdicts
 
     def tried(self) -> None:
-        """A round is over: if it was to show whether the target works, and came to no call, the next one is to."""
+        """Note the end of a round. If it was the trial but made no call, the next round is the trial."""
         self.circuit.gave_up()
 
     async def release(self, sequence_ids: list[str]) -> None:

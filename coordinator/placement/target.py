@@ -1,6 +1,6 @@
-"""One target of the dispatcher's: its replica, its circuit and its rounds, and what it may be given.
+"""One target of the dispatcher: its replica, its circuit, its rounds, and the number of generations it may be given.
 
-Knows nothing of the other targets, nor of the queue.
+Knows nothing of the other targets or of the queue.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from paceline.types import CircuitState, ModelDescription, ReplicaDescription
 
 @dataclass(frozen=True)
 class Serving:
-    """What serves with a replica that was up once."""
+    """The parts that serve with a replica. They are made when it is up for the first time."""
 
     guard: GuardedTarget
     scheduler: Scheduler
@@ -27,7 +27,7 @@ class Serving:
 
 class Target:
     def __init__(self, replica: Replica[RemoteTarget], make: Callable[[], Serving], tasks: Background) -> None:
-        """`make` is called when it is up for the first time, and again when it comes back as another."""
+        """`make` is called when the replica is up for the first time, and again when it comes back as another model."""
         self.replica = replica
         self._make = make
         self._tasks = tasks
@@ -35,7 +35,7 @@ class Target:
         self._made_for: ModelDescription | None = None
         self._rounds: asyncio.Task[PacelineError] | None = None
         self._is_stopping = False
-        """Its rounds were cancelled, and its generations are about to move."""
+        """Whether its rounds were cancelled, so that its generations are about to move."""
 
     @property
     def is_running(self) -> bool:
@@ -43,7 +43,7 @@ class Target:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it serves, or would be given something to see whether it does."""
+        """Whether it serves, or may be tried."""
         return self._takes_sequences and self._circuit_state is not CircuitState.OPEN or self._may_be_tried
 
     @property
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def room(self) -> int:
-        """How many generations it can be given now. One whose circuit was open gets one, to see."""
+        """Generations it can be given now; 1 if its circuit was open and it may be tried."""
         if self._serving is None or not self._takes_sequences:
             return 0
         if self._circuit_state is CircuitState.CLOSED:
@@ -61,7 +61,7 @@ class Target:
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether what it is given next is to show that it works."""
+        """Whether its next generation is a trial of whether it works."""
         return self._circuit_state is not CircuitState.CLOSED
 
     @property
@@ -82,7 +82,7 @@ class Target:
 
     @property
     def load(self) -> tuple[int, float]:
-        """Generations it is to serve, then how full its cache is."""
+        """Count of its generations, then the used share of its cache."""
         return self.live_count + self.waiting_count, self.replica.kv_use
 
     def describe(self) -> ReplicaDescription:
@@ -91,10 +91,10 @@ class Target:
         )
 
     def start(self, on_end: "Callable[[Target, asyncio.Task[PacelineError]], None]") -> None:
-        """Run rounds, until it is stopped or given up."""
+        """Run rounds until the target is stopped or given up."""
         assert self.replica.description
         model = self.replica.description.lasting
-        # One that only restarted keeps its circuit: it may be what ends it again and again.
+        # A replica that only restarted keeps its circuit: it may fail again and again.
         if self._serving is None or self._made_for != model:
             self._serving, self._made_for = self._make(), model
         self._rounds = self._tasks.start(self._serving.scheduler.run())
@@ -107,14 +107,14 @@ class Target:
         self._serving.scheduler.pool.adopt(generations)
 
     def retire(self, generations: list[Generation]) -> None:
-        """Drop those of the generations that are here and ended."""
+        """Drop the given generations that are here and have ended."""
         if self._serving:
             self._serving.scheduler.retire(generations)
             if self._circuit_state is CircuitState.HALF_OPEN and not self.live_count:
-                self._serving.guard.circuit.gave_up()  # what was to show whether it works is gone
+                self._serving.guard.circuit.gave_up()  # the generation of the trial is gone
 
     def ended(self) -> list[Generation]:
-        """Its rounds are over: hand over its generations."""
+        """Hand over the generations, after the rounds have ended."""
         assert self._serving
         self._rounds, self._is_stopping = None, False
         return self._serving.scheduler.give_up()

@@ -1,1 +1,1 @@
-"""The replicas of a service: where they are, whether they are well, what they run, and how they are called."""
+"""The replicas of a model service: their addresses, their states, their models, and the calls to them."""

@@ -1,7 +1,8 @@
-"""Whether a service that failed is to be called: a circuit that opens by failures and closes by successes.
+"""A circuit breaker: it decides whether a service that failed is called again.
 
-Owns the decision only; who calls tells it what came of each call. While open, calls are not worth their wait; after a
-pause that doubles with every failed trial, one call at a time is let through to see.
+Owns the decision only; the caller reports the outcome of each call. Failures open the circuit, and while it is open
+nothing is called. After a pause, which doubles with every failed trial, it lets one call at a time through. A success
+closes it.
 """
 
 import random
@@ -11,11 +12,11 @@ from collections.abc import Callable
 from paceline.types import CircuitState
 
 FAILURES_TO_OPEN = 2
-"""In a row: a single one may be a broken connection, which the next call mends."""
+"""Failures in a row: a single one may be a broken connection, which the next call mends."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 SUCCESSES_TO_FORGET = 20
-"""After so many in a row the next pause is short again."""
+"""Successes in a row after which the next pause is short again."""
 
 
 class Circuit:
@@ -26,7 +27,7 @@ class Circuit:
         *,
         failures_to_open: int = FAILURES_TO_OPEN,
     ) -> None:
-        """`jitter` gives numbers from 0 to 1; `failures_to_open` is how many in a row open it."""
+        """`jitter` gives numbers from 0 to 1; `failures_to_open` in a row open the circuit."""
         self._failures_to_open = failures_to_open
         self._clock = clock
         self._jitter = jitter
@@ -42,13 +43,13 @@ class Circuit:
 
     @property
     def would_allow(self) -> bool:
-        """What `allows` would answer now, asked without a call in mind."""
+        """The answer that `allows` would give now, without claiming the trial."""
         return self._state is CircuitState.CLOSED or (
             self._state is CircuitState.OPEN and self._clock() >= self._tries_again_at
         )
 
     def allows(self) -> bool:
-        """Whether to call now. The caller must then tell what came of it."""
+        """Return whether to call now. A caller that does must report the outcome."""
         allowed = self.would_allow
         if allowed and self._state is CircuitState.OPEN:
             self._state = CircuitState.HALF_OPEN
@@ -62,9 +63,9 @@ class Circuit:
             self._pause_s = FIRST_PAUSE_S
 
     def failed(self, *, is_certain: bool = False) -> None:
-        """`is_certain` when there is no need to see it twice."""
+        """Note a failed call; `is_certain` opens the circuit at the first failure."""
         if self._state is CircuitState.OPEN:
-            return  # a call that was under way when it opened: it says nothing new
+            return  # the call was under way when the circuit opened: it says nothing new
         self._failures += 1
         self._successes = 0
         if self._state is CircuitState.HALF_OPEN:
@@ -74,11 +75,11 @@ class Circuit:
             self._open()
 
     def gave_up(self) -> None:
-        """The call was abandoned for a reason that says nothing of the service."""
+        """Note a call that was abandoned for a reason that says nothing about the service."""
         if self._state is CircuitState.HALF_OPEN:
             self._state = CircuitState.OPEN
 
     def _open(self) -> None:
         self._state = CircuitState.OPEN
-        # Half of the pause is chance, so that coordinators do not come back to a service as one.
+        # Up to half of the pause is random, so that coordinators do not come back to a service all at once.
         self._tries_again_at = self._clock() + self._pause_s * (1 + self._jitter()) / 2

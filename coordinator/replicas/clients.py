@@ -1,4 +1,4 @@
-"""The draft and target services as the coordinator sees them: calls with deadlines, answers as values or errors."""
+"""Clients of the draft and target services: calls with deadlines, answers as values or errors."""
 
 import asyncio
 from abc import abstractmethod
@@ -44,7 +44,7 @@ TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"]
 RELEASE_TIMEOUT_S = 5.0
 ANY_TIME = Deadline()
 MANY_BIASES = 1024
-"""Of all rows of a call: to encode them takes a millisecond."""
+"""Logit biases of all rows of a call: encoding these takes a millisecond."""
 
 
 class _Named(Protocol):
@@ -53,13 +53,13 @@ class _Named(Protocol):
 
 
 class _RemoteModel:
-    """What both services are asked alike. Closing it closes the channel."""
+    """The calls that both services share. Closing it closes the channel."""
 
     _kind: ClassVar[str]
-    """What it should be, in words."""
+    """The service it should be, in words for error messages."""
 
     def __init__(self, channel: grpc.aio.Channel, service_name: str, work: Exchange, timeout_s: float) -> None:
-        """`work` is what the model's work is asked over; `timeout_s` is for each request of it."""
+        """`work` carries the propose or verify requests; `timeout_s` limits each of them."""
         self._channel = channel
         self._work = work
         self._service_name = service_name
@@ -67,17 +67,14 @@ class _RemoteModel:
         self._health: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
         self._owed: set[str] = set()
         self._identity: ModelIdentity | None = None
-        """Of the process whose answers are taken; None: of any."""
+        """The process whose answers are accepted; None: any process."""
 
     async def close(self) -> None:
         await self._work.close()
         await self._channel.close()
 
     async def is_serving(self, timeout_s: float) -> bool:
-        """Whether it wants calls. An answer that it does not is no error.
-
-        Raises IncompatiblePair where another service answers.
-        """
+        """Return whether the service wants calls. Raise IncompatiblePair when another service answers."""
         request = health_pb2.HealthCheckRequest(service=self._service_name)
         with translated_errors():
             try:
@@ -100,7 +97,7 @@ class _RemoteModel:
         return len(self._owed)
 
     async def release(self, sequence_ids: list[str]) -> None:
-        """Free sequences, and those that earlier calls could not: what is not heard stays owed."""
+        """Free sequences, with those still owed. Those that the service did not hear of stay owed."""
         self.owe(sequence_ids)
         owed = list(self._owed)
         with translated_errors():
@@ -111,7 +108,7 @@ class _RemoteModel:
         self._identity = identity
 
     async def _ask(self, rows: Sequence[_Named], request: Any, timeout_s: float | None) -> Any:
-        """Return the response to the rows. Raises what it failed with; PeerUnavailable when another process answers."""
+        """Return the response to the rows. Raise the call's error, or PeerUnavailable when another process answers."""
         with translated_errors():
             response = answered(await self._work.ask(request, self._limited(timeout_s)))
         check_answer_version(response.wire_version, self._kind)
@@ -142,7 +139,7 @@ class RemoteDrafter(_RemoteModel):
         await self._stub.ReleaseDraftSequences(request, timeout=RELEASE_TIMEOUT_S)
 
     async def describe(self, timeout_s: float) -> ModelDescription:
-        """Raises IncompatiblePair when this coordinator cannot work with the service, whatever its model."""
+        """Return the model's description. Raise IncompatiblePair when the service itself is too old or too new."""
         request = draft_service_pb2.DescribeDraftModelRequest()
         with translated_errors():
             response = answered(await self._stub.DescribeDraftModel(request, timeout=timeout_s))
@@ -165,14 +162,14 @@ class RemoteVerifier(_RemoteModel):
         await self._stub.ReleaseTargetSequences(request, timeout=RELEASE_TIMEOUT_S)
 
     async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
-        """Cut sequences to lengths; tell what each freed."""
+        """Cut sequences to the given lengths and return what each freed."""
         request = target_service_pb2.RollbackTargetSequencesRequest(sequences=lengths_to_pb(lengths))
         with translated_errors():
             response = answered(await self._stub.RollbackTargetSequences(request, timeout=RELEASE_TIMEOUT_S))
         return rollbacks_from_pb(response.results)
 
     async def describe(self, timeout_s: float) -> ModelDescription:
-        """Raises IncompatiblePair when this coordinator cannot work with the service, whatever its model."""
+        """Return the model's description. Raise IncompatiblePair when the service itself is too old or too new."""
         request = target_service_pb2.DescribeTargetModelRequest()
         with translated_errors():
             response = answered(await self._stub.DescribeTargetModel(request, timeout=timeout_s))
@@ -180,7 +177,7 @@ class RemoteVerifier(_RemoteModel):
         return model_from_pb(response.model)
 
     async def download_tokenizer(self) -> TokenizerFiles | None:
-        """Return None when the target has no tokenizer: then prompts and outputs are token ids only."""
+        """Return the tokenizer; None when the target has none: then prompts and outputs are token ids only."""
         try:
             with translated_errors():
                 call = self._stub.DownloadTokenizer(
@@ -192,12 +189,12 @@ class RemoteVerifier(_RemoteModel):
 
 
 async def _encoded(rows: Sequence[RowT], to_pb: Callable[[Sequence[RowT]], Any]) -> Any:
-    """Return the request. One that brings long rules, as first rows do, is made in a thread: others go on meanwhile."""
+    """Encode rows as a request, in a thread when their rules are long, so that other calls go on meanwhile."""
     bias_count = sum(len(row.rule.sampling.logit_bias) for row in rows if row.rule)
     return to_pb(rows) if bias_count < MANY_BIASES else await asyncio.to_thread(to_pb, rows)
 
 
 def _check_answers(rows: Sequence[_Named], results: Iterable[_Named]) -> None:
-    """An answer to other rows than were asked about, such as an earlier one come late, is none."""
+    """Raise PeerFailed when the results are for other rows, for example those of an earlier, late answer."""
     if [one.sequence_id for one in results] != [one.sequence_id for one in rows]:
         raise PeerFailed(f"{len(rows)} rows were sent and the results are for others; the peer is not compatible")

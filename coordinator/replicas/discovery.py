@@ -1,4 +1,4 @@
-"""Where the replicas of a model service are: HOST:PORT, one or several, each of which may be a name of many.
+"""Addresses of the replicas of a model service: one or several HOST:PORT, each of which may resolve to many.
 
 Owns names and addresses; knows nothing of what answers there.
 """
@@ -17,7 +17,7 @@ class HostPort(NamedTuple):
 
 
 def parse_addresses(text: str) -> list[HostPort]:
-    """Read `HOST:PORT[,HOST:PORT...]`. Raises ValueError, naming the part that is wrong."""
+    """Read `HOST:PORT[,HOST:PORT...]`. Raise ValueError, naming the part that is wrong."""
     return [_parse(part.strip()) for part in text.split(",")]
 
 
@@ -29,10 +29,10 @@ def _parse(part: str) -> HostPort:
 
 
 async def resolve(address: HostPort) -> set[str]:
-    """Return every `IP:PORT` behind an address; OSError when its name cannot be resolved.
+    """Return every `IP:PORT` behind an address. Raise OSError when its name cannot be resolved.
 
-    Of a name with addresses of both families only those of IPv4 are taken: they lead to the same servers, and each
-    would count twice.
+    When a name has addresses of both families, only those of IPv4 are returned: both lead to the same servers, and each
+    server would count twice.
     """
     infos = await asyncio.get_running_loop().getaddrinfo(
         address.host.strip("[]"), address.port, type=socket.SOCK_STREAM

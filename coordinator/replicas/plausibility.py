@@ -1,6 +1,6 @@
-"""Answers that cannot be true: a peer that gives one has failed, whatever it says, and nothing of it is taken.
+"""Checks for answers that cannot be true. A peer that gives one has failed, and nothing of the answer is used.
 
-The state protocol makes every field of an answer follow from the row, up to a few that have a range.
+Under the state protocol every field of an answer follows from the row, except a few that have a range.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from paceline.types import ModelIdentity, Prefilled, Proposal, Proposals, Propos
 
 
 def check_identity(trusted: ModelIdentity | None, answered: ModelIdentity) -> None:
-    """Raise PeerUnavailable unless the process answered that was seen to fit; None: any will do.
+    """Raise PeerUnavailable unless the trusted process answered; None trusts any.
 
-    Another process of the same model is another too: it holds nothing of what was cached. Services that tell nothing
-    are alike.
+    Another process of the same model does not count: it has none of the caches. Services that tell no identity all
+    count as one process.
     """
     if trusted and trusted != answered:
         raise PeerUnavailable(f"what was called is gone ({trusted.words}), and another answers ({answered.words})")
 
 
 def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:
-    """Raise PeerFailed unless these can be answers to the rows."""
+    """Raise PeerFailed unless the proposals can be answers to the rows."""
     _check_count(rows, proposals.results)
     for row, result in zip(rows, proposals.results, strict=True):
         if isinstance(result, Proposal):
@@ -32,7 +32,7 @@ def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:
 
 
 def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_size: int) -> None:
-    """Raise PeerFailed unless these can be answers to the rows."""
+    """Raise PeerFailed unless the verdicts can be answers to the rows."""
     _check_count(rows, verdicts.results)
     for row, result in zip(rows, verdicts.results, strict=True):
         length = row.base_length + len(row.token_ids)

@@ -1,7 +1,7 @@
-"""One replica of a model service, as the coordinator sees it: is it there, does its model fit, may it be used.
+"""One replica of a model service: whether it is there, whether its model fits, and whether it may be used.
 
-Owns the looking, by the standard health service and the model's description. What a change means is for those who use
-the replica. Knows nothing of sequences or rounds.
+Owns the regular checks, through the standard health service and the model's description. The users of the replica
+decide what a change means. Knows nothing of sequences or rounds.
 """
 
 import asyncio
@@ -20,10 +20,9 @@ log = structlog.get_logger()
 CHECK_INTERVAL_S = 0.5
 CHECK_TIMEOUT_S = 3.0
 FAILED_CHECKS_TO_LOSE = 2
-"""In a row, of a replica that was up: one may be a broken connection, or a machine that was busy for a moment."""
+"""Failed checks in a row of a replica that was up: one may be a broken connection or a machine busy for a moment."""
 CHECKS_BETWEEN_DESCRIPTIONS = 10
-"""So old may be what placement knows of a replica's cache."""
-
+"""Checks after which the replica's description, with the use of its cache, is read again."""
 
 RemoteT_co = TypeVar("RemoteT_co", bound=Remote, covariant=True)
 
@@ -36,16 +35,16 @@ class Replica(Generic[RemoteT_co]):
         check_fit: Callable[["Replica[RemoteT_co]", ModelDescription], Awaitable[None]],
         on_change: Callable[["Replica[RemoteT_co]"], None] = lambda replica: None,
     ) -> None:
-        """`check_fit` raises IncompatiblePair when a model is not what this coordinator works with."""
+        """`check_fit` raises IncompatiblePair when this coordinator cannot work with a model."""
         self.address = address
         self._remote = remote
         self.description: ModelDescription | None = None
-        """As it said last; None before it ever did."""
+        """Its latest description; None before the first."""
         self.state = ReplicaState.DOWN
         self.fits = False
-        """It was seen to be what this coordinator works with, and no look has found it gone or changed since."""
+        """Whether its model was checked and no look has found it gone or changed since."""
         self.error: PacelineError | None = None
-        """Why it is down or refused, once that is known."""
+        """Why it is down or refused; None while that is not known."""
         self.looked = asyncio.Event()
         """Set when the first look has ended."""
         self._check_fit = check_fit
@@ -65,29 +64,29 @@ class Replica(Generic[RemoteT_co]):
 
     @property
     def kv_use(self) -> float:
-        """Share of its cache that sequences held when it was asked last."""
+        """Share of its cache that sequences held at its latest description; 0 if unknown."""
         cache = self.description.cache if self.description else None
         return cache.used_bytes / cache.capacity_bytes if cache and cache.capacity_bytes else 0.0
 
     def lose(self, error: PacelineError) -> None:
-        """A call found it gone: it is down until a look finds it well. The next look is now, and asks what it is.
+        """Mark the replica down after a call found it gone, and look now, with a new description.
 
-        It fits as before until that look: a connection may be gone, and the service there.
+        It fits as before until that look: a lost connection does not mean that the service is gone.
         """
         self._lose(error, fits=self.fits)
 
     def look_soon(self) -> None:
-        """Do not wait with the next look: what it found last may have changed."""
+        """Look again at once: the last finding may be out of date."""
         self._look_soon.set()
 
     def set_named(self, is_named: bool) -> None:
-        """Tell whether a name still leads to it. Where none does, it is about to go and gets nothing new."""
+        """Note whether a name still leads to the replica. If none does, it is about to go and gets nothing new."""
         if is_named is not self._is_named:
             self._is_named = is_named
             self._look_soon.set()
 
     async def watch(self) -> None:
-        """Look again and again until cancelled."""
+        """Look at the replica again and again until cancelled."""
         while True:
             self._look_soon.clear()
             await self.look()
@@ -95,11 +94,11 @@ class Replica(Generic[RemoteT_co]):
                 await asyncio.wait_for(self._look_soon.wait(), CHECK_INTERVAL_S)
 
     async def look(self) -> None:
-        """Ask how it is, and once in a while what it is."""
+        """Ask the replica for its health, and once in a while for its description."""
         try:
             if await self._remote.is_serving(CHECK_TIMEOUT_S):
                 await self._describe()
-                # First: what it is given next may be a sequence that it is to forget.
+                # Before it is up: it may next be given a sequence that it still owes to free.
                 await self._release_owed()
                 self._set(ReplicaState.UP if self._is_named else ReplicaState.DRAINING)
             else:
@@ -116,12 +115,12 @@ class Replica(Generic[RemoteT_co]):
             self.looked.set()
 
     async def _describe(self) -> None:
-        # One that was away may have come back as another.
+        # A replica that was away may have come back as another.
         is_due, self._checks = self._checks % CHECKS_BETWEEN_DESCRIPTIONS == 0, self._checks + 1
         if not self.is_up or is_due:
             description = await self._remote.describe(CHECK_TIMEOUT_S)
             if self.fits and self.description and self.description.identity != description.identity:
-                # Whatever it is now: it holds nothing of what was given to it.
+                # Even if the new process fits, it has none of the caches.
                 self._lose(PeerUnavailable("another process answers in its place"), fits=False)
             await self._check_fit(self, description)
             self.fits = True
@@ -138,7 +137,7 @@ class Replica(Generic[RemoteT_co]):
         self._look_soon.set()
 
     def _set(self, state: ReplicaState, error: PacelineError | None = None, *, fits: bool = True) -> None:
-        """`fits`: whether it does if it did before."""
+        """Set the state; `fits` False ends the fit, True leaves it as it was."""
         before, fitted = self.state, self.fits
         self.state, self.error, self.fits = state, error, fitted and fits
         if state is not before:

@@ -1,7 +1,4 @@
-"""All replicas of one model service: those that join are taken in, those that leave are let go.
-
-Owns which there are; each `Replica` knows how it is.
-"""
+"""All replicas of one model service. Owns the list: who joins and who leaves. Each `Replica` owns its own state."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,20 +16,19 @@ log = structlog.get_logger()
 
 RESOLVE_INTERVAL_S = 3.0
 
-
 RemoteT = TypeVar("RemoteT", bound=Remote)
 UsedT_contra = TypeVar("UsedT_contra", bound=Remote, contravariant=True)
 
 
 class ReplicaUser(Protocol[UsedT_contra]):
-    """Whoever works with the replicas."""
+    """The user of the replicas, told of their changes."""
 
     def changed(self, replica: Replica[UsedT_contra]) -> None:
-        """It is new, or its state changed."""
+        """Take note of a replica that is new or whose state changed."""
         ...
 
     def left(self, replica: Replica[UsedT_contra]) -> None:
-        """It is gone for good: neither its name nor itself is there any more."""
+        """Forget a replica that is gone for good: no name leads to it, and it does not answer."""
         ...
 
 
@@ -46,7 +42,7 @@ class Replicas(Generic[RemoteT]):
         tasks: Background,
         resolve: Callable[[HostPort], Awaitable[set[str]]] = resolve,
     ) -> None:
-        """`connect` opens a connection to an `IP:PORT` that was found by a HOST:PORT."""
+        """`connect` opens a connection to an `IP:PORT` that a HOST:PORT resolved to."""
         self._connect = connect
         self._check_fit = check_fit
         self._user = user
@@ -67,13 +63,13 @@ class Replicas(Generic[RemoteT]):
         return [replica for replica in self._replicas.values() if replica.is_up]
 
     async def run(self) -> None:
-        """Look for replicas again and again until cancelled."""
+        """Resolve the names again and again until cancelled."""
         while True:
             await asyncio.sleep(RESOLVE_INTERVAL_S)
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Resolve the names once. One that cannot be resolved leads where it led before."""
+        """Resolve the names once. A name that cannot be resolved keeps its last addresses."""
         for address in self._found:
             try:
                 self._found[address] = await self._resolve(address)
@@ -105,11 +101,11 @@ class Replicas(Generic[RemoteT]):
         self._user.changed(replica)
         for other in self._replicas.values():
             if other is not replica and other.state is ReplicaState.REFUSED:
-                other.look_soon()  # what it had to be like may be gone
+                other.look_soon()  # the replica it had to match may be gone
         self._changed.set()
 
     async def wait_until_up(self) -> Replica[RemoteT]:
-        """Wait for a replica that is up, and return it. Raises IncompatiblePair when one is refused."""
+        """Wait for a replica that is up, and return it. Raise IncompatiblePair when one is refused."""
         while True:
             self.raise_refusal()
             if up := self.up:
@@ -118,7 +114,7 @@ class Replicas(Generic[RemoteT]):
             await self._changed.wait()
 
     async def looked(self) -> None:
-        """Wait until each of those known now was looked at once. Raises IncompatiblePair when one is refused."""
+        """Wait until each replica known now was looked at once. Raise IncompatiblePair when one is refused."""
         await asyncio.gather(*(replica.looked.wait() for replica in self.all))
         self.raise_refusal()
 

@@ -1,4 +1,4 @@
-"""What clients asked for, and how far it has come: requests, their generations, and what of these is to be read.
+"""Requests, their generations, and the output that clients have not read yet.
 
 Knows nothing of rounds, services or gRPC.
 """

@@ -1,6 +1,6 @@
-"""The committed tokens of a generation: a prompt that all outputs of its request share, then an output of its own.
+"""The committed tokens of a generation: a prompt that all outputs of its request share, then its own output.
 
-The prompt is kept as packed numbers: a million of them are copied, and freed, in no time worth speaking of.
+The prompt is kept as packed numbers: copying or freeing a million of them takes next to no time.
 """
 
 from array import array
@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Protocol, Self, overload
 
 _CHUNK_TOKENS = 4096
-"""So many are converted before other threads may go on."""
+"""Token ids converted at a time; other threads may run in between."""
 
 
 class TokenList(Protocol):
@@ -26,7 +26,7 @@ class TokenList(Protocol):
 class CommittedTokens:
     def __init__(self, prompt: "array[int]") -> None:
         self.prompt = prompt
-        """As `packed` makes it; never changed."""
+        """Token ids as `packed` returns them; never changed."""
         self._output: list[int] = []
 
     def __len__(self) -> int:

@@ -1,7 +1,6 @@
-"""A request, and its generations: the tokens of each, and what each service holds of them.
+"""A request and its generations: the tokens of each, and how many of them each service has cached.
 
-The token list is the truth; the cached lengths are hints about the services' caches. Only the coordinator changes a
-generation.
+The token list is the truth; the cached lengths are hints. Only the coordinator changes a generation.
 """
 
 from collections.abc import Sequence
@@ -29,33 +28,33 @@ from paceline.types import (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Committed tokens of a generation that a service does not hold, as far as is known."""
+    """The committed tokens of a generation that a service is not known to hold."""
 
     count: int
     """At least 1."""
     taken_count: int | None
-    """Tokens that it took of the generation's last row; None: there was none, and it may have more of them."""
+    """Tokens that the service took of the generation's last row; None: there was none, and it may hold more."""
 
 
 @dataclass(eq=False)
 class Request:
-    """What a client asked for, once: admitted, queued, placed, ended and freed as one."""
+    """One request of a client: its outputs are admitted and queued together."""
 
     stream: Stream = field(default_factory=Stream)
     seed: int = 0
-    """Given or drawn; each output has its own made from it."""
+    """Given or drawn; the seed of each output is made from it."""
     request_id: str = ""
     """Its name in the log and for its client."""
     generations: "list[Generation]" = field(default_factory=list)
-    """Its outputs that had not ended when it came."""
+    """Its outputs that had not ended when it arrived."""
     deadline_s: float | None = None
-    """When it is to be answered at the latest, by the clock of rounds; None: whenever."""
+    """Time of its deadline, by the clock of rounds; None: no deadline."""
     traced: TracedRequest | None = None
-    """Where it is traced."""
+    """Its span and baggage; None if it is not traced."""
     arrival: int = 0
     """Place in the order of submission."""
     submitted_s: float = 0.0
-    """When it was queued, by the queue's clock."""
+    """Time of its queueing, by the queue's clock."""
 
     @property
     def prompt_count(self) -> int:
@@ -80,27 +79,27 @@ class Generation:
     seed: int = 0
     top_logprob_count: int | None = None
     draft_cached_length: int = 0
-    """Leading committed tokens that the draft service holds, as far as is known."""
+    """Leading committed tokens that the draft service is known to hold."""
     target_cached_length: int = 0
     draft_taken_count: int | None = None
-    """Tokens that the draft service took of the generation's last row; None: nothing is known of what it has."""
+    """Tokens that the draft service took of the generation's last row; None: nothing is known of its cache."""
     target_taken_count: int | None = None
     draft_prefix: PrefixHash = field(default_factory=PrefixHash)
-    """Of the tokens that rows to the draft service rely on."""
+    """Hash of the tokens that rows to the draft service rely on."""
     target_prefix: PrefixHash = field(default_factory=PrefixHash)
     acceptance: Acceptance = field(default_factory=Acceptance)
     ready_since_s: float = 0.0
-    """When it last became live or came back from a round: since then it waits to be grouped."""
+    """Time when it last became live or came back from a round; since then it waits to be grouped."""
     queued_s: float = 0.0
-    """How long it was queued between then, or its last round, and becoming live; 0 after a round."""
+    """Seconds in the queue, since its submission or last round, before it became live; 0 after a round."""
     runs_alone: bool = False
-    """It was in a group that failed for a reason unknown: the next round shows whether it was the cause."""
+    """Whether a group with it failed for an unknown reason: a round alone shows whether it was the cause."""
     loss_count: int = 0
-    """Targets that were lost while they verified it, since it last got a token."""
+    """Targets lost while they verified it, since its last token."""
     failed_at: set[str] = field(default_factory=set)
-    """Addresses of targets that failed or were lost with it since its last token: it goes to others first."""
+    """Addresses of targets that failed or were lost with it since its last token; others are tried first."""
     first_grouped_s: float | None = None
-    """When its first round took it."""
+    """Time when its first round took it; None before that."""
     ended: bool = False
     """Finished, failed or abandoned: no more rounds."""
 
@@ -111,17 +110,17 @@ class Generation:
 
     @property
     def is_unread(self) -> bool:
-        """So much of it was not read yet that it should pause."""
+        """Whether so much of its output is unread that it should pause."""
         return self.request.stream.is_full(self.completion_index)
 
     @property
     def is_suspect(self) -> bool:
-        """Some target failed with it, and it has not got a token since."""
+        """Whether a target failed with it since its last token."""
         return self.runs_alone or bool(self.failed_at)
 
     @property
     def until_first_round_s(self) -> float | None:
-        """How long it waited, from its submission, for its first round; None before that."""
+        """Seconds from its submission to its first round; None before that."""
         return None if self.first_grouped_s is None else self.first_grouped_s - self.request.submitted_s
 
     @property
@@ -141,9 +140,9 @@ class Generation:
         return min(self.target_cached_length, len(self.token_ids) - 1)
 
     def propose_row(self, draft_count: int, token_count: int) -> ProposeRow:
-        """Ask for drafts after all committed tokens, relying on what the draft service still holds.
+        """Return a row that asks for drafts after all committed tokens and relies on the draft service's cache.
 
-        The row brings the next `token_count` of what that lacks; others follow later.
+        The row brings the next `token_count` tokens that the draft service lacks; the rest follow in later rows.
         """
         base_length, stop = self._draft_base, self._draft_base + token_count
         return ProposeRow(
@@ -157,7 +156,7 @@ class Generation:
         )
 
     def verify_row(self, draft_token_ids: tuple[int, ...], token_count: int) -> VerifyRow:
-        """Ask the target for its choices, as `propose_row` does for drafts."""
+        """Return a row that asks the target for its choices, as `propose_row` asks for drafts."""
         base_length, stop = self._target_base, self._target_base + token_count
         return VerifyRow(
             self.sequence_id,
@@ -171,15 +170,15 @@ class Generation:
         )
 
     def _rule_at(self, base_length: int) -> ChoiceRule | None:
-        """The rule, for a service that may not know it: where any of its cache is left, so is what it was told."""
+        """Return the rule for a service that may not know it. A service that holds any of the cache knows the rule."""
         return None if base_length else self.rule
 
     def forget_draft(self) -> None:
-        """The draft service holds nothing of it, or it goes to another."""
+        """Note that the draft service holds nothing of it, or that it goes to another."""
         self.draft_cached_length, self.draft_taken_count = 0, None
 
     def forget_target(self) -> None:
-        """The target holds nothing of it, or it goes to another."""
+        """Note that the target holds nothing of it, or that it goes to another."""
         self.target_cached_length, self.target_taken_count = 0, None
 
     def commit(
@@ -192,7 +191,7 @@ class Generation:
     ) -> None:
         """Add a round's tokens, up to the one that ends the output, and send them to the client.
 
-        Drafts past the end of the output count neither as drafted nor as accepted: nobody asked for them.
+        Drafts past the end of the output count neither as drafted nor as accepted.
         """
         tokens = self.output.extend(token_ids, accepted_count, logprobs)
         self.token_ids += [token.token_id for token in tokens]
@@ -214,12 +213,12 @@ class Generation:
         self._send(tokens)
 
     def _came_through(self) -> None:
-        """It got on: nothing that failed before was its fault. A prompt that is read anew elsewhere is no progress."""
+        """Clear all suspicion, because it got a token. A prompt that another target prefills is no such progress."""
         self.runs_alone, self.loss_count = False, 0
         self.failed_at.clear()
 
     def resume(self, token_ids: Sequence[int]) -> None:
-        """Take tokens the client has already for committed, up to the one that ends the output; they are not sent."""
+        """Commit tokens that the client has already, up to the one that ends the output; they are not sent."""
         self.token_ids += [token.token_id for token in self.output.extend(token_ids, 0)]
         self.usage = replace(self.usage, output_count=self.output.count)
         if self.output.finish_reason:

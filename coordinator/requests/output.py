@@ -1,4 +1,4 @@
-"""What a client sees of a generation: its tokens, their text, and why it ended.
+"""The output of a generation as its client sees it: tokens, their text, and why it ended.
 
 Owns stop conditions. Knows nothing of rounds or caches.
 """
@@ -17,13 +17,13 @@ from paceline.types import FinishReason, OutputToken, TokenLogprobs
 class StopRules:
     max_new_tokens: int
     end_token_ids: frozenset[int]
-    """The model's own; empty when the request ignores them."""
+    """The model's own end tokens; empty when the request ignores them."""
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
 
     @cached_property
     def stops(self) -> StopStrings:
-        """Made once, for all outputs of a request."""
+        """The automaton of the stop strings, made once for all outputs of a request."""
         return StopStrings(self.stop_strings)
 
 

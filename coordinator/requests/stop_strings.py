@@ -1,22 +1,22 @@
-"""Find stop strings in text that comes in pieces, in a time that depends on the text's length alone.
+"""A search for stop strings in text that comes in pieces; its time depends on the text's length alone.
 
-The automaton is Aho's and Corasick's. Knows nothing of tokens.
+The automaton is that of Aho and Corasick. Knows nothing of tokens.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """What a request's stop strings are looked for with: one for all its outputs.
+    """The automaton for a request's stop strings, shared by all its outputs.
 
-    A state is the longest end of the text that begins a stop string.
+    A state is the longest end of the text that is the beginning of a stop string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._steps: dict[tuple[int, str], int] = {}
-        """A longer beginning, by a state and the character after it."""
+        """The next longer state, by a state and the character after it."""
         self._shorter = [0]
-        """For each state the next shorter end of the text that begins a stop string; state 0 is the empty one."""
+        """For each state the next shorter end of the text that is a state too; state 0 is the empty text."""
         self.lengths = [0]
         """Characters of each state."""
         self.matched_lengths = [0]
@@ -37,14 +37,14 @@ class StopStrings:
         self.matched_lengths[state] = len(string)
 
     def _link(self) -> None:
-        # Shorter ones first: what a state falls back to is known by then.
+        # Shorter states first: the state that a longer one falls back to is then known.
         for (state, character), longer in sorted(self._steps.items(), key=lambda one: self.lengths[one[1]]):
             if state:
                 self._shorter[longer] = self.after(self._shorter[state], character)
             self.matched_lengths[longer] = self.matched_lengths[longer] or self.matched_lengths[self._shorter[longer]]
 
     def after(self, state: int, character: str) -> int:
-        """Return the state that a character leads to. Many take no more steps than there are characters, twice."""
+        """Return the state that a character leads to. n characters take at most 2 n steps in all."""
         while (longer := self._steps.get((state, character))) is None:
             if not state:
                 return 0
@@ -53,7 +53,7 @@ class StopStrings:
 
 
 class StopStringMatcher:
-    """Passes text on up to the first stop string, holding back what may be the start of one."""
+    """Passes text on up to the first stop string, holding back what may be the start of a stop string."""
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
@@ -63,10 +63,10 @@ class StopStringMatcher:
     def push(self, text: str) -> tuple[str, bool]:
         """Add text; return what is safe to show, and whether a stop string was reached.
 
-        Of several that a piece of text completes the one that begins first counts.
+        If the text completes several stop strings, the one that begins first counts.
         """
         stops, state = self._stops, self._state
-        if len(stops.lengths) == 1:  # there are none
+        if len(stops.lengths) == 1:  # there are no stop strings
             return text, False
         starts: list[int] = []
         for end, character in enumerate(text, len(self._held) + 1):
@@ -81,6 +81,6 @@ class StopStringMatcher:
         return text[:shown_count], False
 
     def drain(self) -> str:
-        """Return what is held back: the output ended, so it is no stop string."""
+        """Return the text held back: the output ended, so it is no stop string."""
         held, self._held, self._state = self._held, "", 0
         return held

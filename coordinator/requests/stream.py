@@ -1,7 +1,7 @@
-"""What a client reads: the pieces of all outputs of its request, as rounds commit them.
+"""The stream that a client reads: the pieces of all outputs of its request, as rounds commit them.
 
-Owns what was committed and not read yet. A reader that is slow gets fewer and larger pieces, and a generation of which
-too much is unread pauses: it costs no passes and no memory until it is read.
+Owns the committed tokens that are not read yet. A slow reader gets fewer and larger pieces. A generation with too many
+unread tokens pauses: until they are read it costs no passes and no memory.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from paceline.errors import PacelineError
 from paceline.types import GenerationFinish, OutputPiece, OutputToken
 
 UNREAD_TOKENS = 1024
-"""A generation pauses with more of its tokens unread."""
+"""A generation pauses when more of its tokens are unread."""
 
 
 class _Unread:
-    """Of one output."""
+    """The unread part of one output."""
 
     def __init__(self) -> None:
         self.tokens: list[OutputToken] = []
@@ -25,7 +25,7 @@ class _Unread:
 class Stream:
     def __init__(self, output_count: int = 1) -> None:
         self._unfinished_count = output_count
-        # A dict for its order: what has waited longest is read first.
+        # A dict keeps the order: the output that has waited longest is read first.
         self._unread: dict[int, _Unread] = {}
         self._error: PacelineError | None = None
         self._put = asyncio.Event()
@@ -41,18 +41,18 @@ class Stream:
         self._put.set()
 
     def is_full(self, completion_index: int) -> bool:
-        """Whether so much of an output is unread that it should pause."""
+        """Return whether so much of an output is unread that its generation should pause."""
         unread = self._unread.get(completion_index)
         return unread is not None and len(unread.tokens) > UNREAD_TOKENS
 
     def tell_room(self, on_room: Callable[[], None]) -> None:
-        """Call this when an output is full no more."""
+        """Have `on_room` called whenever an output is no longer full."""
         self._on_room.add(on_room)
 
     async def pieces(self) -> AsyncIterator[OutputPiece]:
-        """Yield pieces until every output has its finish; raise what ended one of them early, after what came before.
+        """Yield pieces until every output has its finish. A piece is all of an output that was not read yet.
 
-        A piece is all of an output that was not read yet.
+        Raise the error that ended an output early, after all pieces that came before it.
         """
         while self._unfinished_count:
             while not self._unread:

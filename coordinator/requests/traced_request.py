@@ -1,6 +1,6 @@
-"""What a round needs to know of a traced request, found out once, and the request of its rounds.
+"""The tracing data of a request: what its rounds need, looked up once, and the spans of its rounds.
 
-Between passes of the models little costs much, so neither asks OpenTelemetry for anything while rounds run.
+Rounds must lose little time between passes of the models, so nothing asks OpenTelemetry while they run.
 """
 
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ from opentelemetry.trace import Link, Span, SpanContext
 @dataclass(frozen=True)
 class TracedRequest:
     span: Span
-    """The request's."""
+    """The request's span."""
     link: Link
-    """To that."""
+    """A link to that span."""
     baggage: frozenset[tuple[str, object]]
-    """What its caller sent along."""
+    """Baggage that its caller sent."""
     rounds: list[SpanContext] = field(default_factory=list)
     """Spans of the rounds that brought it forward; the request's span links them when it ends."""
 
     def note(self, round_span: SpanContext) -> None:
-        """A round brought one of its outputs forward; of several in one round the first notes it."""
+        """Note the span of a round that brought one of its outputs forward, once a round."""
         if not self.rounds or self.rounds[-1] is not round_span:
             self.rounds.append(round_span)
 

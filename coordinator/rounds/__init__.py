@@ -1,4 +1,4 @@
-"""Rounds: which generations go together, how many drafts they ask for, and what comes of it.
+"""Rounds: the choice of groups and draft counts, the calls for a group, and their results.
 
 Knows of services only what `coordinator.protocols` says.
 """

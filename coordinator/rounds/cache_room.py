@@ -1,9 +1,8 @@
-"""Whether one more generation finds room in a target's cache until it ends, as far as can be foreseen.
+"""An estimate of whether a target's cache has room for one more generation until it ends.
 
-Owns what is known of the room there is and of how long outputs get. Nothing is held back until the target has refused
-rows for want of room: what was cached then is the room there is, whatever others hold of it and prompts share. The
-peak of what generations will want is foreseen from the lengths of outputs lately, as in the Past-Future scheduler (Gong
-et al., arXiv 2507.10150).
+Owns the estimates of the room and of output lengths. Nothing is held back until the target refuses rows for lack of
+room. The tokens cached at that moment are then the room, whatever other coordinators hold or prompts share. The peak
+demand is foreseen from the lengths of recent outputs, as in the Past-Future scheduler (Gong et al., arXiv 2507.10150).
 """
 
 from collections import deque
@@ -14,14 +13,13 @@ from coordinator.requests.generation import Generation
 REMEMBERED = 128
 """Outputs whose lengths are kept."""
 RISE = 1.01
-"""The room is taken for so much more with every output that ends without a shortage since the last: others may have
-left."""
+"""Factor on the room with every output that ends while it is scarce: other coordinators may have freed some."""
 
 
 class CacheRoom:
     def __init__(self) -> None:
         self._token_count: float | None = None
-        """None: enough, as far as is known."""
+        """The room in tokens; None: no shortage was seen yet."""
         self._lengths: deque[int] = deque(maxlen=REMEMBERED)
 
     @property
@@ -29,7 +27,7 @@ class CacheRoom:
         return self._token_count is not None
 
     def ran_short(self, cached: Iterable[Generation], free_count: int) -> None:
-        """The target refused a row, with these generations in its cache, and room for so many tokens more."""
+        """Note that the target refused a row, with `cached` in its cache and room for `free_count` more tokens."""
         self._token_count = max(1, sum(one.target_cached_length for one in cached) + max(0, free_count))
 
     def ended(self, generation: Generation) -> None:
@@ -38,7 +36,7 @@ class CacheRoom:
             self._token_count *= RISE
 
     def fits(self, candidate: Generation, live: Iterable[Generation], paused: Iterable[Generation]) -> bool:
-        """Whether there is room for it beside the live ones until each of these ends, and for what paused ones keep."""
+        """Return whether the candidate fits beside live generations until they end and the caches of paused ones."""
         if self._token_count is None:
             return True
         kept = sum(one.target_cached_length for one in paused if one is not candidate)
@@ -46,16 +44,16 @@ class CacheRoom:
         return kept + _peak(wants) <= self._token_count
 
     def _remaining(self, generation: Generation) -> float:
-        """Tokens it is expected to grow by: the mean of outputs that got longer than it is, within its own limit."""
+        """Return the expected tokens to come: from the mean of recent outputs longer than it is, within its limit."""
         count, most = generation.output.count, generation.output.remaining_count
         longer = [length - count for length in self._lengths if length > count]
         return min(most, sum(longer) / len(longer)) if longer else most
 
 
 def _peak(wants: list[tuple[float, int]]) -> float:
-    """Return the most tokens that generations hold at once, of (tokens to come, tokens now), the longest to come first.
+    """Return the most tokens held at once. `wants` has (tokens to come, tokens now), the most to come first.
 
-    All grow alike. When one ends that has r to come, those with more to come are there, and have grown by r.
+    All generations grow equally fast. When one that had r tokens to come ends, those left have grown by r.
     """
     peak, held = 0.0, 0
     for count, (remaining, length) in enumerate(wants, start=1):

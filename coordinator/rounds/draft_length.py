@@ -1,12 +1,13 @@
-"""How many draft tokens a round asks for: a fixed count, or what pays best by measured times and acceptance.
+"""The draft count of a round: a fixed count, or the count that pays best by measured times and acceptance.
 
 Knows nothing of services. The objective is the goodput of SmartSpec (arXiv 2406.14066), expected tokens over seconds
-for this very group, drafting nothing included; both are measured, never derived from the parts of a round.
+for the group at hand, and drafting nothing is one of the choices. Tokens and seconds are measured, never derived from
+the parts of a round.
 
-`auto` decides every eighth round which count the next eight have. At first those are a few counts in turn, so that
-something is known of each; later the best by what was measured. Others are tried again, eight rounds at a time, when
-what that lost the last time is a small share of the time since: so all that looking around costs is bounded, and what
-is nearly as good is looked at most. Groups of about one size share what is known.
+`auto` decides every eighth round which count the next eight have. At first it takes a few counts in turn, to measure
+each; later the best one by its measurements. It tries another count again, for eight rounds, when the loss of that
+count's last trial is a small share of the time since. This bounds the cost of all trials, and counts that are nearly as
+good are tried most. Groups of about one size share their measurements.
 """
 
 from collections.abc import Sequence
@@ -22,43 +23,39 @@ from coordinator.rounds.smoothing import smoothed
 
 MAX_AUTO = 12
 HYSTERESIS = 0.01
-"""A change must promise this much more goodput."""
+"""Share of goodput that a change must promise to gain."""
 WINDOW = 8
-"""Rounds of each lane with one count, at least: groups change slowly, and deciding is time that no model works."""
+"""Least rounds of each lane with one count: groups change slowly, and no model works during a decision."""
 BEST_MEMORY = 0.97
-"""Of what rounds with the best count yield and take, which trials are compared with."""
+"""Weight of earlier rounds in the tokens and seconds of the best count, which trials are compared with."""
 FIRST_COUNTS = (4, 0, 8, 2)
-"""Measured first, at the beginning and after what a round takes has jumped."""
+"""Counts measured first, at the beginning and after the time of a round has jumped."""
 FIRST_WINDOWS = 12
-"""In which that must be done: a draft that is away is not waited for."""
+"""Windows in which the first counts must be measured: a draft service that is away is not waited for."""
 NONE_SHARE, NEAR_SHARE, FAR_SHARE = 0.01, 0.003, 0.0005
-"""Of the time that trials of a count may lose: of drafting nothing, which another text may make better by a tenth, and
-which costs no draft its place; of neighbours of the best, or of drafting where nothing is drafted; of others."""
+"""Share of all time that trials of a count may lose. NONE: drafting nothing, which may be a tenth better for another
+text. NEAR: neighbours of the best, or the best drafting count while nothing is drafted. FAR: all others."""
 NONE_WINDOWS = 3
-"""A trial of drafting nothing lasts so much longer where prompts come: in eight rounds there may be none, and what one
-costs without a draft is then never learned."""
-
+"""Factor on the length of a trial of drafting nothing where prompts come: eight rounds may have no prompt, and the cost
+of a prompt without drafts would never be learned."""
 
 AUTO_LEEWAY = 4.0
-"""`auto` asks a slow draft for less by itself: it times whole rounds, and their parts tell too little to overrule it. A
-trial may take longer than its drafts are worth, too. Only a draft that is slow beyond all measure is at fault then."""
+"""`auto` asks a slow draft for fewer tokens by itself. It times whole rounds; their parts say too little to overrule
+it. A trial may also take longer than its drafts are worth. So only an extremely slow draft service is at fault."""
 
 
 class DraftLength(Protocol):
     @property
     def leeway(self) -> float:
-        """How many times as long as its drafts seem worth a draft service may take before that is its fault."""
+        """Factor on the worth of drafts above which a slow draft service is at fault."""
         ...
 
     def choose(self, group: Sequence[Generation]) -> list[int]:
-        """How many drafts each generation of the group should have."""
+        """Return the draft count of each generation of the group."""
         ...
 
     def observe(self, draft_counts: Sequence[int], report: RoundReport, cycle_s: float) -> None:
-        """Learn from a round in which the rows were to have so many drafts.
-
-        `cycle_s` is its time from when its rows were ready.
-        """
+        """Learn from a round that ran with `draft_counts`; `cycle_s` is its time since its rows were ready."""
         ...
 
 
@@ -82,7 +79,7 @@ class AutoDraftLength:
         self._places = PlaceAcceptance(MAX_AUTO)
         self._searches: dict[int, _Search] = {}
         self._calm_rounds = self._promptless_rounds = 0
-        """Since a round, of any lane, brought something that a service lacked; and since one brought a prompt."""
+        """Rounds of any lane since one brought tokens that a service lacked, and since one brought a prompt."""
 
     def choose(self, group: Sequence[Generation]) -> list[int]:
         search = self._search(len(group))
@@ -95,7 +92,7 @@ class AutoDraftLength:
         self._places.age()
         for row in report.rows:
             self._places.add(row.accepted_count, row.drafted_count)
-        # Rows near their end have fewer drafts.
+        # Rows near their end have fewer drafts than chosen.
         count = min(max(draft_counts), report.verified_count - len(draft_counts))
         tokens = sum(row.committed_count for row in report.rows) / len(draft_counts)
         # A round that waited behind another lane's prompt ends after it.
@@ -108,11 +105,11 @@ class AutoDraftLength:
         search.observe(count, cycle_s, tokens, prompt_tokens, is_usual=self._calm_rounds >= self._lanes)
 
     def _search(self, group_size: int) -> "_Search":
-        """Of groups of about so many: up to the next power of two."""
+        """Return the search shared by groups up to the same power of two."""
         return self._searches.setdefault((group_size - 1).bit_length(), _Search(self._lanes))
 
     def _expected_tokens(self, group: Sequence[Generation]) -> list[float]:
-        """Of a row of the group, for each count."""
+        """Return the expected tokens of a row of the group, for each draft count."""
         usual = self._places.rate
         rate = sum(generation.acceptance.rate(usual) for generation in group) / len(group)
         tokens = self._places.expected_tokens(rate / usual)
@@ -133,27 +130,27 @@ class _Trial:
 
 @dataclass
 class _Search:
-    """For the best count of groups of about one size."""
+    """The search for the best draft count of groups of about one size."""
 
     lanes: int
     count: int = FIRST_COUNTS[0]
-    """What rounds have now."""
+    """Draft count of the rounds now."""
     rounds_left: int = 0
-    """With it, before the next decision."""
+    """Rounds before the next decision."""
     _best: int = FIRST_COUNTS[0]
     _best_tokens: float | None = None
-    """Of a row in a round with the best."""
+    """Mean tokens of a row in a round with the best count; None before any."""
     _best_cycle_s: float | None = None
     _window_count: int = 0
     _spent_s: float = 0.0
-    """On all rounds."""
+    """Seconds of all rounds."""
     _times: RoundTimes = field(default_factory=RoundTimes)
     _prompts: PromptTimes = field(default_factory=PromptTimes)
     _trials: dict[int, _Trial] = field(default_factory=dict)
     _in_a_row: int = 0
-    """Rounds with one count up to now."""
+    """Latest rounds in a row with the same count."""
     _last: int | None = None
-    """Their count."""
+    """Count of the latest round."""
 
     def observe(self, count: int, cycle_s: float, tokens: float, prompt_tokens: float, *, is_usual: bool) -> None:
         self._spent_s += cycle_s
@@ -162,14 +159,14 @@ class _Search:
             self._prompts.add(drafted=count > 0, beyond_s=beyond_s, prompt_tokens=prompt_tokens, tokens=tokens)
         self._in_a_row = self._in_a_row + 1 if count == self._last else 1
         self._last = count
-        # Rounds of other lanes had other counts until then.
+        # Until then rounds of other lanes may still have had another count.
         if is_usual and self._in_a_row >= self.lanes:
             self._times.add(count, cycle_s)
 
     def charge(self, count: int, cycle_s: float, tokens: float) -> None:
-        """Charge a trial with what the round lost beside the best.
+        """Charge a trial with the seconds that the round lost compared with the best count.
 
-        Rounds with prompts are left out: any count meets those.
+        Must not be called for rounds with prompts, which come with any count.
         """
         if count == self._best:
             self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)
@@ -180,7 +177,7 @@ class _Search:
             trial.ended_s = self._spent_s
 
     def decide(self, tokens: list[float]) -> None:
-        """Choose the count of the next rounds; `tokens`: what a row is expected to get, for each count."""
+        """Choose the count of the next rounds; `tokens` has the expected tokens of a row for each count."""
         self.rounds_left = WINDOW * self.lanes
         self._window_count += 1
         if self._window_count > FIRST_WINDOWS and self._times.has_jumped:
@@ -198,7 +195,7 @@ class _Search:
             self.rounds_left *= NONE_WINDOWS
 
     def _missing(self, tokens: list[float], took: list[float]) -> list[int]:
-        """The first counts that were not measured yet and that may be the best."""
+        """Return the first counts that were not measured yet and that may be the best."""
         counts = [count for count in FIRST_COUNTS if count < len(tokens)]
         known = [count for count in counts if self._times.weight(count) >= WINDOW / 2]
         best = max((tokens[count] / took[count] for count in known), default=0.0)
@@ -211,9 +208,9 @@ class _Search:
         return [count for count in counts if count not in known and may_be_best(count)]
 
     def _due(self, goodputs: list[float]) -> int:
-        """The count to be tried now; the best where none is due."""
+        """Return the count to try now; the best one if no trial is due."""
         best = self._best
-        # Where drafting does not pay, what it would be at its best.
+        # If drafting does not pay, the best count that drafts.
         other = goodputs.index(max(goodputs[1:]), 1) if not best and len(goodputs) > 1 else best
         for count, goodput in enumerate(goodputs):
             if count == best:
@@ -229,7 +226,10 @@ class _Search:
 
 
 def _shortest_of_best(goodputs: list[float], current: int) -> int:
-    """The shortest of those that are as good as the best: what is not drafted cannot be wrong."""
+    """Return the smallest count that is as good as the best: tokens not drafted cannot be wrong.
+
+    Keep the current count if the found one is larger and hardly better.
+    """
     best = next(count for count, one in enumerate(goodputs) if one >= max(goodputs) * (1 - HYSTERESIS))
     if current < len(goodputs) and best > current and goodputs[best] <= goodputs[current] * (1 + HYSTERESIS):
         return current

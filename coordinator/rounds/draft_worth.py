@@ -1,4 +1,4 @@
-"""How long drafting may take before it costs more than it saves, by measured rounds.
+"""The worth of drafts: the time that drafting may take before it costs more than it saves, from measured rounds.
 
 A round with drafts yields g tokens a generation and takes propose and verify; g rounds without drafts yield as many and
 take g verifies. With one lane the two hops follow each other, so drafts help while propose < (g - 1) verify. With two
@@ -11,16 +11,16 @@ from coordinator.rounds.smoothing import smoothed
 
 class DraftWorth:
     def __init__(self, lanes: int, leeway: float) -> None:
-        """`leeway`: so many times what drafts seem worth is what they may take."""
+        """`leeway` is a factor on the estimated worth."""
         self._lanes = lanes
         self._leeway = leeway
         self._tokens: float | None = None
-        """That a generation gets from a round with drafts."""
+        """Mean tokens a generation gets from a round with drafts."""
         self._verify_s: float | None = None
 
     @property
     def seconds(self) -> float | None:
-        """None until a round with drafts was seen."""
+        """The worth of a round's drafts in seconds; None until a round with drafts was seen."""
         if self._tokens is None or self._verify_s is None:
             return None
         return max(0.0, (self._tokens + self._lanes - 2) * self._verify_s) * self._leeway

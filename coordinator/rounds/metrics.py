@@ -10,7 +10,7 @@ from paceline.types import HopTime
 
 
 class RoundMetrics:
-    """Where the time of rounds goes."""
+    """Times and sizes of rounds."""
 
     def __init__(self, registry: CollectorRegistry, exemplar: Callable[[], Exemplar] = active_exemplar) -> None:
         self._exemplar = exemplar
@@ -51,7 +51,7 @@ class RoundMetrics:
         self._failed.inc()
 
     def round_ended(self, waits_s: list[float], report: RoundReport) -> None:
-        """Count a round whose generations had waited so long for it."""
+        """Count a round; `waits_s` has the seconds that each generation waited for it."""
         self._group_taken(waits_s)
         exemplar = self._exemplar()
         self._duration.observe(report.duration_s, exemplar)

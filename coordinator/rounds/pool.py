@@ -1,7 +1,8 @@
-"""The generations of one target that are not ended: the live ones, which rounds are made of, and a line behind them.
+"""The pool of one target: its live generations, which groups are formed from, and those that wait for a place.
 
-Owns places and order; knows nothing of services. In the line are those that gave their place up, and those whose
-request has others here: they belong together. A place that falls free is filled from it at once, or told of.
+Owns places and order; knows nothing of services. A generation waits here if it gave its place up, or if it belongs to a
+request with other generations here. A free place is filled from the waiting ones at once; if none waits, others are
+told.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ class GenerationPool:
         clock: Callable[[], float] = time.perf_counter,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`capacity` generations are live at most. `on_room` is called when there may be more to take in."""
+        """At most `capacity` generations are live. `on_room` is called when the pool may take in more."""
         self._clock = clock
         self._capacity = capacity
         self._on_room = on_room
@@ -29,7 +30,7 @@ class GenerationPool:
         # In order of last service, least recently served first; dicts keep insertion order.
         self._live: dict[Generation, None] = {}
         self._in_flight: set[Generation] = set()
-        # Their readers are slow, or gone without a word: they hold no place, and what they cache is taken back first.
+        # Generations with slow or silent readers: they hold no place, and their cache is taken back first.
         self._unread: dict[Generation, None] = {}
         self._paused: set[Generation] = set()
         self._changed = asyncio.Event()
@@ -48,17 +49,17 @@ class GenerationPool:
 
     @property
     def free_count(self) -> int:
-        """How many more may be taken in: none while some wait here, and one by one where the cache is full."""
+        """Generations that may be taken in: none while some wait here, at most one while the cache is scarce."""
         free = 0 if self._waiting else self._capacity - len(self._live)
         return min(free, 1) if self._room.is_scarce else free
 
     @property
     def unread_count(self) -> int:
-        """Generations that pause until more of them is read."""
+        """Generations that pause until more of their output is read."""
         return len(self._unread)
 
     def adopt(self, generations: Collection[Generation]) -> None:
-        """Take generations in, in their order of arrival; those without a place wait for one here."""
+        """Take in generations in their order of arrival; those without a place wait for one here."""
         for generation in generations:
             generation.request.stream.tell_room(self._resume)
         self._wait(generations)
@@ -68,7 +69,7 @@ class GenerationPool:
         self._waiting = deque(sorted([*self._waiting, *generations], key=lambda one: one.arrival))
 
     def give_up(self) -> list[Generation]:
-        """Take out all generations, none of which is in a round now."""
+        """Take out all generations; none of them may be in a round."""
         assert not self._in_flight
         given = self.generations
         self._live.clear()
@@ -78,13 +79,13 @@ class GenerationPool:
         return given
 
     def hand_over(self, generation: Generation) -> None:
-        """Let one go that is in no round, and not ended: it goes on elsewhere."""
+        """Let a generation go on elsewhere; it is in no round and has not ended."""
         self._remove({generation})
         self._refill()
         self._tell_room()
 
     def window(self) -> list[Generation]:
-        """Live generations that are in no round now, least recently served first."""
+        """Return the live generations that are in no round now, least recently served first."""
         return [generation for generation in self._live if generation not in self._in_flight]
 
     @property
@@ -104,7 +105,7 @@ class GenerationPool:
         await self._changed.wait()
 
     def claim(self, group: Collection[Generation]) -> list[float]:
-        """Take generations out of the window for a round; return how long each had waited for one, in seconds."""
+        """Take generations out of the window for a round; return the seconds that each had waited for it."""
         now = self._clock()
         for generation in group:
             if generation.first_grouped_s is None:
@@ -115,11 +116,9 @@ class GenerationPool:
         return [now - generation.ready_since_s for generation in group]
 
     def victim(self) -> Generation | None:
-        """The youngest generation that can give something up, be it in a round, or waiting with what it still has.
+        """Return the youngest generation that can give up cache, whether in a round or waiting.
 
-        Those whose readers are slow come first.
-
-        None when nothing would be gained: no other generation is live.
+        Generations with slow readers come first. Return None when nothing would be gained: no other generation is live.
         """
         if unread := [one for one in self._unread if one.target_cached_length]:
             return max(unread, key=lambda generation: generation.arrival)
@@ -131,10 +130,10 @@ class GenerationPool:
         return generation in self._in_flight
 
     def pause(self, generation: Generation) -> bool:
-        """Send a live generation that is in no round back to its place in the line; return False for one that waits.
+        """Make a live generation that is in no round wait; return False when it is not live.
 
-        It stays here until `let_in`, for what it caches is about to change. Then it is live again when there seems to
-        be room for all that it will want.
+        It stays in the pool until `let_in`, because its cache is about to change. After that it becomes live again when
+        there seems to be room for all its tokens to come.
         """
         self._paused.add(generation)
         if generation not in self._live:
@@ -144,14 +143,14 @@ class GenerationPool:
         return True
 
     def let_in(self) -> list[Generation]:
-        """What was paused may be live again; return those that ended meanwhile, and so left the pool."""
+        """Allow paused generations to be live again; return those that ended meanwhile and so left the pool."""
         paused, self._paused = self._paused, set()
         ended = self.retire(paused)
         self._refill()
         return ended
 
     def ran_short(self, free_count: int) -> None:
-        """The target has no room for more than what it caches now, and so many tokens beside."""
+        """Note that the target has room for what it caches now and `free_count` more tokens only."""
         self._room.ran_short(self.generations, free_count)
 
     def settle(self, group: Iterable[Generation]) -> list[Generation]:
@@ -165,21 +164,21 @@ class GenerationPool:
         return self.retire(group)
 
     def _set_aside(self, generation: Generation) -> None:
-        """Its reader is slow: another has its place."""
+        """Give the place of a generation with a slow reader to another."""
         del self._live[generation]
         self._unread[generation] = None
         self._refill()
         self._tell_room()
 
     def _resume(self) -> None:
-        """Some of what was too much was read."""
+        """Take back the generations whose output was read."""
         resumed = [one for one in self._unread if not one.is_unread]
         for generation in resumed:
             del self._unread[generation]
         self.adopt(resumed)
 
     def retire(self, generations: Iterable[Generation]) -> list[Generation]:
-        """Drop those of the generations that are here, ended, in no round and not paused, and return them."""
+        """Drop and return the given generations that are here and have ended, unless they are in a round or paused."""
         busy = self._in_flight | self._paused
         gone = {one for one in generations if one.ended and one not in busy}
         if not gone:
@@ -193,7 +192,7 @@ class GenerationPool:
         return retired
 
     def _remove(self, gone: set[Generation]) -> list[Generation]:
-        """Take out those that are here, wherever that is."""
+        """Take out the given generations, live, waiting or unread, and return them."""
         found = [one for one in self.generations if one in gone]
         for generation in found:
             self._live.pop(generation, None)

@@ -1,8 +1,8 @@
-"""How much of their prompts the rows of a call bring, so that no call is large.
+"""The share of its prompt that each row of a call brings, so that no call is large.
 
-A service computes one chunk of prompts a call, however much it is sent. What it has cached of other generations, it
-takes over without computing. So a row of which nothing is known yet brings its prompt: what is cached costs no call.
-From then on the row brings a chunk, or as much again as was taken over. Owns that rule and the sizes; knows nothing
+A service computes one chunk of prompts a call, however much it is sent. Prefixes that it has cached for other
+generations it takes over without computing. So the first row of a generation brings its prompt: cached parts cost no
+further calls. Later rows bring a chunk, or as much again as was taken over. Owns this rule and the sizes; knows nothing
 of rounds.
 """
 
@@ -12,16 +12,16 @@ from coordinator.requests.generation import Lack
 from paceline.checks import DECODED_TOKENS
 
 CALL_TOKENS = 16_384
-"""Most tokens that the rows of a call bring for what may be cached: a millisecond of translating at each end."""
+"""Most tokens of a call in rows whose prompt may be cached: translating them takes a millisecond at each end."""
 CHUNKS_BROUGHT = 4
-"""Most chunks that the other rows of a call bring: some of them may turn out to wait for one another."""
+"""Most chunks that the other rows of a call bring. More than one, because some rows may turn out to wait for others."""
 
 
 def prompt_shares(lacks: Sequence[Lack], chunk_tokens: int) -> list[int]:
-    """Return how many tokens each row is to bring; 0: the row is better left out of this call.
+    """Return the number of tokens that each row is to bring; 0 leaves the row out of this call.
 
-    Decoding rows bring all. The first prompt is always served, then those that lack least: so does the service share
-    its chunk, of `chunk_tokens`.
+    Decoding rows bring all. The first prompt is always served, then those that lack least. The service shares its chunk
+    of `chunk_tokens` in the same order.
     """
     shares = [lack.count for lack in lacks]
     prompts = [index for index, lack in enumerate(lacks) if lack.count > DECODED_TOKENS]

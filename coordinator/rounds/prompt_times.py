@@ -1,7 +1,7 @@
-"""What prompts cost beside the rounds that decode, with drafts and without: who drafts has each prompt computed twice.
+"""The cost of prompts, in rounds with drafts and without: with drafts each prompt is computed twice.
 
-Owns seconds beyond those of a usual round, wherever they fall: a prompt delays the rounds of other lanes too, and what
-the draft missed meanwhile is made up for later.
+Owns the seconds beyond those of a usual round, in whichever round they fall: a prompt delays the rounds of other lanes
+too, and the draft service catches up later.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 PROMPT_MEMORY = 0.998
 """Weight of earlier rounds after one more."""
 PRIOR_TOKENS = 300.0
-"""Prompt tokens that both ways of decoding together count for in what is known of one."""
+"""Weight of the mean of both ways of decoding in the estimate of one of them, in prompt tokens."""
 
 
 @dataclass
@@ -23,15 +23,15 @@ class _Sum:
 
 
 class PromptTimes:
-    """Of groups of about one size."""
+    """Prompt costs in groups of about one size."""
 
     def __init__(self) -> None:
         self._sums = {False: _Sum(), True: _Sum()}
-        """By whether the rounds had drafts; each forgets only as it learns, for it may not be had for long."""
+        """Sums by whether the rounds had drafts. Each forgets only as it learns: one way may be out of use for long."""
         self._prompt_tokens = self._tokens = 0.0
 
     def add(self, *, drafted: bool, beyond_s: float, prompt_tokens: float, tokens: float) -> None:
-        """Learn from a round that took so much longer than a usual one, brought and yielded so many tokens a row."""
+        """Learn from a round: its seconds beyond a usual one, and its prompt tokens and committed tokens a row."""
         if beyond_s or prompt_tokens:
             self._sums[drafted].add(beyond_s, prompt_tokens)
         self._prompt_tokens = self._prompt_tokens * PROMPT_MEMORY + prompt_tokens
@@ -39,11 +39,11 @@ class PromptTimes:
 
     @property
     def are_known(self) -> bool:
-        """Some came."""
+        """Whether any prompt was seen."""
         return self._prompt_tokens > 0
 
     def token_s(self, *, drafted: bool) -> float:
-        """Seconds of prompts for each token of a row."""
+        """Return the seconds that prompts cost for each committed token of a row."""
         every = self._sums.values()
         prompt_tokens = sum(one.prompt_tokens for one in every)
         if not (prompt_tokens and self._tokens):

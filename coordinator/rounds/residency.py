@@ -1,7 +1,8 @@
-"""Where generations are cached, and the telling of services what they may free.
+"""Residency: where the caches of generations are, and which of them services may free.
 
-Owns from when to when a generation may be held by a target and by the drafts: whoever ends or moves one says so here,
-and here alone services are told, each once. What a service could not be told it is owed, which its client keeps.
+Owns the time from when to when a target and the draft services may hold a generation. All code that ends or moves a
+generation reports it here, and services are told here alone, each once. If a service cannot be told, its client keeps
+the sequence as owed.
 """
 
 import asyncio
@@ -22,22 +23,23 @@ class Residency:
     def __init__(self, drafter: Releases) -> None:
         self._drafter = drafter
         self._targets: dict[Generation, Verifier] = {}
-        """Who may hold something of a generation. One that is here may be cached by the drafts too."""
+        """The target that may hold a generation."""
         self._drafted: set[Generation] = set()
+        """Generations that a draft service may hold."""
         self._telling: dict[asyncio.Task[None], Releases] = {}
 
     def hold(self, generations: Iterable[Generation], target: Verifier) -> None:
-        """A round with that target begins for them."""
+        """Note that a round with the target begins for the generations."""
         for generation in generations:
             self._targets[generation] = target
             self._drafted.add(generation)
 
     def leave_target(self, generations: Iterable[Generation]) -> None:
-        """They go on at another target, to which they are sent whole. What drafts hold of them stays good."""
+        """Free the generations at their target; another gets them whole. Their draft caches stay valid."""
         self._tell_targets(generations)
 
     def free(self, generations: Iterable[Generation]) -> None:
-        """They ended, and are in no round: nothing of them is needed any more."""
+        """Free generations that have ended and are in no round, at all services."""
         ended = list(generations)
         self._tell_targets(ended)
         if drafted := [one.sequence_id for one in ended if one in self._drafted]:
@@ -45,10 +47,10 @@ class Residency:
             self._tell(self._drafter, drafted)
 
     async def take_back(self, generation: Generation, length: int) -> int:
-        """Let its target keep so many tokens of a generation, and return the bytes that this freed.
+        """Cut a generation's target cache to `length` tokens, and return the bytes that this freed.
 
-        It is in no round, and begins none before this returns.
-        What drafts hold of it stays: it goes on from there. One that cannot be cut is freed.
+        The generation is in no round, and begins none before this returns. Its draft cache stays valid. If the target
+        cannot cut it, it is freed there.
         """
         target = self._targets.get(generation)
         if target is None:
@@ -69,18 +71,18 @@ class Residency:
 
     @property
     def held_count(self) -> int:
-        """Generations that some service may hold."""
+        """Count of generations that some service may hold."""
         return len(self._drafted)
 
     async def told(self, target: Releases, timeout_s: float) -> bool:
-        """Wait until the target was told all; return whether there was anything to tell."""
+        """Wait until the target was told everything; return whether there was anything to tell."""
         telling = [task for task, service in self._telling.items() if service is target]
         if telling:
             await asyncio.wait(telling, timeout=timeout_s)
         return bool(telling)
 
     async def close(self) -> None:
-        """Wait until all were told."""
+        """Wait until all services were told everything."""
         await asyncio.gather(*self._telling)
 
     def _tell_targets(self, generations: Iterable[Generation]) -> None:
@@ -96,7 +98,7 @@ class Residency:
         self._start(service, _release(service, sequence_ids))
 
     def _start(self, service: Releases, work: Coroutine[None, None, None]) -> None:
-        """Without waiting: a cache that is not freed is no error of any request."""
+        """Start without waiting: a cache that is not freed is no error of any request."""
         task = asyncio.create_task(work)
         self._telling[task] = service
         task.add_done_callback(lambda ended: self._telling.pop(ended))

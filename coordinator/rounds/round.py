@@ -1,8 +1,8 @@
 """One round for one group: propose, verify, commit.
 
-Written against protocols; the remote clients and the tests' fakes are peers behind them. A draft that fails, wholly or
-for a row, costs speed and never output: its rows are verified without drafts. No call outlasts the deadlines
-of the group's requests.
+Written against protocols, which the remote clients and the tests' fakes implement. A failed draft call or draft row
+costs speed and never output: the rows are verified without drafts. No call outlasts the deadlines of the group's
+requests.
 """
 
 import time
@@ -31,13 +31,13 @@ Clock = Callable[[], float]
 @dataclass(frozen=True)
 class RoundLimits:
     vocabulary_size: int
-    """The target's; a draft with a padded vocabulary may propose ids beyond it."""
+    """The target's vocabulary; a draft with a padded vocabulary may propose ids beyond it."""
     prefill_chunk_tokens: int
-    """The target's; a generation that lacks more there first has a prefill round or two, without drafts."""
+    """The target's chunk; a generation that lacks more tokens there first has prefill rounds, without drafts."""
     token_bytes: int = 0
-    """Of its cache; 0 where it did not say."""
+    """Bytes of one token in the target's cache; 0 if unknown."""
     page_tokens: int = 0
-    """Of its cache; a part of a page is not freed."""
+    """Tokens of a page of the target's cache, which is freed in whole pages; 0 if unknown."""
 
 
 @dataclass(frozen=True)
@@ -49,32 +49,32 @@ class RowReport:
 
 @dataclass(frozen=True)
 class Shortage:
-    """Rows found no room in the target's cache."""
+    """The rows of a round that found no room in the target's cache."""
 
     missing_bytes: Mapping[Generation, int]
-    """What each of them lacks; 0 where the target did not say."""
+    """Bytes that each of them lacks, by generation; 0 if unknown."""
     retry_after_s: float
 
 
 @dataclass(frozen=True)
 class RoundReport:
     rows: list[RowReport]
-    """Of the rows that committed tokens."""
+    """Reports of the rows that committed tokens."""
     duration_s: float
     propose: HopTime
     verify: HopTime
     verified_count: int
-    """Tokens the verify call ran, committed and drafted."""
+    """Tokens that the rows of the verify call brought, committed and drafted."""
     draft_error: PacelineError | None
-    """Why the whole group went without drafts."""
+    """The error of the draft call; None if it did not fail as a whole."""
     shortage: Shortage | None
-    """That some rows found no room in the target's cache; their generations are as they were."""
+    """The rows that found no room in the target's cache, if any; their generations are unchanged."""
     is_decoding: bool = True
-    """No row brought a prompt, nor anything else that a service had lost or missed."""
+    """Whether no row brought a prompt or anything else that a service had lost or missed."""
     prompt_token_count: int = 0
     """Tokens that the target computed before it could decode."""
     failed: Mapping[Generation, PacelineError] = field(default_factory=dict)
-    """Generations whose row failed for good, and why."""
+    """Generations whose row failed for good, with the error."""
 
     @property
     def drafted_count(self) -> int:
@@ -82,11 +82,10 @@ class RoundReport:
 
 
 _KEEPS_CACHE = (Overloaded, PeerUnavailable, CallTimedOut)
-"""Reasons for a row without drafts that say nothing of what is cached for it."""
-
+"""Errors of a propose row that say nothing about its cache."""
 
 NEW_TO_DRAFT = 2
-"""Tokens that a draft has not cached after a round which accepted all its drafts: its last one, and the next."""
+"""Tokens that the draft service has not cached after full acceptance: its last draft token and the next token."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class _Drafts:
     time: HopTime = HopTime()
     error: PacelineError | None = None
     was_up_to_date: bool = True
-    """The draft service had to catch up with no row."""
+    """Whether the draft service was up to date with every row."""
 
 
 async def run_round(
@@ -108,12 +107,12 @@ async def run_round(
     draft_worth_s: float | None = None,
     clock: Clock = time.perf_counter,
 ) -> RoundReport:
-    """Run one round, with at most so many drafts a row, and commit its tokens.
+    """Run one round, with at most `draft_counts` drafts by row, and commit its tokens.
 
-    A row that cannot go on is reported, and the others go on; a prompt that others leave no room for waits
-    (`prompt_shares`). `draft_worth_s` is what drafting may take before it costs more than it saves.
+    A row that fails is reported and does not stop the others. A prompt for which others leave no room waits
+    (`prompt_shares`). `draft_worth_s` is the time after which drafting costs more than it saves.
 
-    Raises what the verify call raises: then no generation of the group has changed.
+    Raise the verify call's error; then no tokens were committed.
     """
     started = clock()
     wishes, shares = _taking_part(group, draft_counts, limits)
@@ -142,7 +141,7 @@ async def run_round(
 def _taking_part(
     group: Sequence[Generation], draft_counts: Sequence[int], limits: RoundLimits
 ) -> tuple[dict[Generation, int], list[int]]:
-    """Return those for which the chunk of prompts has room, with their draft counts, and what each may bring of it."""
+    """Return the generations for which the chunk of prompts has room, with draft counts, and the share of each."""
     shares = prompt_shares([generation.target_lack for generation in group], limits.prefill_chunk_tokens)
     counts = {one: count for one, count, share in zip(group, draft_counts, shares, strict=True) if share}
     return counts, [share for share in shares if share]
@@ -151,10 +150,7 @@ def _taking_part(
 def _take(
     group: Sequence[Generation], rows: Sequence[VerifyRow], verdicts: Verdicts
 ) -> tuple[list[RowReport], dict[Generation, PacelineError], Shortage | None]:
-    """Let each generation have what came of its row.
-
-    Return what was committed, what failed, and why some found no room.
-    """
+    """Apply each row's verdict to its generation; return the commits, the failures and the shortage."""
     reports: list[RowReport] = []
     failed: dict[Generation, PacelineError] = {}
     refusals: dict[Generation, Overloaded] = {}
@@ -184,7 +180,7 @@ def _shortage(refusals: Mapping[Generation, Overloaded]) -> Shortage | None:
 
 
 def time_left_s(group: Sequence[Generation], now_s: float) -> float | None:
-    """Time until the last of the group's deadlines, at least 0; None when a generation has none."""
+    """Return the seconds until the last of the group's deadlines, at least 0; None when a generation has none."""
     deadlines_s = [one.request.deadline_s for one in group if one.request.deadline_s is not None]
     return max(0.0, max(deadlines_s) - now_s) if len(deadlines_s) == len(group) else None
 
@@ -196,7 +192,7 @@ async def _propose(
     deadline: Deadline,
     clock: Clock,
 ) -> _Drafts:
-    """Ask for draft tokens, at most so many for a generation, where they can be of use."""
+    """Ask for draft tokens, at most `wishes` by generation, where they can help."""
     draft_max_length = drafter.max_length
     wanted = [
         (generation, count)
@@ -238,7 +234,7 @@ async def _propose(
 
 
 def _prompt_token_count(row: VerifyRow, result: VerifyOutcome | PacelineError) -> int:
-    """Of a prompt that waits for its share of the chunk, what was taken in this time."""
+    """Return the tokens of the row that the target took in before it could decode."""
     if isinstance(result, Prefilled):
         return result.cached_length - row.base_length
     return len(row.token_ids) - 1 if isinstance(result, Verdict) else 0
@@ -249,7 +245,7 @@ def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:
 
 
 def _draft_count(generation: Generation, limits: RoundLimits, draft_count: int) -> int:
-    """Drafts worth asking for: a round adds one token more than it accepts."""
+    """Return the number of drafts worth asking for: a round adds one token more than it accepts."""
     if len(generation.token_ids) - generation.target_cached_length > limits.prefill_chunk_tokens:
         return 0
     return min(draft_count, generation.max_draft_count, generation.output.remaining_count - 1)
@@ -257,7 +253,7 @@ def _draft_count(generation: Generation, limits: RoundLimits, draft_count: int) 
 
 def _commit(generation: Generation, row: VerifyRow, verdict: Verdict) -> RowReport:
     length, before = len(generation.token_ids), generation.usage
-    # What the draft cached beyond the accepted tokens is not part of the generation.
+    # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
     generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)
     generation.target_cached_length = verdict.cached_length
     generation.commit(

@@ -1,7 +1,7 @@
-"""How long rounds take by how many drafts their rows have: measured, and shared among the counts as far as they must.
+"""Times of rounds by their draft count: measured, and smoothed across counts with few measurements.
 
-Owns seconds only; knows nothing of acceptance. A round's time is that of its whole cycle, so all that drafts change is
-in it: lanes that overlap, cores that both models want, drafts made ahead.
+Owns seconds only; knows nothing of acceptance. The time of a round is that of its whole cycle. So it includes every
+effect of drafts: overlapping lanes, cores that both models want, drafts made ahead.
 """
 
 from dataclasses import dataclass
@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from coordinator.rounds.smoothing import smoothed
 
 LEVEL_MEMORY = 0.97
-"""The machine gets slower and faster, which changes all counts alike: the level follows in some thirty rounds."""
+"""Weight of earlier rounds in the level, the speed of the machine for all counts: it follows in some thirty rounds."""
 USUAL_MEMORY = 0.998
-"""The level that counts as usual forgets as slowly as this."""
+"""Weight of earlier levels in the usual level."""
 KEPT = 300.0
 """Rounds that a count's mean remembers."""
 PRIOR_WEIGHT = 24.0
-"""Rounds that the line through all counts is worth beside a count's own."""
+"""Weight of the line through all counts beside a count's own mean, in rounds."""
 LONGEST = 1.5
-"""A round counts as no longer than so many expected ones: a prompt in another lane or a pause says nothing."""
+"""A round counts as at most this many expected ones: a prompt in another lane or a pause says nothing."""
 JUMP = 1.5
-"""A level so many times the usual one, or its inverse, is another world: what was measured before is void."""
+"""Factor between the level and the usual one from which earlier measurements are void."""
 
 
 @dataclass
 class _Mean:
-    """Of rounds with one count, where 1 is the level."""
+    """Mean time of rounds with one draft count, as a multiple of the level."""
 
     value: float
     weight: float = 1.0
 
 
 class RoundTimes:
-    """Of groups of about one size."""
+    """Round times of groups of about one size."""
 
     def __init__(self) -> None:
         self._level_s: float | None = None
@@ -47,7 +47,7 @@ class RoundTimes:
         return self._level_s is not None and not 1 / JUMP < self._level_s / self._usual_s < JUMP
 
     def weight(self, count: int) -> float:
-        """Rounds with so many drafts that were measured."""
+        """Return the number of measured rounds with this draft count."""
         mean = self._means.get(count)
         return mean.weight if mean else 0.0
 
@@ -63,17 +63,17 @@ class RoundTimes:
         before = mean.value
         mean.value = smoothed(mean.value, taken_s / self._level_s, memory)
         mean.weight = min(mean.weight + 1, KEPT)
-        # What a count is hardly known for tells as little of the level.
+        # A count with few rounds says little about the level.
         level_memory = 1 - (1 - LEVEL_MEMORY) * memory
         self._level_s = smoothed(self._level_s, taken_s / before, level_memory)
         self._usual_s = smoothed(self._usual_s, self._level_s, USUAL_MEMORY)
 
     def expected_s(self, count: int) -> float:
-        """What a round with so many drafts takes."""
+        """Return the expected seconds of a round with this draft count."""
         return self.predict(count)[count] * self.level_s
 
     def predict(self, most: int) -> list[float]:
-        """Rounds' times for 0 to `most` drafts, where 1 is the level."""
+        """Return the times of rounds with 0 to `most` drafts, as multiples of the level."""
         start, slope = self._line()
         times = [self._blend(count, start + slope * count) for count in range(most + 1)]
         weights = [PRIOR_WEIGHT + self.weight(count) for count in range(1, most + 1)]
@@ -88,7 +88,7 @@ class RoundTimes:
         return (PRIOR_WEIGHT * max(line, 1e-6) + mean.weight * mean.value) / (PRIOR_WEIGHT + mean.weight)
 
     def _line(self) -> tuple[float, float]:
-        """Start and slope of the line through the counts with drafts, by least squares."""
+        """Return start and slope of the line through the counts with drafts, by least squares."""
         known = [(count, mean.weight, mean.value) for count, mean in self._means.items() if count]
         if not known:
             return (self._means[0].value if self._means else 1.0), 0.0
@@ -102,7 +102,7 @@ class RoundTimes:
 
 
 def _never_less(values: list[float], weights: list[float]) -> list[float]:
-    """The nearest values that never get less, by weighted squares: more drafts take no less time.
+    """Return the nearest values that never decrease, by weighted squares: more drafts take no less time.
 
     Neighbours out of order become their mean (pool adjacent violators).
     """

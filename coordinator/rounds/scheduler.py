@@ -1,6 +1,6 @@
-"""The loop of one target: take a group from the pool, run its round, put it back, free what ended. One loop a lane.
+"""The scheduler of one target. Each lane loops: take a group from the pool, run its round, put it back, free the ended.
 
-Owns the tasks; knows nothing of text or protobuf, nor of other targets.
+Owns the lanes' tasks; knows nothing of text, protobuf or other targets.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from paceline.wire.status import DEADLINE_SLACK_S
 log = structlog.get_logger()
 
 TARGET_AWAY = (PeerUnavailable, CallTimedOut)
-"""What a verify call fails with when nothing of it can be the group's fault."""
+"""Errors of a verify call that mean that the target is away."""
 LOSSES_TO_RUN_ALONE = 2
 LOSSES_TO_FAIL = 3
-"""A generation that lost its target so often, the last time alone, is given no other target to bring down."""
+"""A generation that lost this many targets, the last one while alone, fails: it may bring down others."""
 
 
 class Others(Protocol):
-    """The other targets, for what failed here and may not there."""
+    """The other targets, which may serve generations that failed here."""
 
     def can_take(self, generation: Generation) -> bool: ...
     def take(self, generation: Generation) -> None: ...
@@ -61,7 +61,6 @@ class Scheduler:
         tracer: RoundTracer,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`address` is the target's."""
         self.pool = pool
         self.statistics = statistics
         self._address = address
@@ -80,20 +79,20 @@ class Scheduler:
         self._others = others
         self._is_relieving = False
         self._lost: PacelineError | None = None
-        """What a lane gave the target up with: the others begin no round, which would count that again."""
+        """The error for which a lane gave the target up. The other lane then begins no round, to count it once."""
 
     def retire(self, generations: Sequence[Generation]) -> None:
-        """Drop those of the generations that are here and ended; those in a round leave with it."""
+        """Drop the given generations that are here and have ended; those in a round leave when it ends."""
         self._residency.free(self.pool.retire(generations))
 
     def give_up(self) -> list[Generation]:
-        """Hand over all generations while no round runs, to be sent whole to another target."""
+        """Hand over all generations, to be sent whole to another target. No round may be running."""
         generations = self.pool.give_up()
         self._residency.leave_target(generations)
         return generations
 
     async def run(self) -> PacelineError:
-        """Run rounds until cancelled, or until the target is given up: return what its call failed with."""
+        """Run rounds until cancelled, or until the target is given up; return the error of its call."""
         self._lost = None
         lanes = [asyncio.create_task(self._run_lane(lane)) for lane in range(self._lanes)]
         try:
@@ -111,7 +110,7 @@ class Scheduler:
                 return self._lost
             selection = self._select(window)
             if not selection.generations:
-                # What the policy waits for is in flight; the pool changes when it returns.
+                # The policy waits for generations in flight; the pool changes when they return.
                 await self.pool.changed()
                 continue
             if given_up_for := await self._serve(selection, lane, self.pool.unserved_count >= self._batch_size):
@@ -120,11 +119,11 @@ class Scheduler:
     def _select(self, window: list[Generation]) -> Selection:
         suspects = [generation for generation in window if generation.runs_alone]
         selection = Selection(suspects[:1]) if suspects else self._policy.select(window, self._batch_size)
-        # The oldest come first where room in a cache or a chunk of prompts is scarce, so that they always get on.
+        # Earlier rows get scarce cache room and prompt chunks first, so the oldest generations always progress.
         return replace(selection, generations=sorted(selection.generations, key=lambda one: one.arrival))
 
     async def _serve(self, selection: Selection, lane: int, others_wait: bool) -> PacelineError | None:
-        """Run a round for the group. Return why the target is given up, where it is."""
+        """Run a round for the group. Return the error for which the target is given up, if it is."""
         group = selection.generations
         waits_s = self.pool.claim(group)
         self._residency.hold(group, self._target)
@@ -171,7 +170,7 @@ class Scheduler:
     def _judge(self, group: list[Generation], error: Exception) -> dict[Generation, PacelineError]:
         """Decide whose fault a failed round is: the target's, which is given up, the requests' or one generation's.
 
-        Return the generations that are to go on elsewhere or fail.
+        Return the generations that go on elsewhere or fail, with the error.
         """
         if isinstance(error, TARGET_AWAY):
             left_s = time_left_s(group, self._clock())
@@ -188,13 +187,13 @@ class Scheduler:
             self._lost = error
         if isinstance(error, CallTimedOut) or len(group) == 1:
             return dict.fromkeys(group, error)
-        # One of them may be what it failed of: the next rounds show. A target that fails whatever it is given is not.
+        # One generation may be the cause: rounds alone will show. It is not if the target fails whatever it is given.
         for generation in group:
             generation.runs_alone = not self._target.is_given_up
         return {}
 
     def _blame(self, group: list[Generation]) -> None:
-        """Note a lost target on those it was working for: one of them may be what it died of."""
+        """Note the lost target on each generation of its group: one of them may have brought it down."""
         for generation in group:
             generation.failed_at.add(self._address)
             generation.loss_count += 1
@@ -205,7 +204,7 @@ class Scheduler:
                 )
 
     def _pass_on_or_fail(self, generation: Generation, error: PacelineError) -> None:
-        """What failed alone here may be served by another target; with none to try left, it is its own fault."""
+        """Pass a generation that failed alone on to another target; fail it when none is left to try."""
         if generation.ended:
             return
         is_known = self._address in generation.failed_at
@@ -227,16 +226,16 @@ class Scheduler:
             self._draft_length.observe(draft_counts, report, waited_s + report.duration_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
-        """Make room in the target's cache: the youngest generations give up as much of theirs as is wanted.
+        """Make room in the target's cache: the youngest generations give up as much of theirs as is missing.
 
-        One that is alone waits instead: what fills the cache belongs to others.
+        A generation that is alone waits instead: the cache is full of other coordinators' sequences.
         """
         if self._is_relieving:
-            await self.pool.changed()  # the other lane is at it
+            await self.pool.changed()  # the other lane is making room
             return
         self._is_relieving = True
         try:
-            # Generations that ended a moment ago may be what still fills the cache.
+            # Generations that ended a moment ago may still fill the cache.
             if await self._residency.told(self._target, shortage.retry_after_s):
                 return
             self.pool.ran_short(self._free_token_count(shortage))
@@ -248,9 +247,9 @@ class Scheduler:
             self._residency.free(self.pool.let_in())
 
     async def _take_back(self, missing_bytes: dict[Generation, int]) -> bool:
-        """Pause the youngest, and cut them until the others have what they lack. Return whether that came to anything.
+        """Pause the youngest generations and cut their caches until the others have room. Return whether any was.
 
-        What the youngest lacked itself it lacks no more, and it keeps what nobody wants.
+        The bytes that a paused generation lacked itself are no longer needed. Each keeps the cache that nobody needs.
         """
         freed_bytes, is_changed = 0, False
         while missing_bytes and freed_bytes < max(1, sum(missing_bytes.values())) and (victim := self.pool.victim()):
@@ -267,7 +266,7 @@ class Scheduler:
         return is_changed
 
     def _free_token_count(self, shortage: Shortage) -> int:
-        """Tokens for which the cache had room still, where the target tells what rows lacked."""
+        """Return the tokens for which the cache still had room; 0 if the target does not say what rows lacked."""
         token_bytes, most = self._limits.token_bytes, self._limits.prefill_chunk_tokens
         if not token_bytes:
             return 0
@@ -275,7 +274,7 @@ class Scheduler:
         return max((min(lack, most) - missing // token_bytes for lack, missing in lacks), default=0)
 
     def _length_to_keep(self, victim: Generation, missing_bytes: int) -> int:
-        """Tokens that a generation keeps when it gives up so many bytes: whole pages, 0 if sizes are unknown."""
+        """Return the tokens that a generation keeps when it gives up bytes: whole pages, 0 if sizes are unknown."""
         token_bytes, page_tokens = self._limits.token_bytes, self._limits.page_tokens
         if missing_bytes <= 0 or not (token_bytes and page_tokens):
             return 0

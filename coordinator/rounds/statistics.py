@@ -1,4 +1,4 @@
-"""What the rounds have done since the start: counted here, read through `DescribeCluster`."""
+"""Statistics of all rounds since the start, read through `DescribeCluster`."""
 
 from collections import Counter
 from itertools import accumulate
@@ -23,7 +23,7 @@ class Statistics:
         self._verify = HopTime()
 
     def count_report(self, report: RoundReport) -> None:
-        """Count what a round brought, and where its time went."""
+        """Count the tokens and times of a round."""
         for row in report.rows:
             self._drafted_count += row.drafted_count
             self._committed_count += row.committed_count
@@ -33,7 +33,7 @@ class Statistics:
         self._verify = _sum(self._verify, report.verify)
 
     def count_round(self, *, group_size: int, batch_size: int, is_fallback: bool, others_wait: bool) -> None:
-        """Count a round; `others_wait` tells whether a full group could have been had."""
+        """Count a round; `others_wait` says whether a full group would have been possible."""
         self._round_count += 1
         self._fallback_round_count += is_fallback
         self._rounds_by_group_size[group_size] += 1

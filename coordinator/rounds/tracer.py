@@ -1,11 +1,11 @@
-"""A span for each round that serves a traced request, linked to the requests it serves and they to it.
+"""A span for each round that serves a traced request, linked to the spans of these requests and they to it.
 
-A round serves many requests, so it is the child of none but the root of a trace of its own (OpenTelemetry: links stand
-for batches). It exists when any member's request is sampled; `observe.spans.sampler` makes the SDK agree. What it
-tells is noted while it runs and written into it later: see `LeanTracer.later`.
+A round serves many requests, so its span is the child of none but the root of a trace of its own (OpenTelemetry: links
+stand for batches). It exists when any member's request is sampled; `observe.spans.sampler` makes the SDK agree. Its
+attributes are noted while the round runs and written later: see `LeanTracer.later`.
 
-What concerns one member stands in lists, `paceline.request.*`, in the order of the links. Attributes of the links
-themselves would cost three times as much: the SDK makes an object of each link's.
+Values of single members stand in lists, `paceline.request.*`, in the order of the links. Attributes of the links
+themselves would cost three times as much, because the SDK makes an object of each.
 """
 
 import time
@@ -44,9 +44,9 @@ class RoundTracer:
     def round(
         self, group: Sequence[Generation], waits_s: Sequence[float], draft_counts: Sequence[int], lane: int
     ) -> Iterator[Record]:
-        """Trace the round that the block runs, which is to hand its report to what this yields.
+        """Trace the round that the block runs. The block must call the yielded function with its report.
 
-        `waits_s` is how long each generation waited to be grouped.
+        `waits_s` has the seconds that each generation waited to be grouped.
         """
         members = [one for one in group if one.request.traced]
         if not self._tracer or not members:
@@ -69,7 +69,7 @@ class RoundTracer:
         token = contexts.attach(trace.set_span_in_context(span, _shared_baggage(traces)))
         try:
             yield record
-        except BaseException as error:  # cancelled, too: the target was lost under it
+        except BaseException as error:  # also a cancellation: the target was lost
             # The type only: a message may quote a request.
             span.set_status(StatusCode.ERROR)
             span.set_attribute("error.type", error.reason if isinstance(error, PacelineError) else type(error).__name__)
@@ -88,7 +88,7 @@ class RoundTracer:
 
 
 def _waits(members: Sequence[Generation], waited_s: Sequence[float]) -> Attributes:
-    """What each member waited for, and which output of its request it is, where that is not the first."""
+    """Return the waits of each member, and which output of its request it is if any is not the first."""
     attributes: Attributes = {"paceline.request.waited_s": waited_s}
     if any(one.queued_s for one in members):
         attributes["paceline.request.queued_s"] = [one.queued_s for one in members]
@@ -126,7 +126,7 @@ def _hop_attributes(service: str, hop: HopTime) -> dict[str, float]:
 
 
 def _gains(before: Sequence[Usage], after: Sequence[Usage]) -> Attributes:
-    """What the round brought each member."""
+    """Return the tokens that the round brought each member."""
     pairs = list(zip(before, after, strict=True))
     return {
         "paceline.request.drafted_count": [new.drafted_count - old.drafted_count for old, new in pairs],
@@ -136,7 +136,7 @@ def _gains(before: Sequence[Usage], after: Sequence[Usage]) -> Attributes:
 
 
 def _shared_baggage(members: Sequence[TracedRequest]) -> Context:
-    """Baggage that all members' callers sent alike: of what they disagree on, a call for all can carry none."""
+    """Return the baggage that the callers of all members sent alike: one call for all can carry no other."""
     context = Context()
     for name, value in frozenset.intersection(*(one.baggage for one in members)):
         context = baggage.set_baggage(name, value, context)

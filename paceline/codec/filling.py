@@ -1,4 +1,4 @@
-"""Fill messages with values that a user chose, and say which of them the wire has no room for."""
+"""Filling of messages with values that a user chose, with an error that names a value the wire cannot carry."""
 
 import reprlib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 def filled(kind: type[MessageT], values: Mapping[str, Any], *, prefix: str = "") -> MessageT:
-    """Make a message. Raises InvalidRequest for a value that does not fit its field, which `prefix` stands before."""
+    """Make a message. Raise InvalidRequest for a value that does not fit; `prefix` stands before its field's name."""
     try:
         return kind(**values)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Translate what passes between the coordinator and its clients."""
+"""Translation of the messages between the coordinator and its clients."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -19,7 +19,7 @@ _REASON_TO_PB = {
     types.FinishReason.STOP_TOKEN: generation_service_pb2.FINISH_REASON_STOP_TOKEN,
 }
 _CHUNK_IDS = 4096
-"""So many are read before other threads may go on."""
+"""Token ids read at a time; other threads may run in between."""
 _HOPS = ("propose", "verify")
 _STATE_TO_PB = {
     types.ReplicaState.UNSPECIFIED: generation_service_pb2.REPLICA_STATE_UNSPECIFIED,
@@ -31,18 +31,18 @@ _STATE_TO_PB = {
 _STATE_FROM_PB = {pb: state for state, pb in _STATE_TO_PB.items()}
 _CIRCUIT_TO_PB = {
     types.CircuitState.UNSPECIFIED: generation_service_pb2.CIRCUIT_STATE_UNSPECIFIED,
-    None: generation_service_pb2.CIRCUIT_STATE_UNSPECIFIED,  # as it is read, for a replica that has none
+    None: generation_service_pb2.CIRCUIT_STATE_UNSPECIFIED,  # a description without a circuit; read as UNSPECIFIED
     types.CircuitState.CLOSED: generation_service_pb2.CIRCUIT_STATE_CLOSED,
     types.CircuitState.OPEN: generation_service_pb2.CIRCUIT_STATE_OPEN,
     types.CircuitState.HALF_OPEN: generation_service_pb2.CIRCUIT_STATE_HALF_OPEN,
 }
 _CIRCUIT_FROM_PB = {pb: state for state, pb in _CIRCUIT_TO_PB.items()}
-# What is in none of these tables, a newer coordinator may say: it is UNSPECIFIED here.
+# A newer coordinator may send values that are in none of these tables: they are read as UNSPECIFIED.
 _REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 
 
 def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.GenerateTextRequest:
-    """Write a request; InvalidRequest when the wire has no room for one of its values."""
+    """Write a request. Raise InvalidRequest when the wire cannot carry one of its values."""
     own = ("max_new_tokens", "stop_strings", "stop_token_ids", "ignore_end_tokens", "max_draft_count", "seed")
     values = {name: getattr(request, name) for name in (*own, "completion_count", "top_logprob_count", "model_digest")}
     values |= _prompt_values(request.prompt) | _received_values(request.received_outputs)
@@ -64,7 +64,7 @@ def _prompt_values(prompt: types.Prompt) -> dict[str, Any]:
 def _received_values(outputs: Sequence[types.ReceivedOutput]) -> dict[str, Any]:
     values: dict[str, Any] = {"received_token_ids": (), "received_outputs": []}
     for one in outputs:
-        # Coordinators of before know of output 0 alone, and would make it anew without a word.
+        # Older coordinators know only this field, for output 0, and would silently make the output anew without it.
         if one.completion_index == 0 and not one.ended and not values["received_token_ids"]:
             values["received_token_ids"] = one.token_ids
         else:
@@ -73,7 +73,7 @@ def _received_values(outputs: Sequence[types.ReceivedOutput]) -> dict[str, Any]:
 
 
 def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> types.GenerationRequest:
-    """Read a request; InvalidRequest when it has no prompt."""
+    """Read a request. Raise InvalidRequest when it has no prompt."""
     return types.GenerationRequest(
         prompt=_prompt_from_pb(message),
         max_new_tokens=message.max_new_tokens if message.HasField("max_new_tokens") else None,
@@ -125,7 +125,7 @@ def accepted_from_pb(message: generation_service_pb2.GenerationAccepted) -> type
 def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateTextResponse:
     message = generation_service_pb2.GenerateTextResponse(completion_index=piece.completion_index)
     for token in piece.tokens:
-        # Made where it stands: a message of its own is copied, which takes twice the time.
+        # Made in place: a separate message would be copied, which takes twice the time.
         added = message.tokens.add(token_id=token.token_id, text=token.text, accepted=token.accepted)
         if token.logprobs:
             added.logprobs.CopyFrom(logprobs_to_pb(token.logprobs))

@@ -1,4 +1,4 @@
-"""Translate model descriptions and tokenizer files."""
+"""Translation of model descriptions and tokenizer files."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ def identity_from_pb(message: common_pb2.ModelIdentity) -> types.ModelIdentity:
 
 
 def values_of(kind: type[Any], source: object) -> dict[str, Any]:
-    """What `source` has under the names of the fields of `kind`: message and value spell them alike."""
+    """Return the values of `source` for the field names of `kind`: messages and types use the same names."""
     return {field.name: getattr(source, field.name) for field in fields(kind)}
 
 

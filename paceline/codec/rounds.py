@@ -1,4 +1,4 @@
-"""Translate the rows of a round and their results."""
+"""Translation of the rows of a round and their results."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ from paceline.errors import PacelineError
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 
 _CONTEXT = common_pb2.RequestContext(wire_version=VERSION)
-"""What is said of every request; the rest is for who carries it."""
+"""The part of the context that all requests share; the transport adds the rest."""
 
 
 def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.ProposeTokensRequest:

@@ -1,4 +1,4 @@
-"""Translate sampling parameters, choice rules and log-probabilities."""
+"""Translation of sampling parameters, choice rules and log-probabilities."""
 
 from paceline import types
 from paceline.codec.filling import filled
@@ -6,7 +6,7 @@ from paceline.v1 import common_pb2
 
 
 def sampling_to_pb(sampling: types.SamplingParameters) -> common_pb2.SamplingParameters:
-    """InvalidRequest when the wire has no room for one of the values."""
+    """Write sampling parameters. Raise InvalidRequest when the wire cannot carry one of the values."""
     values = {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -36,7 +36,7 @@ def sampling_from_pb(message: common_pb2.SamplingParameters) -> types.SamplingPa
 
 
 def rule_to_pb(rule: types.ChoiceRule) -> common_pb2.ChoiceRule:
-    """An empty message for greedy decoding."""
+    """Write a rule; greedy decoding is an empty message."""
     if rule == types.GREEDY:
         return common_pb2.ChoiceRule()
     return common_pb2.ChoiceRule(

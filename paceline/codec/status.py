@@ -1,6 +1,6 @@
-"""Translate between `errors` and `google.rpc.Status`.
+"""Translation between `errors` and `google.rpc.Status`.
 
-A status carries ErrorInfo (domain `paceline`), and BadRequest or RetryInfo where the error knows a field or a time.
+A status carries ErrorInfo (domain `paceline`), and BadRequest or RetryInfo if the error has a field or a time.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from paceline import errors
 
 DOMAIN = "paceline"
 MAX_TEXT_LENGTH = 1000
-"""Characters of a message or a metadata value: both may quote a request, and trailers of gRPC have little room."""
+"""Most characters of a message or a metadata value: both may quote a request, and gRPC trailers have little room."""
 
 _CODES = {code.value[0]: code for code in StatusCode}
 
@@ -27,7 +27,7 @@ def _tree(root: type[errors.PacelineError]) -> Iterable[type[errors.PacelineErro
 
 
 _ERROR_BY_REASON = {error.reason: error for error in _tree(errors.PacelineError)}
-# For statuses that carry no ErrorInfo of ours: those gRPC itself makes, and those of proxies between the hops.
+# For statuses without our ErrorInfo: those of gRPC itself, and of proxies in between.
 _ERROR_BY_CODE: dict[StatusCode, type[errors.PacelineError]] = {
     StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
@@ -69,7 +69,7 @@ def error_from_pb(status: status_pb2.Status) -> errors.PacelineError:
     retry = error_details_pb2.RetryInfo()
     for detail in status.details:
         for message in (info, bad_request, retry):
-            with suppress(DecodeError):  # whoever wrote it: the code and the message say enough
+            with suppress(DecodeError):  # a malformed detail is skipped: the code and the message say enough
                 detail.Unpack(message)
     kind = _kind(status, info)
     if issubclass(kind, errors.InvalidRequest):
@@ -84,7 +84,7 @@ def _kind(status: status_pb2.Status, info: error_details_pb2.ErrorInfo) -> type[
     kind = _ERROR_BY_CODE.get(_CODES.get(status.code, StatusCode.UNKNOWN), errors.PeerFailed)
     if info.domain == DOMAIN:
         return _ERROR_BY_REASON.get(info.reason, kind)
-    # gRPC's own words, at either end: the code alone would say that the call may be repeated.
+    # gRPC itself sends this text, at either end. The code alone would mean that the call may be repeated.
     if kind is errors.Overloaded and "message larger than max" in status.message:
         return errors.MessageTooLarge
     return kind

@@ -1,11 +1,11 @@
-"""The version of the wire between coordinators and model services: what is said of it, and who refuses whom.
+"""The version of the wire between coordinators and model services, and the checks that refuse other versions.
 
-A version is what the rows of a request mean. A new one is made when a peer that does not know it would misread them,
-and only then: fields that may be passed over make none.
+A version fixes what the rows of a request mean. A new version is made only when a peer that does not know it would
+misread them; fields that a peer may ignore need none.
 
-| version | since it |
+| version | meaning |
 |---|---|
-| 0 | nothing is said of versions; a rule comes with every row |
+| 0 | messages carry no version; a rule comes with every row |
 | 1 | a rule is told once for a sequence; a row may bring a part of a prompt |
 """
 
@@ -14,15 +14,15 @@ from paceline.v1 import common_pb2
 
 VERSION = 1
 RULES_TOLD_ONCE = 1
-"""Since this version a row without a rule relies on one told before; in older ones it decodes greedily."""
+"""Since this version a row without a rule relies on the rule told before; in older versions it decodes greedily."""
 EARLIEST_REQUEST = 0
-"""Model services read requests of coordinators as old as this."""
+"""Oldest version of requests that model services read."""
 EARLIEST_SERVICE = 1
-"""Coordinators ask no service older than this: it would decode greedily where it was told a rule, and half prompts."""
+"""Oldest version of services that coordinators ask. Older ones ignore rules told before, and decode half prompts."""
 
 
 def versions_to_pb() -> common_pb2.WireVersions:
-    """What a model service says of itself."""
+    """Return the versions that a model service reports."""
     return common_pb2.WireVersions(latest=VERSION, earliest=EARLIEST_REQUEST)
 
 
@@ -37,7 +37,7 @@ def check_request_version(context: common_pb2.RequestContext) -> None:
 
 
 def check_service_versions(wire: common_pb2.WireVersions, kind: str) -> None:
-    """Raise IncompatiblePair for a service that this coordinator cannot work with; `kind` says what it is."""
+    """Raise IncompatiblePair for a service that this coordinator cannot work with; `kind` names the service."""
     if wire.latest < EARLIEST_SERVICE:
         raise IncompatiblePair(
             f"{kind} speaks version {wire.latest} of the wire, and this coordinator {VERSION}, which needs "
@@ -53,7 +53,7 @@ def check_service_versions(wire: common_pb2.WireVersions, kind: str) -> None:
 def check_answer_version(version: int, kind: str) -> None:
     """Raise PeerUnavailable for an answer of a service that this coordinator cannot work with.
 
-    It has come up where another was, which was described, so it may have misread what it was asked.
+    It took the place of the service that was described and checked, so it may have misread the request.
     """
     if version < EARLIEST_SERVICE:
         raise PeerUnavailable(

@@ -1,1 +1,1 @@
-"""What draft and target services share: their life, their metrics, and the one thread that works with the model."""
+"""The common part of the model services: their life, their metrics, and the one thread that works with the model."""

@@ -1,6 +1,6 @@
-"""Metrics of a model service: its calls and passes as they end, its cache when it is asked.
+"""Metrics of a model service: calls and passes are counted as they end, the cache is read at each scrape.
 
-Knows what numbers there are; `docs/metrics.md` says what they mean.
+Knows which numbers there are; `docs/metrics.md` says what they mean.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from paceline.types import CacheDescription, CallTiming, ModelDescription
 
 
 class ModelMetrics:
-    """What is counted live; `service` is the label that tells draft and target apart."""
+    """Metrics that are counted live; the label `service` tells draft and target apart."""
 
     def __init__(
         self, registry: CollectorRegistry, service: str, exemplar: Callable[[], Exemplar] = active_exemplar
@@ -48,7 +48,7 @@ class ModelMetrics:
 
 
 class ModelCollector(Collector):
-    """What the model and its cache say of themselves, at the moment of the scrape, in its thread."""
+    """Metrics of the model and its cache, read at the moment of the scrape, in the scrape's thread."""
 
     def __init__(self, service: str, describe: Callable[[], ModelDescription]) -> None:
         self._service = service

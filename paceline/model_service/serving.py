@@ -1,4 +1,4 @@
-"""The part of a model service's life that draft and target share: load, serve until told to stop, drain."""
+"""The common life of the model services: load, serve until told to stop, drain."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -37,7 +37,7 @@ async def serve_model(
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT.
 
-    Raises PeerUnavailable when the device is lost meanwhile: whoever runs services starts this one anew.
+    Raise PeerUnavailable when the device is lost meanwhile: a supervisor is to start the service anew.
     """
     role = name.removesuffix("_service")
     with instruments(role, settings) as watched:
@@ -79,7 +79,7 @@ async def serve_model(
                 finally:
                     dropping.cancel()
                 log.info("stopping", grace_s=settings.shutdown_grace_s)
-                # Coordinators that see this move what they have here to other replicas, if there are any.
+                # Coordinators that see this move their generations to other replicas, if there are any.
                 await server.set_serving(False)
                 await until_empty(runner, settings.shutdown_grace_s / 2)
         finally:
@@ -87,7 +87,7 @@ async def serve_model(
 
 
 async def stopped_or_lost(stopped: Coroutine[Any, Any, None], worker: ModelWorker) -> None:
-    """Wait until the service is told to stop. Raises PeerUnavailable when its device is lost before."""
+    """Wait until the service is told to stop. Raise PeerUnavailable when its device is lost before."""
     told, lost = asyncio.create_task(stopped), asyncio.create_task(worker.device_lost.wait())
     try:
         await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +100,7 @@ async def stopped_or_lost(stopped: Coroutine[Any, Any, None], worker: ModelWorke
 
 
 def device_trial(device: str) -> Callable[[], None]:
-    """Make what raises, as torch does, when the device computes nothing any more."""
+    """Return a function that raises torch's error when the device computes nothing any more."""
     number = torch.ones(1, device=device)  # made now: a device that is merely full is not lost
 
     def try_device() -> None:
@@ -110,13 +110,13 @@ def device_trial(device: str) -> Callable[[], None]:
 
 
 def engine_options(settings: ModelServiceSettings) -> EngineOptions:
-    """Take what the engine knows from the settings of a service, which has more, and perhaps not all."""
+    """Return the engine's options from a service's settings. Options without a setting keep their defaults."""
     known = [field.name for field in fields(EngineOptions)]
     return EngineOptions(**{name: getattr(settings, name) for name in known if hasattr(settings, name)})
 
 
 async def until_empty(runner: Runner, timeout_s: float) -> None:
-    """Wait until no sequence is held any more, but no longer than `timeout_s`."""
+    """Wait until the cache holds no sequence, but no longer than `timeout_s`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while runner.cache.sequence_count:  # noqa: ASYNC110  (the model's thread has no event to wait for)
@@ -124,7 +124,7 @@ async def until_empty(runner: Runner, timeout_s: float) -> None:
 
 
 async def drop_idle_sequences(runner: Runner, worker: ModelWorker, interval_s: float) -> None:
-    """Free sequences whose owner is gone, now and then, until cancelled."""
+    """Free sequences whose owner is gone, every `interval_s`, until cancelled."""
     while True:
         await asyncio.sleep(interval_s)
         if count := await worker.run(runner.drop_idle):

@@ -1,4 +1,4 @@
-"""One thread for all model work, so that the event loop, and health checks with it, never waits for a pass."""
+"""One thread for all model work, so that the event loop and its health checks never wait for a pass."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from paceline.types import CallTiming
 log = structlog.get_logger()
 
 NICENESS = 5
-"""How far the thread of a service's model steps back."""
+"""Added to the nice value of the model's thread."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -36,25 +36,25 @@ class ModelWorker:
         on_call: Callable[[CallTiming], None] = lambda timing: None,
         niceness: int = NICENESS,
     ) -> None:
-        """`threads` is how many the operations of one call may use; None leaves it to torch.
+        """`threads` limits the threads of one call's operations; None leaves that to torch.
 
-        `on_call` is told of every call of `run_timed` that ended well.
+        `on_call` is called after every `run_timed` that succeeded.
         """
         self._on_call = on_call
         self._try_device: Callable[[], None] = lambda: None
         self.device_lost = asyncio.Event()
-        """Set once a call has failed and the device computes nothing any more, nor will in this process."""
+        """Set when a call has failed because the device computes nothing any more in this process."""
         self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads, niceness))
 
     def watch_device(self, try_device: Callable[[], None]) -> None:
-        """From now on ask this after a call that failed: it computes something, and raises when that cannot be."""
+        """Call `try_device` after each failed call. It computes something, and raises when the device is lost."""
         self._try_device = try_device
 
     async def run(self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
         """Run `work` in the thread. A caller that is cancelled while waiting takes its call out of the queue.
 
-        Raises PeerUnavailable, whatever `work` raised, when the device is lost: another replica may do it; and
-        Overloaded when memory ran out.
+        Raise Overloaded when memory ran out, and PeerUnavailable, whatever `work` raised, when the device is lost:
+        another replica may do the work.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self._run, partial(work, *args, **kwargs), loop)
@@ -62,7 +62,7 @@ class ModelWorker:
     async def run_timed(
         self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Result, CallTiming]:
-        """As `run`, and tell how long the call waited for others and how long it took."""
+        """Run `work` as `run` does; also return how long the call waited for others and how long it took."""
         asked, asked_ns = time.perf_counter(), time.time_ns()
 
         def timed() -> tuple[Result, CallTiming]:
@@ -87,12 +87,12 @@ class ModelWorker:
         except Exception as error:
             if is_out_of_memory(error):
                 raise Overloaded("no memory is left for the work of this call") from error
-            # It may be the call's own fault, or a device that fails every call from now on, as CUDA does after some.
+            # Either the call is at fault, or the device: CUDA fails every later call after some errors.
             try:
                 self._try_device()
             except Exception:
                 log.error("the device is lost", exc_info=error)
-                # From here, for the caller may have gone.
+                # Set it from here, because the caller may be gone.
                 loop.call_soon_threadsafe(self.device_lost.set)
                 raise PeerUnavailable("the device of this service is lost; the service ends") from error
             raise
@@ -100,8 +100,8 @@ class ModelWorker:
 
 def _begin(threads: int | None, niceness: int) -> None:
     if niceness and sys.platform == "linux":
-        # There a thread has a priority of its own. On cores that are all busy, short work comes first: calls that come
-        # and go, of this service and of others. Nice values are raised without any privilege.
+        # On Linux a thread has a priority of its own. On busy cores, short work then comes before model work: calls
+        # that come and go, of this service and of others. Raising a nice value needs no privilege.
         thread_id = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + niceness)
     if threads is not None:

@@ -1,4 +1,4 @@
-"""The values that cross module borders. Frozen, free of protobuf, gRPC and torch.
+"""The values that cross module borders: frozen, and free of protobuf, gRPC and torch.
 
 Lengths and positions count tokens from the start of the prompt.
 """

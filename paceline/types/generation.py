@@ -1,4 +1,4 @@
-"""What a client asks for and gets."""
+"""Requests of clients and the answers to them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,14 +8,14 @@ from paceline.types.sampling import SamplingParameters, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt to be tokenized as the target's tokenizer does by default."""
+    """A prompt that the target's tokenizer encodes with its defaults."""
 
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
-    """A prompt to be put into the target's chat template."""
+    """A prompt that is put into the target's chat template."""
 
     value: str
 
@@ -32,12 +32,12 @@ Prompt = Text | UserMessage | TokenIds
 
 @dataclass(frozen=True, slots=True)
 class ReceivedOutput:
-    """How much of one output of a request a client has."""
+    """The part of one output that a client has already."""
 
     completion_index: int
     token_ids: tuple[int, ...] = ()
     ended: bool = False
-    """Its finish was received too: it is not made again."""
+    """Whether its finish was received too; then it is not made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ class GenerationRequest:
     seed: int | None = None
     """64 bits; None: the coordinator draws one and reports it."""
     completion_count: int = 1
-    """Outputs for the prompt, each with noise of its own."""
+    """Number of outputs for the prompt, each with its own noise."""
     top_logprob_count: int | None = None
-    """Report log-probabilities: of the tokens, and of so many others at each place."""
+    """Likeliest tokens to report log-probabilities of at each place, beside the chosen one; None reports none."""
     received_outputs: tuple[ReceivedOutput, ...] = ()
-    """What the client has already, with this seed: each output goes on after it, as if it had not been interrupted."""
+    """Outputs that the client has already, made with this seed; each continues as if it had not been interrupted."""
     model_digest: str = ""
-    """Model that has to answer, as `ModelIdentity` has it: of which `received_outputs` are. Empty: whichever."""
+    """`ModelIdentity.model_digest` of the model that has to answer, which made `received_outputs`. Empty: any model."""
 
 
 class FinishReason(Enum):
     UNSPECIFIED = "unspecified"
-    """One that this version does not know: the output is whole all the same."""
+    """A reason that this version does not know; the output is complete all the same."""
     END_TOKEN = "end_token"
     LENGTH = "length"
     STOP_STRING = "stop_string"
@@ -75,9 +75,9 @@ class FinishReason(Enum):
 class OutputToken:
     token_id: int
     text: str
-    """What became complete with this token: whole characters only."""
+    """Text that this token completed: whole characters only."""
     accepted: bool
-    """True when the draft had proposed it."""
+    """Whether the draft had proposed it."""
     logprobs: TokenLogprobs | None = None
 
 
@@ -89,7 +89,7 @@ class Usage:
     accepted_count: int = 0
     round_count: int = 0
     accepted_counts_by_position: tuple[int, ...] = ()
-    """How often the first, second, ... draft of a round was accepted."""
+    """Number of times that the first, second, ... draft of a round was accepted."""
     queued_s: float = 0.0
     """Seconds from submission until its first round began."""
 
@@ -99,19 +99,19 @@ class GenerationFinish:
     reason: FinishReason
     usage: Usage
     seed: int = 0
-    """What the output can be had again with."""
+    """Seed that makes the output again."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationAccepted:
-    """A request is queued: what is needed to continue it elsewhere, should its stream break."""
+    """The news that a request is queued, with what is needed to continue it elsewhere if its stream breaks."""
 
     request_id: str
     seed: int
-    """Of the request, given or drawn."""
+    """Seed of the request, given or drawn."""
     prompt_count: int
     model_digest: str = ""
-    """Of the model that answers; empty where its service does not tell."""
+    """Digest of the model that answers; empty if its service tells none."""
 
 
 @dataclass(frozen=True, slots=True)

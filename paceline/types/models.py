@@ -1,4 +1,4 @@
-"""What a model service says of itself."""
+"""A model service's description of itself."""
 
 from dataclasses import dataclass, replace
 
@@ -8,35 +8,35 @@ class CacheDescription:
     layout: str = ""
     capacity_bytes: int = 0
     used_bytes: int = 0
-    """Held by sequences."""
+    """Bytes held by sequences."""
     idle_bytes: int = 0
-    """Kept for prompts that begin alike; given up when memory is wanted."""
+    """Bytes kept for prompts that begin alike; given up when memory is needed."""
     sequence_count: int = 0
     token_bytes: int = 0
     max_length: int = 0
-    """Tokens one sequence may have when it has the cache to itself."""
+    """Most tokens of a sequence that has the cache to itself."""
     page_tokens: int = 0
     prefill_chunk_tokens: int = 0
-    """Most prompt tokens one call computes for all its rows."""
+    """Most prompt tokens that one call computes for all its rows."""
     shared_token_count: int = 0
-    """Tokens that were taken over from earlier prompts instead of being computed, since the start."""
+    """Tokens taken over from earlier prompts instead of being computed, since the start."""
     realigned_bytes: int = 0
-    """Copied by the dense layout to keep its rectangle, since the start; 0 in the paged one."""
+    """Bytes that the dense layout copied to keep its rectangle, since the start; 0 in the paged layout."""
     realignment_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """Which model answers, and which process. Both empty from a service that tells neither."""
+    """Identity of the model and the process that answer. Both parts are empty from a service that tells neither."""
 
     model_digest: str = ""
-    """Equal where outputs are the same model's: over all of `ModelDescription.decides_output`."""
+    """Digest over all of `ModelDescription.decides_output`: equal if outputs are those of the same model."""
     incarnation: str = ""
-    """128 random bits of the process, drawn when it loaded the model: another has none of its caches."""
+    """128 random bits that the process drew when it loaded the model. Another process has none of its caches."""
 
     @property
     def words(self) -> str:
-        """Enough of both for people to compare."""
+        """Both parts, as short as people can still compare them."""
         return f"model {self.model_digest[:12] or 'unknown'}, process {self.incarnation[:12] or 'unknown'}"
 
 
@@ -56,32 +56,32 @@ class ModelDescription:
     numerics: str = "fast"
     cache: CacheDescription = CacheDescription()
     weights_digest: str = ""
-    """SHA-256 over the weight files that were loaded, in hexadecimal; empty from a service that tells none."""
+    """SHA-256 over the loaded weight files, in hexadecimal; empty from a service that tells none."""
     configuration_digest: str = ""
     """SHA-256 over configuration and tokenizer, without names and versions."""
     revision: str = ""
-    """Commit of the hub's repository; empty where that is not known."""
+    """Commit of the hub's repository; empty if unknown."""
     kernels: str = ""
-    """What was chosen at load and may change the last bits of a result."""
+    """Kernels chosen at load, which may change the last bits of a result."""
     identity: ModelIdentity = ModelIdentity()
 
     @property
     def decides_output(self) -> dict[str, object]:
-        """What outputs depend on, by field. Kernels only where they are promised to give the same bits."""
+        """Fields that outputs depend on. Kernels count only where equal bits are promised."""
         own = ["weights_digest", "configuration_digest", "tokenizer_fingerprint", "vocabulary_size", "end_token_ids"]
         own += ["dtype", "numerics", *(["kernels"] if self.numerics == "strict" else [])]
         return {name: getattr(self, name) for name in own}
 
     @property
     def lasting(self) -> "ModelDescription":
-        """What any process of this model and these settings says, at any time."""
+        """The part of the description that is the same in any process with this model and settings, at any time."""
         cache = replace(self.cache, used_bytes=0, idle_bytes=0, sequence_count=0, shared_token_count=0)
         cache = replace(cache, realigned_bytes=0, realignment_s=0.0)
         return replace(self, cache=cache, identity=ModelIdentity(self.identity.model_digest))
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens of the longest sequence that the model takes and the cache can hold."""
+        """Most tokens of a sequence that the model takes and the cache can hold."""
         return min(self.max_length, self.cache.max_length)
 
 
@@ -90,18 +90,18 @@ class TokenizerFiles:
     """A tokenizer as text, so that it can travel."""
 
     tokenizer_json: str
-    """In the `tokenizers` library's form."""
+    """JSON in the form of the `tokenizers` library."""
     chat_template: str = ""
-    """Jinja; empty when the model has none."""
+    """Jinja template; empty when the model has none."""
     special_tokens_json: str = "{}"
-    """JSON object of the special tokens a chat template may name."""
+    """JSON object of the special tokens that a chat template may name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassTraffic:
-    """Bytes that one pass of a model cannot do without. Every expert of a mixture counts, read or not."""
+    """Bytes that one pass of a model must read at least. Every expert of a mixture counts, read or not."""
 
     weight_bytes: int
-    """Once a pass, whatever the rows; without an embedding of which only single rows are read."""
+    """Weights, read once a pass whatever the rows; without an embedding of which only single rows are read."""
     token_bytes: int
-    """Keys and values of one cached token."""
+    """Bytes of the keys and values of one cached token."""

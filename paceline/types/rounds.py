@@ -1,4 +1,4 @@
-"""What the coordinator and the model services tell each other, row by row."""
+"""Calls from the coordinator to the model services and their answers, row by row."""
 
 from dataclasses import dataclass
 
@@ -16,18 +16,18 @@ class ProposeRow:
     token_ids: tuple[int, ...]
     draft_count: int
     rule: ChoiceRule | None = GREEDY
-    """None: the one that was told for the sequence before."""
+    """None: the rule that was told for the sequence before."""
     following_count: int = 0
-    """Committed tokens that come with later rows; over 0: this one is a part, and is answered without drafts."""
+    """Committed tokens that come with later rows. Over 0, this row is a part and is answered without drafts."""
     base_hash: int | None = None
-    """Of the first `base_length` tokens, as `PrefixHash` has it; None: not compared."""
+    """`PrefixHash` of the first `base_length` tokens; None: not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     draft_token_ids: tuple[int, ...]
     cached_length: int
-    """The row's tokens and all draft tokens but the last."""
+    """Cached prefix, with the row's tokens and all draft tokens but the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,17 @@ class VerifyRow:
     token_ids: tuple[int, ...]
     draft_token_ids: tuple[int, ...]
     rule: ChoiceRule | None = GREEDY
-    """None: the one that was told for the sequence before."""
+    """None: the rule that was told for the sequence before."""
     top_logprob_count: int | None = None
-    """Log-probabilities wanted: of the chosen tokens and of so many others; None: of none."""
+    """Likeliest tokens to report log-probabilities of, beside the chosen ones; None reports none."""
     following_count: int = 0
-    """Committed tokens that come with later rows; over 0: this one is a part, and is answered by `Prefilled`."""
+    """Committed tokens that come with later rows. Over 0, this row is a part and is answered by `Prefilled`."""
     base_hash: int | None = None
-    """Of the first `base_length` tokens, as `PrefixHash` has it; None: not compared."""
+    """`PrefixHash` of the first `base_length` tokens; None: not compared."""
 
     @property
     def token_count(self) -> int:
-        """Tokens that it brings, drafted ones too."""
+        """Tokens that the row brings, with its draft tokens."""
         return len(self.token_ids) + len(self.draft_token_ids)
 
 
@@ -60,12 +60,12 @@ class Verdict:
     """The target's choice after the accepted tokens; not in the cache."""
     cached_length: int
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the accepted tokens and the next one, if asked for."""
+    """Log-probabilities of the accepted tokens and the next token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A verify row that is a part or was taken in part, for others should not wait for a long prompt: send the rest."""
+    """Answer to a verify row that is a part or was taken in part, so that others do not wait for a long prompt."""
 
     cached_length: int
 
@@ -75,7 +75,7 @@ VerifyOutcome = Verdict | Prefilled
 
 @dataclass(frozen=True, slots=True)
 class CallTiming:
-    """What a model service did with a call's time; the rest was the wire's."""
+    """Seconds of a call that a model service accounts for; the rest was spent on the wire."""
 
     queued_s: float = 0.0
     executed_s: float = 0.0
@@ -83,10 +83,10 @@ class CallTiming:
 
 @dataclass(frozen=True, slots=True)
 class HopTime:
-    """Where the seconds of calls to a model service went, as their caller sees it."""
+    """Seconds of calls to a model service by their use, as the caller sees it."""
 
     wire_s: float = 0.0
-    """All that is neither of the other two: serialising, the network, event loops."""
+    """Time that is neither queued nor executed: serialising, the network, event loops."""
     queued_s: float = 0.0
     executed_s: float = 0.0
 
@@ -102,7 +102,7 @@ class Proposals:
     results: list[Proposal | PacelineError]
     timing: CallTiming = CallTiming()
     identity: ModelIdentity = ModelIdentity()
-    """Of the process that answered."""
+    """Identity of the process that answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Verdicts:
     results: list[VerifyOutcome | PacelineError]
     timing: CallTiming = CallTiming()
     identity: ModelIdentity = ModelIdentity()
-    """Of the process that answered."""
+    """Identity of the process that answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class SequenceLength:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A sequence was cut to a length."""
+    """The result of cutting a sequence to a length."""
 
     cached_length: int
     freed_bytes: int
-    """What others can have now. Pages that other sequences share are not freed."""
+    """Bytes that other sequences can use now. Shared pages are not freed."""

@@ -1,11 +1,11 @@
-"""How a token is chosen: parameters, and all else that a choice depends on."""
+"""The values that a choice of a token depends on."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How tokens are chosen; the defaults are greedy."""
+    """Parameters of the choice of tokens; the defaults are greedy."""
 
     temperature: float = 0.0
     """0 takes the likeliest token; 1 samples the model's own distribution."""
@@ -16,15 +16,15 @@ class SamplingParameters:
     min_p: float = 0.0
     """Only tokens at least this share as likely as the likeliest."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Token ids, each once, and what is added to their logits."""
+    """Token ids, each at most once, with the values added to their logits."""
     repetition_penalty: float = 1.0
     """Over 1 makes tokens of prompt and output less likely."""
     presence_penalty: float = 0.0
-    """Taken from the logits of tokens of the output."""
+    """Subtracted from the logits of tokens that occur in the output."""
     frequency_penalty: float = 0.0
-    """Taken from them once for each time they occur there."""
+    """Subtracted from the logit of a token once for each time it occurs in the output."""
     min_new_tokens: int = 0
-    """No end token before so many tokens of output."""
+    """Tokens of output before which no end token is chosen."""
 
     @property
     def has_penalties(self) -> bool:
@@ -33,13 +33,13 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRule:
-    """All that a choice depends on beside the logits and the tokens before it."""
+    """Everything that a choice depends on besides the logits and the tokens before it."""
 
     sampling: SamplingParameters = SamplingParameters()
     seed: int = 0
     """64 bits."""
     prompt_count: int = 0
-    """Leading tokens of the sequence that are no output: penalties and `min_new_tokens` count from there."""
+    """Leading tokens of the sequence that are not output: penalties and `min_new_tokens` count from there."""
     end_token_ids: tuple[int, ...] = ()
     """Tokens that `min_new_tokens` rules out."""
 
@@ -52,6 +52,6 @@ class TokenLogprobs:
     """Log-probabilities of the target itself, before any sampling parameter."""
 
     logprob: float
-    """Of the token that was chosen."""
+    """Log-probability of the chosen token."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens and theirs."""
+    """The likeliest tokens and their log-probabilities."""

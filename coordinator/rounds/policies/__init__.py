@@ -1,4 +1,4 @@
-"""How the next group is chosen from the window. One file a policy; `make_policy` knows them by name.
+"""Policies, which choose the next group from the window. One file a policy; `make_policy` knows them by name.
 
 A policy sees generations and changes none.
 """
@@ -21,5 +21,5 @@ POLICIES: dict[PolicyName, Callable[[int], Policy]] = {
 
 
 def make_policy(name: PolicyName, window: int) -> Policy:
-    """Return a fresh policy; `window` is for those that choose among more generations than fit a group."""
+    """Return a fresh policy; `window` is for policies that choose among more generations than fit a group."""
     return POLICIES[name](window)

@@ -1,4 +1,4 @@
-"""The default policy: whatever is ready. Ragged rows need no equal lengths, so nothing else matters."""
+"""The default policy: any ready generations. Ragged rows need no equal lengths, so nothing else matters."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from coordinator.rounds.policies.policy import Selection
 class Continuous:
     """Any ready generations, least recently served first, so that none can starve; finished slots are refilled at once.
 
-    Two lanes have twice the batch live between them: while one group is verified, drafts are proposed for the other.
+    Two lanes have twice the batch live: while one group is verified, drafts are proposed for the other.
     """
 
     def live_limit(self, batch_size: int, lanes: int) -> int:

@@ -1,7 +1,7 @@
 """EQSPEC (arXiv 2510.22876, algorithm 1): a fixed batch, run until all of it is finished.
 
-Run it with `--layout dense` to pay for realignment as published. Unlike the reference code it lets finished rows leave
-the rounds, and full acceptance yields the bonus token; the slots of finished rows stay empty, as there.
+Run it with `--layout dense` to pay for realignment as published. As in the reference code, the slots of finished rows
+stay empty. Unlike there, finished rows leave the rounds, and full acceptance yields the bonus token.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """EXSPEC (arXiv 2510.22876, algorithm 2): groups of equal length from a sliding window, which need no realignment.
 
-Differs where the published one starves: a group may be partial, and a generation that has waited long is served next,
-whatever its length. Lengths are the generations' own, without the padding that the reference code counts.
+Differs from the paper where its algorithm starves generations: a group may be partial, and a generation that has waited
+long is served next, whatever its length. Lengths do not include the padding that the reference code counts.
 """
 
 from collections import defaultdict
@@ -11,9 +11,9 @@ from coordinator.requests.generation import Generation
 from coordinator.rounds.policies.policy import Selection
 
 PARTIAL_SHARE = 0.5
-"""A group of equals runs when it fills this much of the batch."""
+"""A group of equal length runs when it fills this share of the batch."""
 PATIENCE = 2
-"""A generation waits at most so many times the rounds that serving the whole window once takes."""
+"""Most rounds a generation waits, as a multiple of the rounds that serve the whole window once."""
 
 
 class ExSpec:

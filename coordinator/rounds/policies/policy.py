@@ -1,4 +1,4 @@
-"""What a policy is asked and what it answers."""
+"""The protocol of a policy, and its answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from coordinator.requests.generation import Generation
 class Selection:
     generations: list[Generation]
     is_fallback: bool = False
-    """The policy looked for a better group and found none."""
+    """Whether the policy looked for a better group and found none."""
 
 
 class Policy(Protocol):
     def live_limit(self, batch_size: int, lanes: int) -> int:
-        """Generations it wants live, and cached, at once."""
+        """Return the number of generations that it wants live, and cached, at once."""
         ...
 
     def select(self, window: Sequence[Generation], batch_size: int) -> Selection:
-        """Choose 1 to `batch_size` generations of a window that is not empty, least recently served first.
+        """Choose up to `batch_size` generations of the window, which is not empty and least recently served first.
 
-        May choose none when the generations it waits for are in flight.
+        Choose none only when the policy waits for generations in flight.
         """
         ...
