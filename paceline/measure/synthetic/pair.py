@@ -26,8 +26,6 @@ PART_LAYERS = 2
 
 @dataclass(frozen=True)
 class PairOrder:
-    """The order for a pair."""
-
     name: str
     shape: PairShape
     output: Path
