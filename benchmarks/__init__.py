@@ -1,1 +1,1 @@
-"""What the README's and the model card's numbers come from. Run by hand; nothing here is a test."""
+"""Measurements behind the numbers in the README and the model card. They are run by hand; none is a test."""

@@ -1,4 +1,4 @@
-"""The built-in pair on problems it never saw: acceptance, and speculative against plain decoding, alternating.
+"""Acceptance, and speculative against plain decoding in turn, of the built-in pair on problems it never saw.
 
 python -m benchmarks.builtin_pair --data train.jsonl
 """

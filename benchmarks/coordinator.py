@@ -53,7 +53,7 @@ MAX_LENGTH = 10_000
 
 
 class NoModel:
-    """Stands where a runner does, and holds nothing."""
+    """Stands in for a runner, and caches nothing."""
 
     def __init__(self, tokenizer: TokenizerFiles, max_length: int) -> None:
         self.model = self
@@ -112,7 +112,7 @@ class InstantVerifier:
 
 
 class EchoDrafter(InstantDrafter):
-    """Says a sequence's last token again and again: a prompt decides what the output is."""
+    """Repeats a sequence's last token, so that the prompt determines the output."""
 
     def drafts(self, row: ProposeRow) -> tuple[int, ...]:
         return row.token_ids[-1:] * row.draft_count
@@ -163,7 +163,7 @@ async def _serve_models(max_length: int, echo: bool) -> None:
 
 @asynccontextmanager
 async def instant_models(*flags: str) -> AsyncIterator[tuple[str, str]]:
-    """Run both; yield the addresses of the draft and of the target."""
+    """Run both instant models; yield the addresses of the draft and of the target service."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.coordinator", "models", *flags, stdin=PIPE, stdout=PIPE
     )

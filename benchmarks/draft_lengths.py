@@ -1,14 +1,14 @@
 """`auto` against plain decoding and fixed draft lengths: `python -m benchmarks.draft_lengths --help`.
 
-Every system is a cluster of its own; after a warm-up they run alternately over the same prompts, and medians are shown:
-of the quiet runs where there are any.
-Plain decoding has one lane and every core for the target, which is the most it can use. A world is prompts and a pair:
+Every system is a cluster of its own. After a warm-up they run alternately over the same prompts, and tables show
+medians, of the quiet runs if there are any. Plain decoding has one lane and every core for the target, which is the
+most it can use. A world is a pair with its prompts:
 
-- gsm8k: problems that the built-in pair never saw; random and slow have the same, with another draft.
+- gsm8k: problems that the built-in pair never saw.
 - mix: SpecBench prompts of all categories; with `--by-category` also each category by itself.
 - synthetic: the mix on a synthetic 100 M target and 5 M draft, with one lane.
-- random: a draft of random weights, which is never right.
-- slow: the built-in draft with ten times its layers, of which the new ones add nothing.
+- random: gsm8k with a draft of random weights, which is never right.
+- slow: gsm8k with the built-in draft made ten times as deep by layers that add nothing.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Inputs:
 class World:
     options: ClusterOptions
     prompts: Mapping[str, Prompts]
-    """What is measured by itself, by its name in the table."""
+    """Prompts that are measured together, by their name in the table."""
 
 
 def main(
@@ -89,7 +89,7 @@ def main(
 
 
 def make_world(name: str, inputs: Inputs, folder: Path) -> World:
-    """Return the pair and the prompts of a world; `folder` takes what has to be written."""
+    """Return the pair and the prompts of a world; models that must be made go to `folder`."""
     options = ClusterOptions(prefix_sharing=False)
     if name in ("mix", "synthetic"):
         if name == "synthetic":
@@ -128,7 +128,7 @@ def systems_of(options: ClusterOptions, batch_size: int) -> dict[str, ClusterOpt
 
 
 async def measure(world: World, batch_size: int, inputs: Inputs, watch: Watch) -> dict[str, Measurements]:
-    """Return the runs of each system for each name of the world's prompts."""
+    """Return the runs of each system, by the name of the world's prompts."""
     measured: dict[str, Measurements] = {}
     async with AsyncExitStack() as stack:
         systems: dict[str, System] = {
@@ -141,9 +141,9 @@ async def measure(world: World, batch_size: int, inputs: Inputs, watch: Watch) -
 
 
 def table(measured: Mapping[str, Measurements]) -> str:
-    """One row for each name of prompts; `of best`: median of auto's ratios to the best other system's, run by run.
+    """Return a table of one row for each name of prompts. `quiet` counts the quiet runs of all systems.
 
-    `quiet`: of how many runs; a ratio is of two quiet runs where there are such two.
+    `of best` is the median of auto's ratios to the best other system, run by run, over quiet pairs if there are any.
     """
     header = ["prompts", "accepted", *(name for name in next(iter(measured.values()))), "of best", "quiet"]
     return markdown_table(header, [_row(part, runs) for part, runs in measured.items()])

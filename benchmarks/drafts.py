@@ -1,4 +1,4 @@
-"""Drafts that speculation must not lose by, made of the built-in one: never right, and ten times as slow."""
+"""Drafts with which speculation must not lose, made from the built-in one: never right, and ten times as slow."""
 
 import json
 import shutil
@@ -13,11 +13,11 @@ SLOWER = 10
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 ADDS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
-"""What a layer adds to its input goes through these."""
+"""Weights through which a layer adds to its input."""
 
 
 def write_random_draft(folder: Path) -> Path:
-    """Write the built-in draft with random weights: it is as fast, and right as often as chance."""
+    """Write the built-in draft with random weights: it is equally fast, and right only by chance."""
     weights = _copy(folder)
     generator = torch.Generator().manual_seed(0)
     for name, tensor in weights.items():
@@ -28,7 +28,7 @@ def write_random_draft(folder: Path) -> Path:
 
 
 def write_slow_draft(folder: Path) -> Path:
-    """Write the built-in draft with `SLOWER` times its layers: it is right as often, for the new ones add nothing."""
+    """Write the built-in draft with `SLOWER` times its layers; it is right as often, because new layers add nothing."""
     weights = _copy(folder)
     config = json.loads((folder / CONFIG).read_text())
     layer_count = config["num_hidden_layers"]
@@ -43,7 +43,7 @@ def write_slow_draft(folder: Path) -> Path:
 
 
 def _copy(folder: Path) -> dict[str, torch.Tensor]:
-    """Copy all of the built-in draft that is not there yet, and return its weights."""
+    """Copy the built-in draft into the folder, and return its weights."""
     source = resolve_model("builtin:draft")
     shutil.copytree(source, folder, dirs_exist_ok=True)
     return load_file(source / WEIGHTS)

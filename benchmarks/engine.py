@@ -1,6 +1,6 @@
-"""What the engine costs beside Hugging Face's own forward, and what its cache copies: `python -m benchmarks.engine`.
+"""Cost of the engine beside Hugging Face's own forward, and bytes its cache copies: `python -m benchmarks.engine`.
 
-Random weights, float32, CPU, one process. Compared things alternate and medians are shown; absolute times are noise.
+Random weights, float32, CPU, one process. Compared calls alternate, and medians are shown; absolute times are noise.
 """
 
 import tempfile
@@ -94,7 +94,7 @@ def measures(path: Path, repeats: int) -> Iterable[tuple[str, str]]:
 
 
 def with_torch_alone(model: LoadedModel) -> LoadedModel:
-    """Without compiled operations: what those copy torch does not tell of."""
+    """Return the model without compiled operations, whose copies torch does not see."""
     return replace(model, decoder=model.decoder.plain) if isinstance(model.decoder, CompiledDecoder) else model
 
 
@@ -118,7 +118,7 @@ def ragged_rows(runner: Runner) -> list[PackedRow]:
 
 
 def alternate(repeats: int, *calls: Callable[[], Any]) -> list[float]:
-    """Median seconds of each call, taken in turns."""
+    """Return the median seconds of each call, taken in turn."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats + 3):
         for call, taken in zip(calls, times, strict=True):
@@ -129,7 +129,7 @@ def alternate(repeats: int, *calls: Callable[[], Any]) -> list[float]:
 
 
 def verify_times(path: Path, runners: list[Runner], repeats: int) -> list[float]:
-    """Seconds of our ragged verify by each runner, and of Hugging Face's forward over a rectangle of the same size."""
+    """Return the seconds of our ragged verify by each runner, and of Hugging Face's forward over an equal rectangle."""
     for runner in runners:
         rows = ragged_rows(runner)
     reference: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -194,7 +194,7 @@ def rollback_time(model: LoadedModel, length: int) -> float:
 
 
 def realignment_share(runner: Runner, repeats: int) -> float:
-    """Share of the time of rounds in which rows accept 0 to 5 drafts, as unequal as they come."""
+    """Return realignment's share of the time of rounds in which rows accept 0 to 5 drafts, all differently."""
     rows = ragged_rows(runner)
     before, began = runner.cache.describe().realignment_s, time.perf_counter()
     for number in range(repeats):
@@ -206,7 +206,7 @@ def realignment_share(runner: Runner, repeats: int) -> float:
 
 
 def shared_prompt(runner: Runner) -> Iterable[tuple[str, str]]:
-    """Eight sequences of one 512-token prompt and a token of their own, asked for at once."""
+    """Run eight sequences at once, each one 512-token prompt and a token of its own."""
     prompt = tokens(512)
     rows = [PackedRow(str(number), 0, (*prompt, number + 5)) for number in range(8)]
     calls = 0
@@ -225,7 +225,7 @@ def shared_prompt(runner: Runner) -> Iterable[tuple[str, str]]:
 
 
 def stall(runner: Runner) -> Iterable[tuple[str, str]]:
-    """How long decoding rows wait while a 1,500-token prompt arrives beside them."""
+    """Measure how long decoding rows wait while a 1,500-token prompt arrives beside them."""
     rows = [PackedRow(row.sequence_id, row.base_length, row.token_ids[:1]) for row in ragged_rows(runner)]
     (alone_s,) = alternate(10, lambda: runner.forward(rows))
     prompt = tokens(1500, 3)

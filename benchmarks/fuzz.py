@@ -1,7 +1,7 @@
 """Bad input for every method of the three services: `python -m benchmarks.fuzz --inputs 20000`.
 
-Real servers on real gRPC, with a tiny pair, in this process. Every answer is judged, healthy requests run beside every
-few calls, and nothing may be left behind. Ends with the answers by method; exit status 1 at the first thing wrong.
+Real servers with a tiny pair run on real gRPC in this process. Every answer is judged, healthy requests run beside
+every few calls, and nothing may be left behind. Prints the answers by method. Exit status 1 at the first thing wrong.
 """
 
 import json
@@ -22,7 +22,7 @@ from paceline.files import replace_file
 from tests.fuzzing.arena import Arena, Unsound
 from tests.fuzzing.attack import attack_until, running_arena
 
-# As wide as the names of methods and statuses need, also where there is no terminal.
+# Wide enough for the names of methods and statuses, also without a terminal.
 console = Console(highlight=False, width=150)
 
 
@@ -31,7 +31,7 @@ def main(
     seed: int = 1,
     output: Annotated[Path | None, typer.Option(help="Write the counts as JSON.")] = None,
 ) -> None:
-    # One thread: more than a tiny model can use only wait for each other.
+    # One thread: with a tiny model more threads would only wait for each other.
     torch.set_num_threads(1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     began, problem = time.perf_counter(), ""

@@ -1,5 +1,6 @@
-"""Which operations round differently when the shape changes, and what that does to outputs: the source of
-docs/numerics.md. `python -m benchmarks.numerics`; CPU, random weights and the built-in pair.
+"""Operations that round differently when the shape changes, and the effect on outputs: `python -m benchmarks.numerics`.
+
+It is the source of docs/numerics.md, and uses a CPU, random weights and the built-in pair.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ def main(max_new_tokens: int = 120, repeats: int = 3, threads: int = 1) -> None:
 
 
 def operations() -> Table:
-    """Share of trials in which every row came out bit for bit as in the shape that strict numerics fixes."""
+    """Return the share of trials in which every row is bit for bit as in the shape that strict numerics fixes."""
     table = Table("operation", *(str(dtype).removeprefix("torch.") for dtype in DTYPES), title="rows that stay equal")
     trials: dict[str, Callable[[torch.dtype], bool]] = {
         "linear, 1 row of 64": lambda dtype: linear(dtype, 1),
@@ -70,7 +71,7 @@ def attention(dtype: torch.dtype, length: int, width: int, queries: int = 1) -> 
 
 
 async def outputs(max_new_tokens: int, repeats: int, threads: int) -> Table:
-    """The demo prompts on the built-in pair in bfloat16: speculative against plain, and the speed of both."""
+    """Compare speculative and plain outputs and speed, for the demo prompts on the built-in pair in bfloat16."""
     title = f"built-in pair, bfloat16, B = 8, {len(PROMPTS)} prompts"
     table = Table("numerics", "equal to plain", "plain tokens/s", "speculative tokens/s", title=title)
     for numerics in ("fast", "strict"):

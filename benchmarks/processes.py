@@ -1,10 +1,10 @@
-"""The processes that a benchmark started, as the machine sees them."""
+"""The processes that a benchmark started, and their processor time."""
 
 import psutil
 
 
 def coordinator_process() -> psutil.Process:
-    """The coordinator that this process started last."""
+    """Return the coordinator that this process started last."""
     return max(
         (one for one in psutil.Process().children() if "coordinator" in one.cmdline()),
         key=lambda process: process.create_time(),
@@ -12,6 +12,6 @@ def coordinator_process() -> psutil.Process:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of all its threads so far, in user and system mode."""
+    """Return the CPU seconds of all threads of a process so far, in user and system mode."""
     times = process.cpu_times()
     return float(times.user + times.system)

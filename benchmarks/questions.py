@@ -1,4 +1,4 @@
-"""Questions as every system gets them: token ids, in the target's chat template."""
+"""Questions as token ids in the target's chat template, the same for every system."""
 
 from collections.abc import Sequence
 

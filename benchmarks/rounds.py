@@ -1,7 +1,7 @@
 """Round times of both models beside the floor, at the shapes of a real pair: `python -m benchmarks.rounds`.
 
-Random weights, made on the device. The floor of a pass is what it must read, weights and cache, over the bandwidth that
-a large copy reaches here. `--layers` cuts both models, so that the script can be tried on a small machine.
+Weights are random and made on the device. The floor of a pass is the bytes it must read, weights and cache, over the
+bandwidth of a large copy. `--layers` cuts both models, so that the script can be tried on a small machine.
 """
 
 import time
@@ -123,7 +123,7 @@ def propose_time(drafter: Drafter, batch_size: int, draft_count: int, cached_tok
 
 
 def timed(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """Median seconds of the work, the device's included, after two runs that warm up."""
+    """Return the median seconds of the work, the device's included, after two warm-up runs."""
     spent = []
     for _ in range(repeats + 2):
         began = time.perf_counter()

@@ -83,7 +83,7 @@ async def throughput(
         measured = await timed_passes(sent, prompts, runs, MachineWatch())
         first = next(iter(measured.values()))[-1].outputs
         for name, (client, _) in clusters.items():
-            # Of everything since the start, as the counters are: passes to warm up, and spoiled ones too.
+            # The counters cover all since the start, so the processor time does too: warm-ups and disturbed passes.
             statistics = (await client.describe()).statistics
             spent_s = cpu_s(coordinators[name]) - before_s[name]
             row = row_of(name, measured[name], statistics, measured[name][-1].outputs == first)
@@ -94,7 +94,7 @@ async def throughput(
 async def _clusters(
     stack: AsyncExitStack, systems: Mapping[str, ClusterOptions]
 ) -> tuple[dict[str, tuple[Client, Addresses]], dict[str, psutil.Process]]:
-    """Start the clusters; return a client with the addresses, and the coordinator's process, of each."""
+    """Start the clusters; return of each a client with the addresses, and the coordinator's process."""
     clusters, coordinators = {}, {}
     for name, options in systems.items():
         addresses = await stack.enter_async_context(running_cluster(replace(options, prefix_sharing=False)))

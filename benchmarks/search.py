@@ -1,7 +1,7 @@
-"""Cases that the tests do not draw: `python -m benchmarks.search --minutes 60`.
+"""Search for failing cases that the tests do not draw: `python -m benchmarks.search --minutes 60`.
 
-Makes passes over hypothesis' tests and the fuzz until the time is up, each pass with a seed of its own. Prints every
-find as a case to paste. Exit status 1 when there were any.
+It makes passes over hypothesis' tests and the fuzz until the time is up, each pass with a seed of its own, and prints
+every find as a case to paste. Exit status 1 when there were any.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ import typer
 
 ROOT = Path(__file__).parent.parent
 FUZZ_INPUTS = 500
-"""Of a pass: about a third of its time."""
+"""Fuzz inputs of a pass: about a third of its time."""
 REPRODUCTION = "Failing test case: "
 
 
 @dataclass(frozen=True)
 class Find:
     test: str
-    """Where it failed, or the command that failed."""
+    """Test that failed, or the command that failed."""
     case: str
-    """What to paste: an `@example`, or the steps of a state machine; where there is neither, what was printed."""
+    """Text to paste: an `@example`, or the steps of a state machine; without either, the printed output."""
 
 
 @dataclass
 class Search:
-    """Passes until `until_s` on the clock that `time.monotonic` reads, and what they found."""
+    """Passes and their finds so far."""
 
     paths: Sequence[str] = ()
-    """Of tests; none: all."""
+    """Paths of tests; empty for all tests."""
     fuzz_inputs: int = FUZZ_INPUTS
     processes: int = 2
     pass_count: int = 0
@@ -48,7 +48,7 @@ class Search:
     finds: list[Find] = field(default_factory=list)
 
     async def run(self, seeds: Iterator[int], until_s: float) -> None:
-        """Make passes side by side; those that run when the time is up are finished."""
+        """Make passes side by side until `time.monotonic` reaches `until_s`; let the last ones finish."""
 
         async def one_after_another() -> None:
             while time.monotonic() < until_s or not self.pass_count:
@@ -94,7 +94,7 @@ class Search:
 
 
 async def printed(*arguments: str) -> tuple[int, str]:
-    """Run `python -m` with these, in the project's folder; return its exit status and all that it printed."""
+    """Run `python -m` with `arguments` in the project's folder; return the exit status and all that it printed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", *arguments, cwd=ROOT, stdout=PIPE, stderr=STDOUT
     )
@@ -109,7 +109,7 @@ async def printed(*arguments: str) -> tuple[int, str]:
 
 
 def failures(report: Path) -> list[Find]:
-    """Read what failed in a pass from its JUnit file, if there is one."""
+    """Return the failures of a pass from its JUnit file; none if there is no file."""
     if not report.exists():
         return []
     return [
@@ -120,7 +120,7 @@ def failures(report: Path) -> list[Find]:
 
 
 def fuzzed(counts: Path) -> tuple[int, str]:
-    """Read from the fuzz's file, if there is one, how many inputs it made and what was wrong."""
+    """Return the fuzz's number of inputs and its problem from its file; 0 and no problem if there is no file."""
     if not counts.exists():
         return 0, ""
     told = json.loads(counts.read_text())
@@ -128,7 +128,7 @@ def fuzzed(counts: Path) -> tuple[int, str]:
 
 
 def pasteable(text: str) -> str:
-    """Make hypothesis' report of an example the decorator that tries it each time."""
+    """Turn hypothesis' report of an example into the decorator that always tries it."""
     _, found, case = re.sub(r"(?m)^E {3}", "", text).partition(REPRODUCTION)
     return re.sub(r"^test\w*\(", "@example(", case) if found else text
 

@@ -1,12 +1,11 @@
-"""What tracing costs: the built-in pair with every request traced, to a file and to a collector, and with none.
+"""Cost of tracing: the built-in pair with all requests traced, to a file and to a collector, and with none traced.
 
 python -m benchmarks.tracing
 
-One cluster for each exporter, asked alternately by callers that sample and by one that does not: two clusters of the
-same options differ by up to 4 % for as long as they run. Medians, and for the losses those of neighbouring runs,
-which what else the machine does hits alike. Beside them stands the processor time of all services for a token. What is
-left in the code when tracing is off is too little for either: its calls are timed by themselves, and set against the
-time of a round.
+Each exporter has one cluster, asked in turn by a caller that samples and by one that does not, because two clusters of
+the same options differ by up to 4 % for as long as they run. Shown are medians, and the processor time of all services
+for a token. Losses are medians over pairs of neighbouring runs, which other work of the machine affects alike. Calls
+that remain when tracing is off cost too little for this: they are timed alone and compared with the time of a round.
 """
 
 import asyncio
@@ -41,14 +40,14 @@ from paceline.wire import running_server
 console = Console(highlight=False)
 
 UNSAMPLED = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
-"""Whoever asks inside of it wants no spans."""
+"""Span inside which requests are not sampled."""
 EXPORTED_WITHIN_S = 6.0
-"""What a run left to make and to export is gone by then: the SDK's exporters send every 5 s, or 512 spans."""
+"""Seconds until a run's spans are made and exported: the SDK's exporters send every 5 s, or 512 spans."""
 TRACE_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 
 def add_sink(server: grpc.aio.Server) -> None:
-    """Take spans unread and drop them: a collector's own work is no cost of the services."""
+    """Drop spans unread, because a collector's own work is no cost of the services."""
 
     async def drop(request: bytes, context: Any) -> bytes:
         return ExportTraceServiceResponse().SerializeToString()
@@ -82,12 +81,12 @@ async def _compare(cluster: "Cluster", runs: int, max_new_tokens: int) -> dict[s
     rates: dict[bool, list[float]] = {True: [], False: []}
     cpu_ms: dict[bool, list[float]] = {True: [], False: []}
     for number in range(runs + 1):  # the first of each warms up
-        # The other one goes first each time, so that none always follows the same.
+        # The two take turns in going first, so that neither always follows the other.
         for is_traced in (True, False) if number % 2 else (False, True):
             before_s = cluster.cpu_s()
             with nullcontext() if is_traced else trace.use_span(UNSAMPLED):
                 token_count, elapsed_s = await _run(cluster.client, max_new_tokens)
-            await asyncio.sleep(LATER_S + EXPORTED_WITHIN_S)  # what it left is its own cost
+            await asyncio.sleep(LATER_S + EXPORTED_WITHIN_S)  # late exports are part of the run's cost
             rates[is_traced].append(token_count / elapsed_s)
             cpu_ms[is_traced].append(1e3 * (cluster.cpu_s() - before_s) / token_count)
     pairs = list(zip(rates[True][1:], rates[False][1:], strict=True))
@@ -115,7 +114,7 @@ class Cluster:
 
 @asynccontextmanager
 async def _cluster(exporter: str, batch_size: int) -> AsyncIterator[Cluster]:
-    """Start services whose spans go there."""
+    """Start services whose spans go to `exporter`."""
     async with AsyncExitStack() as stack:
         variables = {"OTEL_TRACES_EXPORTER": "none"}
         if exporter == "otlp":
@@ -144,9 +143,9 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 async def _run(client: Client, max_new_tokens: int) -> tuple[int, float]:
-    """Answer all prompts, each four times, at once; return the tokens and the seconds.
+    """Answer all prompts at once, each four times; return the number of tokens and the seconds.
 
-    Long enough for two or three exports of each service to fall into it.
+    That is long enough for two or three exports of each service.
     """
     began = time.perf_counter()
     requests = [GenerationRequest(UserMessage(prompt), max_new_tokens=max_new_tokens) for prompt in 4 * PROMPTS]
@@ -155,9 +154,9 @@ async def _run(client: Client, max_new_tokens: int) -> tuple[int, float]:
 
 
 def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
-    """Seconds that a round spends on tracing that is off, and that a group of requests of one round each would.
+    """Return the seconds that tracing, when off, costs a round and the begin and end of its group's requests.
 
-    In the model services and the channels nothing is left of it but a test of a variable a call.
+    In the model services and the channels only the test of a variable a call remains.
     """
     output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
     group = [Generation(str(number), [1], output, 64, Usage(1), Request()) for number in range(batch_size)]

@@ -1,6 +1,6 @@
 """Write the built-in target as a GGUF file in float32, for llama.cpp as a peer: `python -m benchmarks.write_gguf FILE`.
 
-Needs `pip install 'paceline[llama-cpp]'`. For published models llama.cpp has converters of its own.
+It needs `pip install 'paceline[llama-cpp]'`. For published models llama.cpp has its own converters.
 """
 
 import json
@@ -73,7 +73,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, config: Any) -> None:
     writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in bpe["merges"]])
     writer.add_eos_token_id(config.eos_token_id)
-    writer.add_bos_token_id(config.eos_token_id)  # it has none, and llama.cpp wants one
+    writer.add_bos_token_id(config.eos_token_id)  # the tokenizer has none, and llama.cpp wants one
     writer.add_add_bos_token(False)
 
 
@@ -90,7 +90,7 @@ def add_weights(writer: Any, weights: dict[str, torch.Tensor], config: Any) -> N
 
 
 def _interleaved(weight: torch.Tensor, head_count: int) -> torch.Tensor:
-    """Rows in llama.cpp's order: it turns neighbours against each other, transformers a head's two halves."""
+    """Put rows in llama.cpp's order, which rotates neighbours together; transformers rotates a head's two halves."""
     return weight.view(head_count, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 

@@ -1,6 +1,6 @@
-"""Distil the draft: at every output position, learn the target's choice and how near its likeliest tokens came.
+"""Distillation of the draft from the target's choice and its likeliest tokens at every output position.
 
-Word-level distillation on the teacher's own outputs (Kim and Rush, arXiv 1606.07947): greedy speculation asks the
+It is word-level, on the teacher's own outputs (Kim and Rush, arXiv 1606.07947), because greedy speculation asks the
 draft for the target's argmax on just such text.
 """
 
@@ -21,7 +21,7 @@ DRAFT_SHAPE = Shape(hidden_size=128, layer_count=2, head_count=4, kv_head_count=
 
 
 def as_output(problem: Problem, tokenizer: Tokenizer) -> Output:
-    """A worked answer in the shape of an output, for the teacher to comment on."""
+    """Return a worked answer in the form of an output, from which the teacher can make a lesson."""
     prompt_count = len(tokenizer.encode(prompt_text(problem.question)).ids)
     return Output(tuple(tokenizer.encode(example_text(problem)).ids), prompt_count)
 
@@ -33,7 +33,7 @@ def batches(lessons: Sequence[Lesson], token_budget: int, seed: int) -> Iterator
 
 
 def distillation_loss(model: LlamaForCausalLM, batch: list[Lesson]) -> tuple[torch.Tensor, int]:
-    """Cross-entropy against the lessons' weights, over output positions only."""
+    """Return the cross-entropy against the lessons' weights, over output positions only, and the token count."""
     tokens = padded([lesson.output.token_ids for lesson in batch]).clamp_min(0)
     starts = [(row, lesson.output.prompt_count - 1, len(lesson) - 1) for row, lesson in enumerate(batch)]
     with torch.autocast("cpu", dtype=torch.bfloat16):

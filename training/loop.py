@@ -1,6 +1,6 @@
 """One training loop for both models: length-bucketed batches, AdamW, a schedule that ends when the time is spent.
 
-Knows nothing of problems or of where batches and losses come from.
+It knows nothing of problems or of where batches and losses come from.
 """
 
 import math
@@ -24,7 +24,7 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class Shape:
-    """The few numbers that tell one Llama of the pair from another."""
+    """The numbers in which the two Llamas of the pair differ."""
 
     hidden_size: int
     layer_count: int
@@ -38,7 +38,7 @@ class Progress:
     step_count: int
     token_count: int
     loss: float
-    """Mean over the last tenth of the time."""
+    """Mean loss over the last tenth of the time."""
 
 
 def new_model(shape: Shape, vocabulary: dict[str, int]) -> LlamaForCausalLM:

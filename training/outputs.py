@@ -1,6 +1,6 @@
-"""The target's own greedy outputs, and what it thought at each of their positions: what the draft learns from.
+"""Lessons for the draft: the target's own greedy outputs, and its distribution at each of their positions.
 
-Made by the product itself, so these are the outputs the pair will be asked for.
+The product itself makes the outputs, so they are those that the pair will be asked for.
 """
 
 import time
@@ -23,16 +23,16 @@ from training.tokenizer import ASSISTANT, USER
 MAX_INVENTED_TOKENS = 160
 INVENTION_TEMPERATURE = 0.8
 Prompt = Callable[[Client], Awaitable[tuple[int, ...]]]
-"""Makes the token ids of one prompt; none where nothing came of it."""
+"""Makes the token ids of one prompt; empty if that failed."""
 
 TEACHER_CHOICES = 16
-"""Most likely tokens kept of the teacher's distribution; the rest holds under 2 % of it."""
+"""Number of likeliest tokens kept of the teacher's distribution; the others hold under 2 % of it."""
 
 
 @dataclass(frozen=True)
 class Output:
     token_ids: tuple[int, ...]
-    """Prompt, then output."""
+    """Token ids of the prompt, then of the output."""
     prompt_count: int
 
     def __len__(self) -> int:
@@ -43,9 +43,9 @@ class Output:
 class Lesson:
     output: Output
     choices: torch.Tensor
-    """[output tokens, TEACHER_CHOICES] token ids."""
+    """Token ids [output tokens, TEACHER_CHOICES]."""
     weights: torch.Tensor
-    """[output tokens, TEACHER_CHOICES] what the draft should believe, summing to 1."""
+    """Probabilities [output tokens, TEACHER_CHOICES] that the draft should give them, summing to 1."""
 
     def __len__(self) -> int:
         return len(self.output)
@@ -59,10 +59,10 @@ async def greedy_outputs(
     minutes: float,
     max_new_tokens: int = 320,
 ) -> list[Output]:
-    """Have the product answer prompts until they or the minutes run out.
+    """Let the product answer prompts until the prompts or the minutes run out.
 
-    A request that fails, or a service that is given up, ends it early and loses nothing of what was made. Where nothing
-    was, it is raised; so is StartupError when the services do not start.
+    After an error the outputs made so far are returned; if there are none, the error is raised. Raise StartupError when
+    the services do not start.
     """
     ends_at = time.monotonic() + 60 * minutes
     made: list[Output] = []
@@ -97,7 +97,7 @@ def given_prompt(question: str, tokenizer: Tokenizer) -> Prompt:
 
 
 def invented_prompt(seed: int, tokenizer: Tokenizer) -> Prompt:
-    """A question of the target's own: it read questions as carefully as answers, and there is no end of them."""
+    """Return a prompt that the target invents. It learnt questions as well as answers, so the supply has no end."""
     vocabulary = tokenizer.get_vocab()
     request = GenerationRequest(
         TokenIds((vocabulary[USER],)),
@@ -128,8 +128,8 @@ def lessons(
         for output, row in zip(batch, logits, strict=True):
             top = row[output.prompt_count - 1 : len(output) - 1].float().softmax(-1).topk(TEACHER_CHOICES)
             weights = top.values / top.values.sum(-1, keepdim=True) / 2
-            # Half of it on the choice that greedy speculation asks for, as far as bfloat16 tells, half as the teacher
-            # sees it: how near the others came keeps a draft from learning outputs by heart.
+            # Half of the weight is on the teacher's greedy choice (as far as bfloat16 tells) and half is its
+            # distribution, whose other choices keep the draft from learning outputs by heart.
             weights[:, 0] += 0.5
             yield Lesson(output, top.indices.to(torch.int16), weights.half())
         if number % 100 == 0:

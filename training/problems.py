@@ -1,6 +1,6 @@
-"""Turn GSM8K rows into chat text whose answers read like worked arithmetic.
+"""GSM8K problems as chat text whose answers read like worked arithmetic.
 
-Owns the text format and the split into seen and unseen problems. Knows nothing of tokens or models.
+It owns the text format and the split into seen and unseen problems. It knows nothing of tokens or models.
 
 GSM8K (Cobbe et al., arXiv 2110.14168) marks each calculation as `<<48/2=24>>`. Here the mark moves to the end of its
 line as `[48/2=24]`, where a reader can check it:
@@ -35,12 +35,12 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 class Problem:
     question: str
     lines: tuple[str, ...]
-    """Worked lines, GSM8K's marks still inside."""
+    """Worked lines, which still have GSM8K's marks."""
     result: str
 
     @property
     def answer(self) -> str:
-        """What the target learns to write."""
+        """Text that the target learns to write."""
         return "\n".join([*(_show_marks(line) for line in self.lines), f"Answer: {self.result}"])
 
 
@@ -68,10 +68,10 @@ def _show_marks(line: str) -> str:
 
 
 def vary(problem: Problem, rng: random.Random) -> Problem:
-    """Return the problem with other numbers where its marks let every step be recomputed, else the problem itself.
+    """Return the problem with other numbers if its marks let every step be recomputed, else the problem itself.
 
-    A small model that sees each problem once per epoch remembers numbers; fresh ones make it copy them from the
-    question, which is what it must do on a problem it never saw.
+    A small model that sees the same numbers every epoch remembers them. Fresh numbers make it copy them from the
+    question, as it must on a problem it never saw.
     """
     for _ in range(4):
         new_value = {

@@ -1,4 +1,4 @@
-"""Train the target on GSM8K's worked answers, half of the problems with fresh numbers each epoch."""
+"""Training of the target on GSM8K's worked answers, half of the problems with fresh numbers each epoch."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -33,9 +33,9 @@ def batches(problems: Sequence[Problem], tokenizer: Tokenizer, token_budget: int
 
 
 def next_token_loss(model: LlamaForCausalLM, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Cross-entropy over questions and answers alike: reading questions well is half of answering them."""
+    """Return the cross-entropy over questions and answers, and its token count. Reading well is half of answering."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        # Padding sits right of every real token, so plain causal attention never lets it in.
+        # Padding lies right of every real token, so plain causal attention never sees it.
         logits = model(input_ids=batch.clamp_min(0)).logits
     labels = batch[:, 1:].reshape(-1)
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels, ignore_index=IGNORED)

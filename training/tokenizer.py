@@ -1,6 +1,6 @@
-"""Train the pair's tokenizer: byte-level BPE, digits one by one, four special tokens, a chat template.
+"""The pair's tokenizer: byte-level BPE, digits one by one, four special tokens, a chat template.
 
-Byte-level, so that any text round-trips; single digits, so that arithmetic is regular for a small model.
+It is byte-level so that any text round-trips, and has single digits so that arithmetic is regular for a small model.
 """
 
 from collections.abc import Iterable

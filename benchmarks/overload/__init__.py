@@ -1,1 +1,1 @@
-"""Overload: more requests than can be served, and requests that are made to hold others up."""
+"""Overload: more requests than can be served, and requests made to delay others."""

@@ -1,6 +1,6 @@
-"""Five times what the cluster can serve, and what a client can send to hold it: `python -m benchmarks.overload`.
+"""Five times the load that the cluster can serve, and inputs made to hold it: `python -m benchmarks.overload`.
 
-Exit status 1 when any of it fails.
+Exit status 1 when any part fails.
 """
 
 import asyncio

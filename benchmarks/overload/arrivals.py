@@ -1,9 +1,8 @@
-"""Five times what the cluster can serve.
+"""Arrivals at five times the rate that the cluster can serve.
 
-What it can serve is measured first, with just enough clients to keep it busy. Then requests arrive at five times that
-rate, whatever becomes of them. Who is refused must get RESOURCE_EXHAUSTED with RetryInfo; who is not must get the right
-tokens, within a time that does not depend on how many are refused: that in which a full queue is served, and as long as
-the slowest request took when the cluster was just busy.
+The capacity is measured first, with just enough clients to keep the cluster busy. Then requests arrive at five times
+that rate. A refused request must get RESOURCE_EXHAUSTED with RetryInfo. Any other must get the right tokens, within a
+time that does not depend on the number of refusals: the time to serve a full queue and the slowest request at capacity.
 """
 
 import asyncio
@@ -27,17 +26,17 @@ from paceline.measure.load.summary import percentile
 from paceline.types import GenerationRequest, OutputPiece
 
 SLACK = 2.0
-"""Of the bound on latency: the machine may be slower now than when it was measured."""
+"""Factor on the latency bound, because the machine may be slower now than when it was measured."""
 
 
 @dataclass
 class Watched:
-    """Requests as `run_load` sends them, each output compared with its reference."""
+    """Requests for `run_load` that compare each output with its reference."""
 
     client: Client
     asked: Sequence[Asked]
     refusals: Counter[str] = field(default_factory=Counter)
-    """By what came with them."""
+    """Number of refusals with and without RetryInfo."""
     mismatch_count: int = 0
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[OutputPiece]:
@@ -54,7 +53,7 @@ class Watched:
 
 
 def has_retry_info(refusal: Overloaded) -> bool:
-    """Whether the status it came from says when to ask again: on this side an error without has a time too."""
+    """Return whether the status has RetryInfo; the error itself has a retry time even without."""
     call: Any = refusal.__cause__
     status = rpc_status.from_call(call)
     return status is not None and any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)
@@ -63,7 +62,7 @@ def has_retry_info(refusal: Overloaded) -> bool:
 @dataclass(frozen=True)
 class Capacity:
     per_s: float
-    """Requests answered."""
+    """Answered requests a second."""
     slowest_s: float
 
 
@@ -73,7 +72,7 @@ async def measure(times: float, duration_s: float, queue_limit: int, seed: int) 
         running_processes(options) as cluster,
         Client(cluster.coordinator.endpoint.address, NO_RETRIES) as client,
     ):
-        # One output a request: so many places in the queue are so many requests.
+        # Each request has one output, so that it takes one place in the queue.
         requests = [one for one in make_requests(48, seed) if one[1].completion_count == 1]
         asked = await with_references(client, requests)
         described = await client.describe()
@@ -109,7 +108,7 @@ def summary(capacity: Capacity, times: float, queue_limit: int, watched: Watched
 
 
 async def measure_capacity(client: Client, asked: Sequence[Asked], client_count: int, duration_s: float) -> Capacity:
-    """Let so many clients ask, each again as soon as it has its answer."""
+    """Let `client_count` clients ask, each again as soon as it has its answer."""
     began, latencies = time.perf_counter(), list[float]()
     waiting = cycle(asked)
 

@@ -1,10 +1,9 @@
-"""How long one client's requests can hold the coordinator's event loop: `python -m benchmarks.overload.holds`.
+"""The longest hold of the coordinator's event loop by one client's requests: `python -m benchmarks.overload.holds`.
 
-The coordinator is the real process, the models answer at once and say a prompt's last token again and again. Each input
-is sent three times: what it holds the loop for it does each time, and a garbage collection or a page fault comes on top
-now and then. Exit status 1 when one always held it for more than 20 ms of its thread's processor time. What another
-thread keeps the loop waiting for, such as a parser that lets nobody run, is not in that:
-`coordinator/door/field_count.py` bounds it.
+The coordinator is the real process; the models answer at once and repeat a prompt's last token. Each input is sent
+three times, and the least hold counts, because a garbage collection or a page fault may come on top of one. Exit status
+1 when an input always held the loop for more than 20 ms of its thread's processor time. That leaves out waits for
+another thread, such as a parser that lets no other run: `coordinator/door/field_count.py` bounds those.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ Ask = Callable[[Client, GenerationServiceStub], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Hold:
-    """What an input came to, each time that it was sent."""
+    """Holds of the loop by one input, one for each time that it was sent, and the last outcome."""
 
     longest_s: tuple[float, ...]
     outcome: str
@@ -54,7 +53,7 @@ class Hold:
 
 
 def inputs() -> dict[str, Ask]:
-    """What is sent, by what it is."""
+    """Return the inputs by name."""
     tokenizer = read_tokenizer(find_checkpoint("builtin:target"))
     assert tokenizer
     codec = TextCodec(tokenizer)
@@ -116,7 +115,7 @@ def raw(message: pb.GenerateTextRequest) -> Ask:
 
 
 async def measure() -> dict[str, Hold]:
-    """Send each input, one after the other; return how long it held the loop, and what came of it."""
+    """Send the inputs one after the other; return how long each held the loop, and its outcome."""
     async with instant_models("--max-length", str(MAX_LENGTH), "--echo") as (draft, target):
         flags = ["--draft", draft, "--target", target, "--metrics-port", "0", "--log-level", "error"]
         flags += ["--batch-size", "64"]
@@ -146,7 +145,7 @@ async def outcome_of(ask: Ask, client: Client, stub: GenerationServiceStub) -> s
 
 
 async def longest_hold_s(metrics_url: str) -> float:
-    """Since it was last asked for."""
+    """Return the longest hold since the last call."""
 
     def scrape() -> str:
         with urllib.request.urlopen(metrics_url) as response:

@@ -1,8 +1,7 @@
-"""The coordinator, as it is, with one metric more: the longest time that it held its event loop.
+"""The unchanged coordinator with one more metric: the longest hold of its event loop.
 
-`holds` starts it. A timer of the loop looks at what its thread used of a processor since the last look, a millisecond
-ago or as soon after that as the loop came to it. No callback took longer than the most it sees; those that follow each
-other within that millisecond are added up.
+`holds` starts it. Every millisecond, or as soon after as the loop is free, a timer reads the processor time that the
+loop's thread used since the last reading. No callback took longer than the largest of these; one may cover several.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ class LoopWatch:
         asyncio.get_running_loop().call_later(INTERVAL_S, self.look)
 
     def take(self) -> float:
-        """Return the longest time between two looks since this was last asked, in seconds of processor time."""
+        """Return the longest time between two looks since the last call, in seconds of processor time."""
         longest_s, self._longest_s = self._longest_s, 0.0
         return longest_s
 

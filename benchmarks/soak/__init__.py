@@ -1,5 +1,5 @@
 """A cluster of processes under mixed load while its services are killed and paused: every output must stay right.
 
-`cluster` runs the processes, `requests` says what is asked and what is right, `clients` ask, `faults` disturb,
-`samples` watch what could leak, `report` judges. `scripts/chaos` runs it on replicas over mutual TLS.
+`cluster` runs the processes, `requests` makes requests and their right outputs, `clients` sends them, `faults`
+disturbs, `samples` watches for leaks, `report` judges. `scripts/chaos` runs it on replicas over mutual TLS.
 """

@@ -1,32 +1,32 @@
-"""A checkpoint whose weights can be exchanged under its name: tokenizer and shapes stay, and it says something else."""
+"""A checkpoint whose weights can be exchanged under its name, so that it gives other tokens; all else stays."""
 
 import shutil
 from pathlib import Path
 
 WEIGHTS = "model.safetensors"
 CHANGED = "model.norm.weight"
-"""Scales what every choice is made of."""
+"""Weight that changes; it scales the input of every choice."""
 
 
 class ChangingModel:
-    """A copy of a checkpoint in a folder of its own, at first with its own weights."""
+    """A copy of a checkpoint in a folder of its own, at first with the original weights."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         self._own, self._other = folder / "own", folder / "other"
         for copy in (self._own, self._other):
             shutil.copytree(source, copy)
-        # Here, for it loads torch, which tests of the rest can do without.
+        # Imported here because it loads torch, which other tests do not need.
         from safetensors.torch import load_file, save_file
 
         weights = load_file(self._other / WEIGHTS)
         weights[CHANGED] = weights[CHANGED].flip(0)
         save_file(weights, self._other / WEIGHTS, metadata={"format": "pt"})
         self.path = folder / source.name
-        """What services are told to load."""
+        """Path that services load."""
         self.path.symlink_to(self._own)
 
     def change(self) -> None:
-        """Let whoever loads it from now on have other weights."""
+        """Give other weights to services that load the model from now on."""
         self._lead_to(self._other)
 
     def restore(self) -> None:

@@ -1,4 +1,4 @@
-"""Clients that ask again and again: to the end, up to a token, up to a time, in two parts, or pausing in reading."""
+"""Clients that send requests all the time and read them whole, cut short, in two parts, or with a pause."""
 
 import asyncio
 import random
@@ -14,13 +14,13 @@ from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
 from paceline.types import GenerationRequest, ReceivedOutput
 
 PATIENCE_S = 600.0
-"""For one request; whoever waits longer counts as failed."""
+"""Longest time of a request; a slower one counts as failed."""
 MAX_SHORT_S = 2.0
-"""Deadlines of those who want only what there is by then."""
+"""Longest of the short deadlines, at which a client keeps what has come so far."""
 MAX_READING_PAUSE_S = 3.0
-"""Those who stop reading for a while go on after so long at most."""
+"""Longest pause of a client that stops reading for a while."""
 WEIGHTS = (5, 1, 1, 2, 1)
-"""How often each way of asking is taken."""
+"""Relative frequency of each way of asking."""
 
 Outputs = dict[int, list[int]]
 """Token ids by completion."""
@@ -33,18 +33,18 @@ class Failure:
     message: str
     began_s: float
     ended_s: float
-    """On the soak's clock."""
+    """Both times are on the soak's clock."""
 
 
 @dataclass
 class Tally:
-    """What came of the requests so far."""
+    """Outcomes of the requests so far."""
 
     ended: Counter[str] = field(default_factory=Counter)
-    """Requests by how their client behaved, the right ones only."""
+    """Requests with right outputs, by way of asking."""
     kinds: Counter[str] = field(default_factory=Counter)
     token_count: int = 0
-    """Compared with the reference."""
+    """Number of tokens compared with the reference."""
     failures: list[Failure] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class Tally:
 
 
 class Soaker:
-    """Asks what has a reference, in all ways, and compares."""
+    """Sends requests that have a reference, in all ways of asking, and compares."""
 
     def __init__(self, client: Client, asked: Sequence[Asked], *, seed: int, began_s: float) -> None:
         self.tally = Tally()
@@ -64,7 +64,7 @@ class Soaker:
         self._began_s = began_s
 
     async def run(self, client_count: int, until: asyncio.Event) -> None:
-        """Keep so many requests in flight until the event; then let the last ones end."""
+        """Keep `client_count` requests in flight until the event; then let the last ones end."""
         async with asyncio.TaskGroup() as clients:
             for _ in range(client_count):
                 clients.create_task(self._ask_on(until))
@@ -114,7 +114,7 @@ class Soaker:
         timeout_s: float | None = None,
         pause_s: float = 0.0,
     ) -> Outputs:
-        """Token ids by completion: all, or those that came before the limit."""
+        """Return token ids by completion: all, or those that came before the limit."""
         outputs: Outputs = {}
         try:
             async with aclosing(self._client.generate(request, timeout_s=timeout_s or PATIENCE_S)) as pieces:

@@ -1,4 +1,4 @@
-"""The services as processes that can be killed, paused and started again where they were."""
+"""The services as processes that can be killed, paused, and started again at the same address."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -13,7 +13,7 @@ from paceline.process.launcher import HOST, Endpoint, ServiceProcess
 
 ROLES = ("target", "draft", "coordinator")
 _MODULES = {
-    # By name: it imports torch.
+    # By name, because the module imports torch.
     "target": "benchmarks.soak.troubled_target",
     "draft": "draft_service",
     "coordinator": "coordinator",
@@ -27,13 +27,13 @@ class SoakOptions:
     target_model: str = "builtin:target"
     draft_model: str = "builtin:draft"
     kv_memory: str = "64MiB"
-    """Of each model service; little, so that it is all in use before memory is first looked at."""
+    """Cache of each model service; small, so that all of it is in use before memory is first sampled."""
     sequence_ttl_s: float = 20.0
-    """After so long a model service forgets what a killed coordinator left there."""
+    """Seconds after which a model service forgets the sequences of a killed coordinator."""
     threads: int = 1
-    """Of each model service."""
+    """Threads of each model service."""
     tls_flags: tuple[str, ...] = ()
-    """Of every service."""
+    """TLS flags of every service."""
     coordinator_flags: tuple[str, ...] = ()
 
 
@@ -63,7 +63,7 @@ class ProcessCluster:
 
 @asynccontextmanager
 async def running_processes(options: SoakOptions) -> AsyncIterator[ProcessCluster]:
-    """Start everything, yield it, stop it: the coordinator first."""
+    """Start all services, yield them, and stop them, the coordinator first."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         target_model = ChangingModel(resolve_model(options.target_model), folder)

@@ -1,8 +1,8 @@
-"""Faults at random, one at a time. Each is over when the service works again as it did before.
+"""Random faults, one at a time. A fault is over when the service works as before.
 
-kill: ended without warning and started again. pause: stopped for a while. For a target with a twin that stays well:
-fail, every verify call ends with INTERNAL; hang, none is answered, while health checks are; join, it leaves in peace
-and joins again; change, a model of other weights is served at its address for a while.
+kill ends a service without warning and starts it again; pause stops it for a while. Four kinds need a second target:
+fail ends every verify call with INTERNAL; hang answers no verify call, only health checks; join stops the target
+cleanly and starts it again; change serves a model of other weights at its address for a while.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from benchmarks.soak.cluster import ROLES, Member, ProcessCluster
 from benchmarks.soak.troubles import ERRORS, HANG
 
 TWIN_KINDS = ("fail target", "hang target", "join target", "change target")
-"""Need another target: alone, requests must fail or wait."""
+"""Kinds that need another target; without one, requests would fail or wait."""
 KINDS = (*(f"{action} {role}" for action in ("kill", "pause") for role in ROLES), *TWIN_KINDS)
 MAX_DOWN_S = 1.0
-"""Between a kill and the new start."""
+"""Longest time between a kill and the new start."""
 MAX_PAUSE_S = 3.0
 MAX_HANG_S = 12.0
-"""So long that calls are given up, not waited for."""
+"""Longest hang; long enough that callers give up their calls."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Fault:
     member: str
     began_s: float
     ended_s: float
-    """When the service listened or ran again, on the soak's clock."""
+    """Time on the soak's clock when the service listened or ran again."""
 
 
 class Faults:
@@ -45,7 +45,7 @@ class Faults:
         seed: int,
         began_s: float,
     ) -> None:
-        """Between two faults lies a time between the two of `gap_s`. Kinds that need a twin are left out without."""
+        """`gap_s` bounds the time between two faults. Kinds that need another target are left out without one."""
         self.done: list[Fault] = []
         self._cluster = cluster
         has_twin = len(cluster.of_role("target")) > 1
@@ -55,7 +55,7 @@ class Faults:
         self._began_s = began_s
 
     async def run(self, until: asyncio.Event) -> None:
-        """Disturb until the event; every service runs when this returns. Every kind comes equally often."""
+        """Disturb until the event, with every kind equally often. Every service runs when this returns."""
         kinds: list[str] = []
         while self._kinds and not await _happens_within(until, self._rng.uniform(*self._gap_s)):
             kinds = kinds or self._rng.sample(self._kinds, len(self._kinds))

@@ -1,4 +1,4 @@
-"""What a soak came to, as a table, as JSON, and as a verdict."""
+"""The result of a soak as a table, as JSON, and as a verdict."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -10,12 +10,12 @@ from benchmarks.soak.run import Result
 from benchmarks.soak.samples import broken_requests, growth
 
 AFTERMATH_S = 30.0
-"""A fault is still to blame for so long after the service runs again: connections come back with delay."""
+"""Seconds after a fault for which it is still to blame, because connections come back with delay."""
 SHOWN = 5
 
 
 def untolerated(result: Result) -> list[Failure]:
-    """Failures that no fault accounts for, of those that may fail requests."""
+    """Return the failures that no tolerated fault explains."""
     blamed = [fault for fault in result.faults if fault.kind in result.plan.tolerated]
     return [
         failure
@@ -76,6 +76,6 @@ def table(result: Result) -> Table:
 
 
 def problems(result: Result) -> list[str]:
-    """The first few of each kind, one line each."""
+    """Return the first few problems of each kind, one line each."""
     failures = [f"failed: {one.asked}: {one.reason}: {one.message}" for one in untolerated(result)]
     return [*result.tally.mismatches[:SHOWN], *failures[:SHOWN], *result.leaks[:SHOWN]]

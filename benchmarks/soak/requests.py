@@ -1,4 +1,4 @@
-"""What is asked, and what is right: plain decoding of the same request, undisturbed."""
+"""The requests, and their right outputs: undisturbed plain decoding of the same request."""
 
 import asyncio
 import random
@@ -64,7 +64,7 @@ def _plain(rng: random.Random) -> tuple[str, GenerationRequest]:
 
 
 async def with_references(client: Client, requests: Sequence[tuple[str, GenerationRequest]]) -> list[Asked]:
-    """Decode every request plainly, once."""
+    """Return the requests with the outputs of one plain decoding."""
     places = asyncio.Semaphore(REFERENCES_AT_ONCE)
 
     async def ask(kind: str, request: GenerationRequest) -> Asked:

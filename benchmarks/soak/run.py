@@ -14,23 +14,23 @@ from paceline.client import Client
 
 SAMPLE_EVERY_S = 1.0
 SETTLE_S = 60.0
-"""On top of the sequences' time to live."""
+"""Seconds to settle, on top of the sequences' time to live."""
 
 
 @dataclass(frozen=True)
 class Plan:
     duration_s: float = 1200.0
     calm_share: float = 0.25
-    """Of the duration, at its end, without faults: there memory is judged, for a new process starts small."""
+    """Share of the duration, at its end, without faults. Memory is judged there, because a new process starts small."""
     client_count: int = 6
     request_count: int = 48
-    """Different ones."""
+    """Number of different requests."""
     faults: tuple[str, ...] = KINDS
     gap_s: tuple[float, float] = (1.0, 6.0)
     tolerated: tuple[str, ...] = ()
-    """Faults that may fail the requests they fall into."""
+    """Faults that may fail the requests in flight."""
     resume: bool = True
-    """Clients take broken streams up again."""
+    """Whether clients take broken streams up again."""
     seed: int = 1
 
 
@@ -50,7 +50,7 @@ Connect = Callable[[str], Client]
 
 async def soak(options: SoakOptions, plan: Plan, connect: Connect) -> Result:
     async with running_processes(options) as cluster, connect(cluster.coordinator.endpoint.address) as client:
-        # Before anything was asked: what there is then is what has to be there.
+        # Sampled before the first request: an idle cluster has to have this much.
         idle = await _settled(cluster, None, time.perf_counter(), options.sequence_ttl_s)
         asked = await with_references(client, make_requests(plan.request_count, plan.seed))
         began_s = time.perf_counter()
@@ -66,7 +66,7 @@ async def soak(options: SoakOptions, plan: Plan, connect: Connect) -> Result:
 async def _load(
     cluster: ProcessCluster, soaker: Soaker, faults: Faults, samples: list[Sample], plan: Plan, began_s: float
 ) -> float:
-    """Run clients, faults and sampling for the plan's time; return when the calm began, on the soak's clock."""
+    """Run clients, faults and sampling for the plan's time; return when the faults ended, on the soak's clock."""
     calm_s = plan.duration_s * plan.calm_share
     calm, ended = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -87,9 +87,9 @@ async def _load(
 async def _settled(
     cluster: ProcessCluster, idle: list[Sample] | None, began_s: float, sequence_ttl_s: float
 ) -> list[Sample]:
-    """Samples of the idle cluster once nothing is left behind, or when that takes too long.
+    """Return samples of the idle cluster once nothing is left behind, or when that takes too long.
 
-    Without a sample to compare with: once three in a row tell the same.
+    Without `idle` samples to compare with, wait for three equal ones in a row.
     """
     ends_at_s = time.perf_counter() + sequence_ttl_s + SETTLE_S
     last: list[list[tuple[int, int]]] = []

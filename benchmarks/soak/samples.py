@@ -1,4 +1,4 @@
-"""What could leak, read from the services' metrics: memory, open files, tasks, sequences."""
+"""Samples of what could leak, from the services' metrics: memory, open files, tasks, sequences."""
 
 import asyncio
 import time
@@ -17,32 +17,32 @@ from benchmarks.soak.cluster import Member, ProcessCluster
 SCRAPE_TIMEOUT_S = 30.0
 GROWTH_SHARE = 0.05
 GROWTH_BYTES = 24 << 20
-"""What memory may grow by while nothing is killed; allocators keep what a busy moment took."""
+"""Allowed growth of memory while nothing is killed; allocators keep what a busy moment took."""
 
 
 AWAY = (OSError, HTTPException, KeyError)
-"""What a scrape of a service raises that is down, dies meanwhile, or starts and has not all its metrics yet."""
+"""Errors of a scrape when the service is down, dies meanwhile, or starts and lacks some metrics."""
 BROKEN_CODES = ("UNAVAILABLE", "INTERNAL")
 MORE_FILES = 8
-"""Connections that come and go with clients and scrapes."""
+"""Allowance for connections that come and go with clients and scrapes."""
 
 
 @dataclass(frozen=True)
 class Sample:
     member: str
     at_s: float
-    """On the soak's clock."""
+    """Time on the soak's clock."""
     rss_bytes: int
     open_files: int
     tasks: int
     sequences: int
-    """Cached in a model service; in the coordinator's pool."""
+    """Sequences cached in a model service, or generations running and waiting in the coordinator."""
     broken_requests: int = 0
-    """That the coordinator ended with UNAVAILABLE or INTERNAL since it started."""
+    """Requests that the coordinator ended with UNAVAILABLE or INTERNAL since it started."""
 
 
 async def sample(member: Member, began_s: float) -> Sample:
-    """Read one service's metrics. Raises OSError when it is away."""
+    """Read one service's metrics. Raise OSError when it is away."""
     at_s = time.perf_counter() - began_s
     values = await asyncio.to_thread(_scrape, member.endpoint.metrics_url or "")
     names = ("sequences_running", "sequences_waiting") if member.role == "coordinator" else ("kv_sequences",)
@@ -58,7 +58,7 @@ async def sample(member: Member, began_s: float) -> Sample:
 
 
 def _scrape(url: str) -> Mapping[str, float]:
-    """Values by name, summed over labels; of those by status only the broken ones."""
+    """Return values by name, summed over labels; of values by status only those of broken requests."""
     with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
         text = response.read().decode()
     values: defaultdict[str, float] = defaultdict(float)
@@ -70,10 +70,7 @@ def _scrape(url: str) -> Mapping[str, float]:
 
 
 def broken_requests(samples: Iterable[Sample]) -> int:
-    """Requests that the coordinators of a run ended with a failure of the cluster's, as far as samples tell.
-
-    A count that falls is that of a new process.
-    """
+    """Count the requests that coordinators ended with a failure of the cluster; a falling count means a new process."""
     counts = [0, *(one.broken_requests for one in samples if one.member == "coordinator")]
     return sum(after - before if after >= before else after for before, after in pairwise(counts))
 
@@ -83,7 +80,7 @@ async def sample_all(cluster: ProcessCluster, began_s: float) -> list[Sample]:
 
 
 async def keep_sampling(cluster: ProcessCluster, began_s: float, every_s: float, samples: list[Sample]) -> None:
-    """Add samples of what runs, until cancelled; a service that is down or paused has none."""
+    """Add samples of the running services until cancelled; a service that is down or paused has none."""
     while True:
         found = await asyncio.gather(*(sample(member, began_s) for member in cluster.members), return_exceptions=True)
         samples += [one for one in found if isinstance(one, Sample)]
@@ -93,7 +90,7 @@ async def keep_sampling(cluster: ProcessCluster, began_s: float, every_s: float,
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:
-    """Median resident bytes of each member in the second and in the last third of the samples; the first warms up."""
+    """Return each member's median resident bytes in the second and the last third of samples; the first warms up."""
     found: dict[str, tuple[int, int]] = {}
     for name in sorted({one.member for one in samples}):
         own = [one.rss_bytes for one in samples if one.member == name]
@@ -104,7 +101,7 @@ def growth(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:
 
 
 def leaks(calm: Sequence[Sample], idle_before: Iterable[Sample], idle_after: Iterable[Sample]) -> list[str]:
-    """What grew: memory in calm by more than both bounds together, and what an idle cluster has more of than before."""
+    """Return a line for each member whose memory grew in calm beyond both bounds together, and for all left behind."""
     before = {one.member: one for one in idle_before}
     found = [
         f"{name}: memory grew from {first >> 20} to {last >> 20} MiB"
@@ -115,7 +112,7 @@ def leaks(calm: Sequence[Sample], idle_before: Iterable[Sample], idle_after: Ite
 
 
 def left_behind(before: Sample, after: Sample) -> list[str]:
-    """What an idle service has more of than at the start."""
+    """Return a line for each count of which an idle service has more than at the start."""
     counts = [("sequences", 0, after.sequences), ("tasks", before.tasks, after.tasks)]
     counts.append(("open files", before.open_files + MORE_FILES, after.open_files))
     return [f"{after.member}: {now} {what}, {most} at most" for what, most, now in counts if now > most]

@@ -1,4 +1,4 @@
-"""Certificates for one run: a CA of its own, and one certificate that all services and the client show."""
+"""Certificates for one run: a CA, and one certificate that all services and the client show."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ class RunCertificates:
 
     @property
     def service_flags(self) -> tuple[str, ...]:
-        """Mutual TLS for a service."""
+        """Flags for mutual TLS of a service."""
         return (
             *("--tls-certificate", str(self.certificate), "--tls-key", str(self.key)),
             *("--tls-client-ca", str(self.ca)),
@@ -25,12 +25,12 @@ class RunCertificates:
 
     @property
     def coordinator_flags(self) -> tuple[str, ...]:
-        """What the coordinator needs beside them."""
+        """Flags that the coordinator needs beside those of every service."""
         return "--models-ca", str(self.ca)
 
     @property
     def client_security(self) -> ChannelSecurity:
-        """What a client of the coordinator needs."""
+        """Security of a client of the coordinator."""
         return channel_security(ca=self.ca, certificate=self.certificate, key=self.key)
 
 

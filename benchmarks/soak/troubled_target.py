@@ -1,6 +1,6 @@
-"""A target service that fails or hangs when it is told to: `python -m benchmarks.soak.troubled_target`.
+"""A target service that fails or hangs on a signal (see `troubles`): `python -m benchmarks.soak.troubled_target`.
 
-Signals tell it, those of `troubles`. Health checks are answered all the time, and all else is the target service's own.
+It always answers health checks, and is the target service in everything else.
 """
 
 import signal
@@ -27,7 +27,7 @@ MODULE = "benchmarks.soak.troubled_target"
 
 class TroubledServicer(TargetServicer):
     def __init__(self, trouble: Trouble, *own: Any) -> None:
-        """`own` is what the target service's own servicer takes."""
+        """`own` are the arguments of the target service's own servicer."""
         super().__init__(*own)
         self._trouble = trouble
 

@@ -1,4 +1,4 @@
-"""What a troubled target is told by which signal, and what it does then. Knows nothing of models."""
+"""The signals to a troubled target, and their effects. This module knows nothing of models."""
 
 import asyncio
 import signal
@@ -6,14 +6,14 @@ import signal
 from paceline.errors import PeerFailed
 
 ERRORS = signal.SIGUSR1
-"""Every verify call fails from then on, or is answered again."""
+"""Signal that makes every verify call fail, until it is sent again."""
 HANG = signal.SIGUSR2
-"""Verify calls hang, or go on."""
+"""Signal that makes every verify call hang, until it is sent again."""
 LOOK_EVERY_S = 0.02
 
 
 class Trouble:
-    """What is wrong with the service now."""
+    """The trouble that the service has now."""
 
     def __init__(self) -> None:
         self._now: set[int] = set()
@@ -22,7 +22,7 @@ class Trouble:
         self._now ^= {number}
 
     async def strike(self) -> None:
-        """Raise PeerFailed, or wait until it is over, if there is trouble."""
+        """Raise PeerFailed if calls must fail; else wait while they must hang."""
         if ERRORS in self._now:
             raise PeerFailed("the soak told this target to fail")
         while HANG in self._now:  # noqa: ASYNC110  (a signal sets no event of the loop)

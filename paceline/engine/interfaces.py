@@ -1,8 +1,8 @@
-"""What the runner asks of a cache, whatever its layout.
+"""The interface between the runner and a cache of any layout.
 
-Every sequence has a length; its tokens before that are cached, in order. A row of a call is served in this order:
-`keep` (roll back, take over what is shared), `append` (make room), `attention` (write and read during the pass), `seal`
-(the tokens are computed and may be shared), `truncate` (drop rejected drafts).
+Every sequence has a cached length. A row of a call is served in this order: `keep` (roll back, take over what is
+shared), `append` (make room), `attention` (write and read during the pass), `seal` (mark the tokens as computed, to be
+shared), `truncate` (drop rejected drafts).
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class KvShape:
 
     @property
     def group_size(self) -> int:
-        """Query heads that share a KV head."""
+        """Number of query heads that share a KV head."""
         return self.head_count // self.kv_head_count
 
     @property
@@ -37,13 +37,13 @@ class KvShape:
 
 @dataclass(frozen=True)
 class Span:
-    """One sequence's new tokens in the packed row: [start, stop), the last of the sequence's cached tokens."""
+    """New tokens of one sequence: [start, stop) in the packed row, and the last of the sequence's cached tokens."""
 
     sequence_id: str
     start: int
     stop: int
     length: int
-    """Cached tokens of the sequence, the new ones included."""
+    """Number of the sequence's cached tokens, the new ones included."""
 
     @property
     def count(self) -> int:
@@ -55,14 +55,14 @@ class Span:
 
 
 class Attention(Protocol):
-    """Attention of one pass: stores what is new, then lets every query see its own sequence up to itself."""
+    """Attention of one pass: stores new keys and values, then lets every query see its own sequence up to itself."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """For the T tokens of the packed row `query` is [H, T, D], `key` and `value` [KV heads, T, D].
+        """Attend for the T tokens of the packed row: `query` [H, T, D], `key` and `value` [KV heads, T, D].
 
-        Returns [H, T, D].
+        Return [H, T, D].
         """
         ...
 
@@ -70,41 +70,41 @@ class Attention(Protocol):
 class KvCache(Protocol):
     @property
     def max_length(self) -> int:
-        """Tokens that one sequence may have when it has the cache to itself."""
+        """Most tokens of one sequence, when it has the cache to itself."""
         ...
 
     @property
     def least_bytes(self) -> int:
-        """The least capacity with which a cache of this shape holds anything."""
+        """Least capacity with which a cache of this shape can hold a token."""
         ...
 
     @property
     def sequence_count(self) -> int: ...
 
     def length(self, sequence_id: str) -> int:
-        """Cached tokens of the sequence; 0 when it is unknown."""
+        """Return the cached length of the sequence; 0 when it is unknown."""
         ...
 
     def token_ids(self, sequence_id: str) -> Sequence[int]:
-        """The sequence's cached tokens; not to be changed."""
+        """Return the sequence's cached tokens; the caller must not change them."""
         ...
 
     def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
         """Keep the first `base_length` tokens, then take over cached tokens that equal the next ones.
 
-        Returns the cached length, at most `base_length` + the next tokens. An unknown sequence is started when
-        `base_length` is 0. Raises PrefixNotCached; the sequence is then as it was.
+        Return the cached length, at most `base_length` + the next tokens. An unknown sequence is started when
+        `base_length` is 0. Raise PrefixNotCached, and leave the sequence as it was, when less is cached.
         """
         ...
 
     def next_key(self, sequence_id: str, next_token_ids: Sequence[int]) -> bytes | None:
-        """Name what another sequence could take over once these tokens are computed; None when nothing."""
+        """Return the key of what another sequence could take over once these tokens are computed; None for nothing."""
         ...
 
     def append(self, sequence_id: str, token_ids: Sequence[int]) -> None:
         """Make room for tokens after the kept ones, to be filled by a pass.
 
-        Raises CacheFull when the budget is spent; the kept tokens stay, and a sequence without any is forgotten.
+        Raise CacheFull when the budget is spent. Kept tokens stay then, and a sequence without tokens is forgotten.
         """
         ...
 
@@ -113,29 +113,29 @@ class KvCache(Protocol):
         ...
 
     def seal(self, sequence_id: str, length: int) -> None:
-        """The first `length` tokens are computed: others may take them over."""
+        """Mark the first `length` tokens as computed: other sequences may take them over."""
         ...
 
     @property
     def held_bytes(self) -> int:
-        """What sequences keep others from having, as CacheFull counts what is missing."""
+        """Bytes held by sequences, counted in the way CacheFull counts the missing ones."""
         ...
 
     def truncate(self, sequence_id: str, length: int) -> None:
-        """Keep the first `length` tokens. Raises SequenceNotFound or PrefixNotCached."""
+        """Keep the first `length` tokens. Raise SequenceNotFound or PrefixNotCached."""
         ...
 
     def release(self, sequence_id: str) -> bool:
-        """Free the sequence; False when it is unknown."""
+        """Free the sequence; return False when it is unknown."""
         ...
 
     def describe(self) -> CacheDescription: ...
 
 
 def let_go(cache: KvCache, sequence_id: str, base_length: int) -> None:
-    """Keep of a row that came to nothing what its caller relied on.
+    """Cut the sequence of a failed row back to the prefix that the caller relied on.
 
-    What it took over besides would be known to nobody, and so never be taken back.
+    The caller would not know of tokens taken over beyond it, and so would never free them.
     """
     if base_length:
         cache.truncate(sequence_id, base_length)

@@ -1,4 +1,4 @@
-"""Load a model, and see that its passes through the engine give what its own attention gives."""
+"""Loading of a model, with a check that its passes through the engine agree with its own attention."""
 
 from transformers import PreTrainedModel
 
@@ -14,7 +14,7 @@ from paceline.types import TokenizerFiles
 def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto") -> LoadedModel:
     """Load a directory, a hub id or `builtin:NAME`.
 
-    Raises ModelNotUsable, saying what is wrong with the checkpoint, or StartupError where memory does not hold it.
+    Raise ModelNotUsable, which says what is wrong with the checkpoint, or StartupError when memory does not hold it.
     """
     checkpoint, place = find_checkpoint(model), resolve_device(device)
     with refusing_to_start(
@@ -27,7 +27,7 @@ def load_model(model: str, dtype: DtypeName = "auto", device: DeviceName = "auto
 def as_loaded(
     module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles | None, origin: Origin | None = None
 ) -> LoadedModel:
-    """As `made_of`, and checked: raises ModelNotUsable when the passes do not give what the module gave."""
+    """Do what `made_of` does, then check it: raise ModelNotUsable when the passes and the module disagree."""
     own = own_logits(module)  # before the module is used up
     loaded = made_of(module, model_id, tokenizer, origin)
     check_model(loaded, own)

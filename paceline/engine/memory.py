@@ -1,4 +1,4 @@
-"""How much memory a cache may take, and how it is told that there is no more."""
+"""Memory: the bytes that a cache may take, and the errors that mean there is no more."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +19,11 @@ NO_MEMORY_WORDS = (
     "bad_alloc",  # the C++ runtime
     "could not create a memory object",  # oneDNN
 )
-"""What a RuntimeError says that stands for memory that ran out."""
+"""Parts of a RuntimeError's message that mean that memory ran out."""
 
 
 def kv_memory_bytes(setting: str, device: torch.device) -> int:
-    """Turn the `--kv-memory` setting into bytes, a share into that of what is free on the device now."""
+    """Turn the `--kv-memory` setting into bytes; a share is taken of what is free on the device now."""
     budget = parse_kv_memory(setting)
     if budget.free_share is not None:
         return int(budget.free_share * free_bytes(device))
@@ -32,7 +32,7 @@ def kv_memory_bytes(setting: str, device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an operation failed for want of memory, of the host or of the device."""
+    """Return whether an operation failed because the host or the device had no memory left."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY_WORDS)
@@ -40,7 +40,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def refusing_to_start(words: str) -> Iterator[None]:
-    """Raise StartupError with these words where memory runs out inside."""
+    """Raise StartupError with these words when memory runs out inside."""
     try:
         yield
     except Exception as error:
@@ -50,7 +50,7 @@ def refusing_to_start(words: str) -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the device; on CPU no more than the control group of a container leaves."""
+    """Return the free memory of the device; on a CPU at most what the container's control group leaves."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)

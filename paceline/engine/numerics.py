@@ -1,4 +1,4 @@
-"""Which numerics a model runs with: what `auto` becomes, and what cannot be strict. See docs/numerics.md."""
+"""The choice of numerics: what `auto` becomes, and what cannot be strict. See docs/numerics.md."""
 
 from typing import Literal
 
@@ -13,10 +13,10 @@ log = structlog.get_logger()
 
 
 def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fast", "strict"]:
-    """`auto` is strict in half precision and fast in float32, where fast output equals Hugging Face's already.
+    """Resolve `auto`: strict in half precision, and fast in float32, where fast output equals Hugging Face's already.
 
-    Raises StartupError where strict numerics are asked for and cannot be had: with the dense layout, and by a mixture
-    of experts, which is refused in half precision unless `fast` is asked for by name.
+    Raise StartupError when strict numerics are asked for with the dense layout. Raise it too for a mixture of experts
+    that would be strict: in half precision it needs `fast` by name.
     """
     dtype = model.description.dtype
     if options.numerics == "fast" or (options.numerics == "auto" and model.kv_shape.dtype == torch.float32):

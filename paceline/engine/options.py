@@ -1,4 +1,4 @@
-"""How an engine is to run a model: plain values, made from a service's settings or by a test."""
+"""Options of an engine: plain values, made from a service's settings or by a test."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,10 +15,10 @@ class EngineOptions:
     page_tokens: int = 16
     prefix_sharing: bool = True
     prefill_chunk_tokens: int = 256
-    """Most prompt tokens that one call computes for all its rows together."""
+    """Most prompt tokens that one call computes, for all its rows together."""
     numerics: Numerics = "auto"
-    """auto: strict in bfloat16 and float16, fast in float32; see `engine.numerics`."""
+    """`auto` is strict in bfloat16 and float16 and fast in float32; see `engine.numerics`."""
     fixed_shapes: bool | None = None
-    """Pad passes to shapes that are recorded and replayed; None: where that pays, which is on CUDA."""
+    """Whether to pad passes to shapes that are recorded and replayed; None: on CUDA, where that pays."""
     sequence_ttl_s: float = 600.0
-    """Sequences that no call named for so long are dropped: their owner is gone."""
+    """Seconds without a call that names a sequence, after which it is freed: its owner is gone."""

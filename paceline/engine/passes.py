@@ -1,4 +1,4 @@
-"""From pieces of sequences to model calls and back to logits: all in one call, or in calls of one fixed shape."""
+"""Passes: pieces of sequences become model calls (one, or several of one fixed shape), which give logits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from paceline.engine.model.model import LoadedModel
 from paceline.engine.threads import pass_threads
 
 STRICT_ROWS = 64
-"""Tokens of every model call in strict numerics, padding included."""
+"""Tokens in every model call of strict numerics, padding included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of one sequence that have room in the cache after its first `base_length`."""
+    """Tokens of one sequence to be computed; the cache has room for them after the first `base_length`."""
 
     sequence_id: str
     base_length: int
     token_ids: tuple[int, ...]
     logit_count: int
-    """Trailing tokens whose logits are wanted."""
+    """Number of trailing tokens whose logits are wanted."""
 
     @property
     def length(self) -> int:

@@ -1,6 +1,6 @@
-"""What of a call's rows goes into its pass: all of a decoding row, and of prompts as much as the chunk allows.
+"""The tokens of a call's rows that its pass computes: all of a decoding row, and what the chunk allows of prompts.
 
-Owns how prompts share the chunk, and makes room for what runs. Knows nothing of models.
+It owns how prompts share the chunk, and makes room in the cache. It knows nothing of models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,20 @@ from paceline.engine.passes import Piece
 from paceline.errors import PacelineError
 
 CERTAIN_SHARE = 4
-"""One part in so many of a call's prompt tokens is for the first prompt of the call, however long."""
+"""One in this many of a call's prompt tokens belongs to the call's first prompt, however long that is."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """New tokens of one sequence, to follow its first `base_length` cached ones."""
+    """New tokens of one sequence, which follow its first `base_length` cached ones."""
 
     sequence_id: str
     base_length: int
     token_ids: tuple[int, ...]
     draft_count: int = 0
-    """Trailing tokens that are drafts; logits are wanted for them and for the token before them."""
+    """Number of trailing draft tokens; logits are wanted for them and for the token before them."""
     following_count: int = 0
-    """Committed tokens that come with later rows; over 0: no logits are wanted, and there are no drafts."""
+    """Number of committed tokens that come with later rows; above 0 no logits are wanted, and there are no drafts."""
 
     @property
     def logit_count(self) -> int:
@@ -35,21 +35,21 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What a row of a call would run, were there room in the chunk."""
+    """The tokens that a row would run if the chunk had room for all of them."""
 
     row: PackedRow
     base_length: int
     token_ids: tuple[int, ...]
-    """Those that follow what is cached."""
+    """Tokens of the row after the cached ones."""
 
     @property
     def new_count(self) -> int:
-        """Committed tokens to run."""
+        """Number of committed tokens to run."""
         return len(self.token_ids) - self.row.draft_count
 
     @property
     def lacking_count(self) -> int:
-        """Committed tokens until the sequence can decode, those of later rows too."""
+        """Number of committed tokens until the sequence can decode, those of later rows included."""
         return self.new_count + self.row.following_count
 
     @property
@@ -66,13 +66,13 @@ class Placing:
         self._page_tokens = options.page_tokens
 
     def place(self, rows: Sequence[PackedRow]) -> list[Piece | PacelineError]:
-        """Make room for what of each row goes into this pass, perhaps nothing; or tell why it cannot."""
+        """Make room for each row's part in this pass, which may be empty; return it, or why the row cannot run."""
         wishes = [self._keep(row) for row in rows]
         shares = self._shares([one for one in wishes if isinstance(one, _Wish) and one.is_prompt and one.new_count])
         return [self._append(one, shares) if isinstance(one, _Wish) else one for one in wishes]
 
     def _keep(self, row: PackedRow) -> _Wish | PacelineError:
-        # What logits are wanted for must be computed, so it cannot be taken over.
+        # Tokens whose logits are wanted must be computed, so they cannot be taken over.
         shareable = row.token_ids[: len(row.token_ids) - row.logit_count]
         try:
             base_length = self._cache.keep(row.sequence_id, row.base_length, shareable)
@@ -81,10 +81,10 @@ class Placing:
         return _Wish(row, base_length, row.token_ids[base_length - row.base_length :])
 
     def _shares(self, prompts: Sequence[_Wish]) -> dict[str, int]:
-        """How many tokens of each prompt to run now, by sequence id; those that are not named wait.
+        """Return how many tokens of each prompt to run now, by sequence id; prompts that are not named wait.
 
-        The first row has its part of the chunk for certain, so that it goes on whatever comes; the rest goes to the
-        prompt that lacks least, then to the next, so that a short one does not wait for a long one.
+        The first prompt always gets its part of the chunk, so that it makes progress. The rest of the chunk goes to the
+        prompts in the order of their remaining tokens, so that a short one does not wait for a long one.
         """
         computing = self._different(prompts)
         certain = min(computing[0].new_count, max(1, self._chunk_tokens // CERTAIN_SHARE)) if computing else 0
@@ -97,7 +97,7 @@ class Placing:
         return shares
 
     def _different(self, prompts: Sequence[_Wish]) -> list[_Wish]:
-        """Without those that begin like an earlier one: they take over what that one computes, with the next call."""
+        """Leave out prompts that begin like an earlier one: they take over its tokens with the next call."""
         found: list[_Wish] = []
         under_way: set[bytes] = set()
         for one in prompts:
@@ -124,9 +124,9 @@ class Placing:
         return Piece(row.sequence_id, wish.base_length, wish.token_ids[:count], row.logit_count if whole else 0)
 
     def _to_page(self, wish: _Wish, count: int) -> int:
-        """End with a page where that can be, for only then may the next page be found in the cache.
+        """Lower `count` so that the row ends with a page, because only then can it take over the next page.
 
-        A row that took something over has come further even without any of its own.
+        The count may become 0 only if the row took tokens over, because otherwise it would make no progress.
         """
         beyond_page = (wish.base_length + count) % self._page_tokens
         took_over = wish.base_length > wish.row.base_length

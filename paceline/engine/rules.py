@@ -1,6 +1,6 @@
-"""How the tokens of each sequence are chosen: told with its first row, kept until it is released, checked once.
+"""The choice rule of each sequence: sent with its first row, checked once, kept until the sequence is released.
 
-A sequence without a rule is not decoded at all: a guess would be output that nobody asked for.
+A sequence without a rule is not decoded: a guessed rule would give output that nobody asked for.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from paceline.types import ChoiceRule, ProposeRow, VerifyRow
 
 class SequenceRules:
     def __init__(self, vocabulary_size: int, check_prefix: Callable[[ProposeRow | VerifyRow], None]) -> None:
-        """`check_prefix` refuses rows that rely on what is not cached."""
+        """`check_prefix` raises for a row that relies on tokens that are not cached."""
         self._vocabulary_size = vocabulary_size
         self._check_prefix = check_prefix
         self._rules: dict[str, ChoiceRule] = {}
@@ -22,16 +22,16 @@ class SequenceRules:
     def ruled(
         self, rows: Sequence[RowT], scope: str, check: Callable[[RowT], None]
     ) -> tuple[list[RowT], dict[int, PacelineError]]:
-        """Return the rows as the cache names them, each with its rule, and the errors of those that have none.
+        """Return the rows with the cache's sequence ids and their rules, and by index the errors of rows that fail.
 
-        Rows that `check` refuses, or that repeat a sequence, are among the latter and change nothing.
+        A row fails if `check` refuses it, if it repeats a sequence, or if its prefix or its rule is unknown.
         """
         errors = row_errors(rows, check)
         named = list(scoped(rows, scope))
         for index, row in enumerate(named):
             if index not in errors:
                 try:
-                    # Before the rule: where the sequence is gone as a whole, this tells more.
+                    # The prefix comes before the rule: for a sequence that is gone, its error says more.
                     self._check_prefix(row)
                     named[index] = replace(row, rule=self._rule(row))
                 except PacelineError as error:
@@ -57,6 +57,6 @@ class SequenceRules:
 
 
 def rule_of(row: ProposeRow | VerifyRow) -> ChoiceRule:
-    """The rule of a row that has its own."""
+    """Return the rule of a row that has one."""
     assert row.rule is not None
     return row.rule

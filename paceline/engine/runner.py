@@ -1,7 +1,7 @@
 """One packed pass over the rows of a group, and the cache behind it.
 
-Owns the order of things: place the rows in the cache, run the model, undo on failure. Knows nothing of drafting or
-verifying. All calls come from one thread.
+It owns the order of work: place the rows in the cache, run the model, undo on failure. It knows nothing of verifying.
+All calls come from one thread.
 """
 
 import secrets
@@ -35,18 +35,18 @@ from paceline.types import ModelDescription, ModelIdentity, Prefilled, ProposeRo
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """What one pass computed."""
+    """Numbers of rows and tokens that one pass computed."""
 
     row_count: int
     token_count: int
     prompt_token_count: int
-    """Those of rows that bring a prompt; the others are decoding."""
+    """Tokens of rows that bring a prompt; the other tokens are decoding."""
 
 
 Made = TypeVar("Made")
 
 Outcome = torch.Tensor | Prefilled | PacelineError
-"""Logits [draft_count + 1, V], or how far a long row got, or why a row could not run."""
+"""Logits [draft_count + 1, V], how far a long row got, or why a row could not run."""
 
 
 class Runner:
@@ -59,13 +59,13 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
         on_pass: Callable[[PassSize], None] = lambda size: None,
     ) -> None:
-        """`on_pass` is told of every pass, in the thread that ran it. Raises StartupError."""
+        """`on_pass` is called after every pass, in the thread that ran it. Raise StartupError."""
         options = replace(options, numerics=resolved_numerics(model, options))
         self.model = model
         self.cache = make_cache(model, options)
         self._prefixes = Prefixes(self.cache)
         self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check)
-        """Those of the sequences in the cache; freed with them."""
+        """Rules of the sequences in the cache; freed with them."""
         self._options = options
         self._passes = make_passes(model, self.cache, options)
         self._clock = clock
@@ -75,7 +75,7 @@ class Runner:
 
     @property
     def limits(self) -> RowLimits:
-        """What no row may exceed, however empty the cache is."""
+        """Limits that hold for a row even when the cache is empty."""
         model = self.model.description
         return RowLimits(model.vocabulary_size, model.max_length, self.cache.max_length)
 
@@ -86,17 +86,17 @@ class Runner:
     def ruled(
         self, rows: Sequence[RowT], scope: str, check: Callable[[RowT], None]
     ) -> tuple[list[RowT], dict[int, PacelineError]]:
-        """Begin a call: see `SequenceRules.ruled`. Whatever comes of it, the owners of these sequences live."""
+        """Begin a call: see `SequenceRules.ruled`. The rows also show that their sequences' owners still live."""
         named, errors = self._rules.ruled(rows, scope, check)
         now = self._clock()
         self._last_named |= {row.sequence_id: now for index, row in enumerate(named) if index not in errors}
         return named, errors
 
     def forward(self, rows: Sequence[PackedRow]) -> list[Outcome]:
-        """Run the rows; each row's outcome tells its logits, that it was taken in part, or why it could not run.
+        """Run the rows and return their outcomes.
 
-        Prompts share the chunk and go on with the next call: see `placing`. Every row's cache then holds
-        what was run. When the run itself fails, every cache is cut to `base_length`.
+        Prompts share the chunk and go on with the next call: see `placing`. Afterwards the cache holds the tokens that
+        were run. When the run itself fails, every row's sequence is cut to `base_length`.
         """
         placing = Placing(self.cache, self._options)
         pieces = dict(enumerate(placing.place(rows)))
@@ -130,7 +130,7 @@ class Runner:
         return self._guarded(pieces, lambda: self._passes.run(pieces))
 
     def _guarded(self, pieces: Sequence[Piece], work: Callable[[], Sequence[Made]]) -> Sequence[Made | PacelineError]:
-        """Return what the work makes of each piece, or a refusal when memory ran out."""
+        """Return the result of `work` for each piece, or a refusal for each when memory ran out."""
         if not pieces:
             return []
         try:
@@ -142,15 +142,15 @@ class Runner:
             return [refusal] * len(pieces)
 
     def drafts_at_once(self, row: ProposeRow) -> bool:
-        """Whether all drafts of the row, which has its rule, can be had by one call of `draft`."""
+        """Return whether one call of `draft` can make all drafts of the row, which has its rule."""
         is_short = len(row.token_ids) <= MAX_NEW_TOKENS and not row.following_count
         return isinstance(self._passes, BlockPasses) and is_short and is_plain(rule_of(row).sampling)
 
     def draft(self, rows: Sequence[ProposeRow]) -> list[list[int] | PacelineError]:
-        """Return the choices that follow each row, as many as it wants and can be made, or why it could not run.
+        """Return up to `draft_count` choices after each row, fewer if one cannot be made, or why the row could not run.
 
-        At most `MAX_ROWS` rows, all as `drafts_at_once` wants them. They share their passes, of which there are as many
-        as the largest count. All choices but the last are cached then.
+        There may be at most `MAX_ROWS` rows, all of which `drafts_at_once` accepts. They share as many passes as the
+        largest count. All choices but the last are cached afterwards.
         """
         passes = self._passes
         assert isinstance(passes, BlockPasses)
@@ -159,7 +159,7 @@ class Runner:
         for index, row in enumerate(rows):
             try:
                 self.cache.keep(row.sequence_id, row.base_length, ())
-                # Room for the drafts too, though their tokens are known only afterwards.
+                # Zeros stand for the drafts, whose tokens are known only afterwards.
                 self.cache.append(row.sequence_id, row.token_ids + (0,) * (row.draft_count - 1))
                 pieces[index] = Piece(row.sequence_id, row.base_length, row.token_ids, 1)
             except PacelineError as error:
@@ -184,7 +184,7 @@ class Runner:
         return [outcomes[index] for index in range(len(rows))]
 
     def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[RolledBack | PacelineError]:
-        """Truncate each named sequence of the caller's scope; tell what that freed, or why it was left alone."""
+        """Truncate each named sequence of the caller's scope; return what that freed, or why it failed."""
         return [self._rollback_one(one, scope) for one in lengths]
 
     def _rollback_one(self, one: SequenceLength, scope: str) -> RolledBack | PacelineError:
@@ -210,7 +210,7 @@ class Runner:
         return count
 
     def drop_idle(self) -> int:
-        """Free the sequences whose owner is gone: no call named them for the time to live. Return how many."""
+        """Free the sequences that no call named for `sequence_ttl_s`; return how many."""
         oldest = self._clock() - self._options.sequence_ttl_s
         return self.release([one for one, named in self._last_named.items() if named < oldest])
 
@@ -247,7 +247,7 @@ def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
 def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
     """Lay out the cache that the options ask for.
 
-    Raises StartupError when it could not hold a token, or asks for more than there is.
+    Raise StartupError when the cache could not hold a token or the memory cannot be had.
     """
     capacity_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device)
     with refusing_to_start(

@@ -1,11 +1,11 @@
 """The rule that turns logits into choices. Draft and target use the same one.
 
 At every position a model has one choice: a function of its logits there, the request's parameters, its seed and the
-absolute position. Without temperature it is the most likely token, the lowest id among equals; with it the
-Gumbel-maximum `argmax(log p + G)`, whose `G` both models draw alike (Daliri, Musco, Suresh, arXiv 2408.07978).
+absolute position. Without temperature it is the most likely token, the lowest id among equals; with temperature it is
+the Gumbel-maximum `argmax(log p + G)`, whose `G` both models draw alike (Daliri, Musco, Suresh, arXiv 2408.07978).
 
-Logits of which one is not a number or plus infinity, or which leave no token, allow no choice. That is found in the
-highest score, which is read anyway: not-a-number counts as the highest of all, and nothing here takes it away.
+Logits allow no choice if one is NaN or plus infinity, or if no token is left. The highest score, which is read anyway,
+shows that: NaN counts as the highest of all, and nothing here removes it.
 """
 
 from array import array
@@ -22,9 +22,9 @@ from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
 
 SPARSE_SHARE = 4
-"""When filters leave fewer than one token in this many, noise is drawn for those alone."""
+"""When filters leave at most one token in this many, noise is drawn for the remaining tokens alone."""
 NUCLEUS_COUNTS = (512, 8192)
-"""How many of the likeliest tokens top-p looks at, as long as they may do, before it sorts the whole vocabulary."""
+"""Numbers of likeliest tokens that top-p tries in turn before it sorts the whole vocabulary."""
 
 Choice = int | PacelineError
 """A token id, or why there is none."""
@@ -32,7 +32,7 @@ Choice = int | PacelineError
 
 @dataclass(frozen=True)
 class Choosing:
-    """What the choices of one sequence follow from."""
+    """The inputs to the choices of one sequence."""
 
     logits: torch.Tensor
     """[T, V]: after the prefix, and after each of the T - 1 tokens that follow it."""
@@ -42,8 +42,10 @@ class Choosing:
 
 
 def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
-    """Return T choices for each sequence. The device is waited for once for all of them, and once more for each
-    sequence that is sampled: of how many tokens its filters leave.
+    """Return T choices for each sequence.
+
+    The host waits for the device once for all sequences, and once more for each sampled one: for its number of tokens
+    left by the filters.
     """
     if not sequences:
         return []
@@ -53,7 +55,7 @@ def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
         highest: list[float] = scores.tolist()
         choices: list[Choice] = token_ids.tolist()
     counts = [one.logits.shape[0] for one in sequences]
-    # Seen here and not on the device, where it would take as many operations again as the choice.
+    # This check is on the host: on the device it would take as many operations again as the choice.
     if not all(map(isfinite, highest)):
         places = [(one, row) for one, count in zip(sequences, counts, strict=True) for row in range(count)]
         choices = [
@@ -64,7 +66,7 @@ def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
 
 
 def _no_choice(position: int) -> NoChoice:
-    """Say why there is no token at an absolute position."""
+    """Return the error that says why no token can be chosen at an absolute position."""
     return NoChoice(
         f"the model's logits at position {position} allow no choice: one is not a number or plus infinity, or all are "
         "minus infinity; check its weights, or serve it with --dtype float32"
@@ -72,7 +74,7 @@ def _no_choice(position: int) -> NoChoice:
 
 
 def _error(one: Choosing, row: int, score: float) -> PacelineError:
-    """Say why a row, whose highest score is given, has no choice."""
+    """Return the error that says why a row with this highest score has no choice."""
     position = len(one.prefix) + row
     if score != float("-inf") or position >= _first_end(one.rule):
         return _no_choice(position)
@@ -84,7 +86,7 @@ def _error(one: Choosing, row: int, score: float) -> PacelineError:
 
 
 def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) -> list[TokenLogprobs]:
-    """Log-probabilities of the model itself, before any parameter: of the chosen tokens [T] and the likeliest ones."""
+    """Return the model's log-probabilities, before any parameter, of the chosen tokens [T] and of the likeliest."""
     with choice_threads(logits.numel()):
         logprobs = logits[: len(chosen)].float().log_softmax(-1)
         own = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
@@ -96,7 +98,7 @@ def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) 
 
 
 def _best(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest scores [T] and their tokens [T], under a rule that is more than the likeliest token."""
+    """Return the highest scores [T] and their tokens [T] under a rule other than plain greedy."""
     sampling = one.rule.sampling
     logits = processed(one)
     if sampling.temperature == 0:
@@ -114,9 +116,9 @@ def _best(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def filtered(scores: torch.Tensor, sampling: SamplingParameters) -> torch.Tensor:
-    """Rule out tokens by top-k, then top-p, then min-p, each over what the one before left: [T, V].
+    """Rule out tokens of scores [T, V] by top-k, then top-p, then min-p, each over what the one before left.
 
-    Tokens as likely as the last one kept stay, so that no order among equals can matter.
+    Tokens as likely as the last one kept stay, so that the order of equals does not matter.
     """
     nothing = float("-inf")
     if 0 < sampling.top_k < scores.shape[1]:
@@ -131,10 +133,10 @@ def filtered(scores: torch.Tensor, sampling: SamplingParameters) -> torch.Tensor
 
 
 def _nucleus_end(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The score [T, 1] of the token that brings the sum of the likeliest ones' probabilities to `top_p`.
+    """Return the score [T, 1] of the token at which the sum of the likeliest tokens' probabilities reaches `top_p`.
 
-    A row's depends on nothing but the row: a softmax is made row by row, a sum of leading terms in their order. So it
-    is the same however many rows there are, and however many tokens had to be looked at for the longest of them.
+    A row's score depends on that row alone, because the softmax is taken row by row and the leading terms are summed in
+    order. The number of rows does not matter, nor the number of tokens that any row needed.
     """
     probabilities = scores.softmax(-1)
     for ordered in _likeliest(scores):
@@ -147,8 +149,8 @@ def _nucleus_end(scores: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _likeliest(scores: torch.Tensor) -> Iterator[torch.return_types.topk | torch.return_types.sort]:
-    """More and more of the highest of scores [T, V] in their order, all in the end."""
-    # Elsewhere a sort is fast, and to see whether some tokens do would wait for the device.
+    """Yield the highest of scores [T, V] in order: more each time, and all of them last."""
+    # Other devices sort fast, and the host would have to wait for them to see whether some tokens are enough.
     for count in NUCLEUS_COUNTS if scores.device.type == "cpu" else ():
         if count < scores.shape[1]:
             yield scores.topk(count)
@@ -156,8 +158,10 @@ def _likeliest(scores: torch.Tensor) -> Iterator[torch.return_types.topk | torch
 
 
 def processed(one: Choosing) -> torch.Tensor:
-    """Logits in float32 after what the request adds to or takes from single tokens, in this order: bias, repetition
-    penalty (Keskar et al., arXiv 1909.05858), presence and frequency penalties, end tokens that come too early.
+    """Return the logits in float32 after the changes to single tokens that the request asks for.
+
+    Their order is: bias, repetition penalty (Keskar et al., arXiv 1909.05858), presence and frequency penalties,
+    removal of end tokens that come too early.
     """
     sampling, logits = one.rule.sampling, one.logits.to(torch.float32, copy=True)
     if sampling.logit_bias:
@@ -167,18 +171,18 @@ def processed(one: Choosing) -> torch.Tensor:
         _penalise(logits, one)
     early = max(0, min(logits.shape[0], _first_end(one.rule) - len(one.prefix)))
     if early:
-        # Taken away and not written over, so that what is not a number stays so.
+        # Infinity is subtracted, not written, so that NaN stays NaN.
         logits[:early, list(one.rule.end_token_ids)] -= float("inf")
     return logits
 
 
 def _first_end(rule: ChoiceRule) -> int:
-    """The first position where the output may end."""
+    """Return the first position where the output may end."""
     return rule.prompt_count + rule.sampling.min_new_tokens
 
 
 def _penalise(logits: torch.Tensor, one: Choosing) -> None:
-    """Lower, in place, the logits [T, V] of tokens that were used: anywhere, or in the output, or often there."""
+    """Lower, in place, the logits [T, V] of tokens that were used anywhere, in the output, or often in the output."""
     sampling = one.rule.sampling
     if sampling.repetition_penalty != 1:
         penalty = sampling.repetition_penalty
@@ -193,14 +197,15 @@ def _penalise(logits: torch.Tensor, one: Choosing) -> None:
 
 
 def _used(one: Choosing, start: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that stand at position `start` or after it, each once, and how often every row of logits [T, V] sees
-    them before its own place: both [T, N]. The history is read once for all rows.
+    """Return the distinct tokens from position `start` on, and how often each row sees them before it: both [T, N].
+
+    The history is read once for all rows.
     """
     row_count = logits.shape[0]
     history = array("q", [*one.prefix, *one.following[: row_count - 1]][start:])
     tokens = torch.frombuffer(history, dtype=torch.int64) if history else torch.empty(0, dtype=torch.int64)
     token_ids, columns = torch.unique(tokens, return_inverse=True)
-    # The first row sees the prefix, each further one a token more.
+    # The first row sees the prefix, and each further row sees one token more.
     first_rows = (torch.arange(len(history)) + start - len(one.prefix) + 1).clamp_min(0)
     new = torch.zeros((row_count, len(token_ids)))
     new.index_put_((first_rows, columns), torch.ones(len(history)), accumulate=True)

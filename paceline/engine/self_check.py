@@ -1,7 +1,6 @@
-"""See at load that a model's passes through the engine give what its own attention gives.
+"""The check at load that a model's passes through the engine agree with its own attention.
 
-A model that asks for anything the engine does not do, now or in a future transformers, is refused here and not found
-out by a client.
+A model that needs anything the engine lacks, now or in a future transformers, is refused here before a client sees it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,16 +23,16 @@ from paceline.errors import ModelNotUsable
 
 LENGTHS = (21, 9)
 CACHED_COUNT = 13
-"""Of the first sequence; its rest goes through over the cache, the last token by itself."""
+"""Tokens of the first sequence in the first pass; the rest runs over the cache, the last token in a pass of its own."""
 PAGE_TOKENS = 4
 Passes = type[FastPasses] | type[BlockPasses]
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference of logits over the largest logit: rounding stays far below, another attention far above."""
+"""Largest difference of logits over the largest logit: rounding stays far below, wrong attention far above."""
 
 
 @torch.inference_mode()
 def own_logits(module: PreTrainedModel) -> list[torch.Tensor]:
-    """What the model's own attention gives for the sequences of the check: [length, V] each."""
+    """Return the logits of the model's own attention for the sequences of the check, [length, V] each."""
     model: Any = module
     with _refusing(type(module).__name__):
         model.set_attn_implementation("eager")
@@ -69,7 +68,7 @@ def check_model(model: LoadedModel, own: Sequence[torch.Tensor]) -> None:
 
 
 def _on_any_threads(model: LoadedModel) -> list[tuple[LoadedModel, AbstractContextManager[None]]]:
-    """The model as its passes run on many threads and, where that differs, on one."""
+    """Return the model as it runs on many threads and, if that differs, as it runs on one, with the threads to use."""
     if not isinstance(model.decoder, CompiledDecoder):
         return [(model, nullcontext())]
     return [(replace(model, decoder=model.decoder.plain), nullcontext()), (model, using_threads(1))]
@@ -95,7 +94,7 @@ def _sequences(vocabulary_size: int) -> list[list[int]]:
 def _ragged_logits(
     model: LoadedModel, sequences: Sequence[list[int]], way: type[FastPasses] | type[BlockPasses]
 ) -> list[torch.Tensor]:
-    """All logits of both sequences: packed together in a first pass, the first one's rest in two more."""
+    """Return all logits of both sequences: both packed in a first pass, the rest of the first one in two more."""
     token_count = sum(map(len, sequences))
     capacity_bytes = 2 * token_count * model.kv_shape.token_bytes
     pool = KvPool(model.kv_shape, capacity_bytes, page_tokens=PAGE_TOKENS, has_scratch=way is BlockPasses)

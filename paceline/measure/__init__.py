@@ -1,1 +1,1 @@
-"""Measuring: throughput and equal outputs, beside other systems. Knows nothing of the command line."""
+"""Measurements: throughput and equality of outputs, beside other systems. They know nothing of the command line."""

@@ -1,4 +1,4 @@
-"""Run systems in turn, so that whatever the machine does happens to all of them, and again what others spoiled."""
+"""Runs of systems in turn, so that changes of the machine affect all of them; disturbed passes are repeated."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,9 +9,9 @@ from paceline.measure.system import Measured, System
 
 Key = TypeVar("Key")
 WARM_UP = 0
-"""The number of the run that is not timed."""
+"""Number of the run that is not timed."""
 MAX_REPEATS = 2
-"""Of one run. On a machine that stays busy it is kept then, and says so."""
+"""Most repeats of one run. On a machine that stays busy the last one is kept, marked as not quiet."""
 
 
 async def alternate(
@@ -23,8 +23,8 @@ async def alternate(
 ) -> None:
     """Warm every system up, then run all of them `run_count` times in turn.
 
-    `record` gets each pass when it has ended, so an interruption loses only the one under way. `watch` tells which
-    passes count, and is the same for all that is compared: it learns how fast the machine can be.
+    `record` gets each pass when it ends, so an interruption loses only the pass under way. `watch` tells which passes
+    count. Everything compared must share one watch, because it learns how fast the machine can be.
     """
     for number in range(WARM_UP, run_count + 1):
         for key, system in systems.items():
@@ -49,7 +49,7 @@ async def timed_passes(
 async def undisturbed(
     system: System, prompts: Sequence[tuple[int, ...]], watch: Watch, repeats: int = MAX_REPEATS
 ) -> Measured:
-    """Return the first pass that nothing spoiled; when all were spoiled, the last."""
+    """Return the first pass that nothing disturbed; when all were disturbed, the last."""
     while True:
         began = watch.begin()
         measured = await system.run(prompts)

@@ -1,4 +1,4 @@
-"""Our own services as a measured system: a cluster of processes, asked by one client for everything at once."""
+"""Our own services as a measured system: a cluster of processes, to which one client sends all requests at once."""
 
 import asyncio
 import time
@@ -46,6 +46,6 @@ class ClusterSystem:
 async def running_system(
     options: ClusterOptions, max_new_tokens: int, max_draft_count: int | None = None
 ) -> AsyncIterator[ClusterSystem]:
-    """Start services for as long as the block runs."""
+    """Run services while the block runs."""
     async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
         yield ClusterSystem(client, addresses, max_new_tokens, max_draft_count)

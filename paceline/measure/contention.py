@@ -1,7 +1,7 @@
-"""Whether the machine was ours while something was measured: what others took of its processors, and how fast it was.
+"""The disturbance of a measurement: what other processes took of the processors, and how slow the machine was.
 
-A peer whose threads wait for each other by spinning loses nine tenths beside one busy process, so a figure that was
-taken then says nothing of either side. Owns the figures and their limits; knows nothing of what is measured.
+A peer whose threads spin while they wait for each other loses nine tenths of its speed beside one busy process, so a
+figure taken then is useless. This module owns the figures and their limits; it knows nothing of what is measured.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import psutil
 
 MAX_OTHERS_SHARE = 0.05
-"""Of the machine's processor time. A machine that does nothing else has 0.01."""
+"""Most of the machine's processor time that others may take in a quiet run; an otherwise idle machine has 0.01."""
 MAX_SLOWDOWN = 1.25
 PROBE_BYTES = 4 << 20
 PROBE_REPEATS = 9
@@ -23,9 +23,9 @@ PROBE_REPEATS = 9
 @dataclass(frozen=True)
 class Contention:
     others_share: float
-    """Processor time that went to processes not ours, and to other machines of the same host, over all there was."""
+    """Share of all processor time that went to processes not ours and to other machines of the same host."""
     slowdown: float
-    """How long a fixed computation took beside the run, over the least it has taken."""
+    """Time of a fixed computation beside the run, over the least time it has ever taken."""
 
     @property
     def is_quiet(self) -> bool:
@@ -33,7 +33,7 @@ class Contention:
 
 
 class Watched(Protocol):
-    """A run that somebody may have watched."""
+    """A run whose contention may have been measured."""
 
     @property
     def contention(self) -> Contention | None: ...
@@ -44,7 +44,7 @@ WatchedT = TypeVar("WatchedT", bound=Watched)
 
 @dataclass(frozen=True)
 class Moment:
-    """When a run begins or ends: what every clock said, in seconds."""
+    """Readings of all clocks when a run begins or ends, in seconds."""
 
     now_s: float
     busy_s: float
@@ -59,7 +59,7 @@ class Watch(Protocol):
 
 
 class MachineWatch:
-    """Watches this machine. Ours are this process and those it started."""
+    """Watches this machine. This process and those it started are ours; all other processes are others."""
 
     def __init__(self) -> None:
         self._cores = psutil.cpu_count() or 1
@@ -72,9 +72,9 @@ class MachineWatch:
         return contention_between(began, self.begin(), self._cores, self._fastest_s)
 
     def _probe(self) -> float:
-        """Least seconds of some tries of one computation, which takes a core for some milliseconds.
+        """Return the least seconds of some tries of one computation, which takes a core for some milliseconds.
 
-        The least: what disturbs one try of them, such as threads of the run that still spin, is no slower machine.
+        The least counts, because threads of the run that still spin may disturb one try on a machine that is not slow.
         """
         times_s = []
         for _ in range(PROBE_REPEATS):
@@ -92,23 +92,23 @@ def contention_between(began: Moment, ended: Moment, cores: int, fastest_probe_s
 
 
 def was_quiet(run: Watched) -> bool:
-    """Whether somebody watched a run and nothing else disturbed it."""
+    """Return whether a run was watched and not disturbed."""
     return run.contention is not None and run.contention.is_quiet
 
 
 def counting(runs: Sequence[WatchedT]) -> list[WatchedT]:
-    """The runs that figures are made of: the quiet ones, or all where none was."""
+    """Return the runs that figures are made of: the quiet ones, or all if none was quiet."""
     return [run for run in runs if was_quiet(run)] or list(runs)
 
 
 def _busy_s() -> float:
-    """Processor time that anybody has used, other machines of the host included where the kernel knows of them."""
+    """Return the used processor time, with that of other machines of the host if the kernel knows of them."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
 def _own_s() -> float:
-    """Processor time of this process and of those it started, the ended ones too."""
+    """Return the processor time of this process and of those it started, ended ones included."""
     own = psutil.Process()
     ended = own.cpu_times()
     total_s = ended.children_user + ended.children_system

@@ -1,4 +1,4 @@
-"""The plotting library, which not every installation has."""
+"""Access to the plotting library, which some installations lack."""
 
 from typing import TYPE_CHECKING
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 def new_figure(width_inches: float, height_inches: float) -> "Figure":
-    """Raises StartupError when the library is missing."""
+    """Make a figure. Raise StartupError when the library is missing."""
     with named_extras():
         from matplotlib.figure import Figure
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
 
 
 def check_plots() -> None:
-    """Raise StartupError when plots cannot be drawn: better before a long run than after it."""
+    """Raise StartupError when plots cannot be drawn; to be called before a long run."""
     new_figure(1, 1)

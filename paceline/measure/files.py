@@ -11,7 +11,7 @@ ROOM_BYTES = 16 << 20
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder. Raises InvalidRequest when it cannot be written to or its disk is full."""
+    """Make the folder. Raise InvalidRequest when it cannot be written to or its disk is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try_writing(folder)

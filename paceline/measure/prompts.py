@@ -1,4 +1,4 @@
-"""The prompts of a measurement: which lines of a file, and the same token ids for every system."""
+"""The prompts of a measurement: chosen lines of a file, as the same token ids for every system."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class MeasuredPrompt:
 
 
 def select_lines(path: Path, categories: Sequence[str] = (), count: int | None = None) -> list[InputLine]:
-    """Read the lines of some categories, evenly thinned out to `count`. Raises InvalidRequest.
+    """Read the lines of some categories, evenly thinned out to `count`. Raise InvalidRequest.
 
-    A measurement over the rest of a broken file would pass for one over all of it, so any wrong line is an error.
+    Any wrong line is an error, because a measurement over the other lines would pass for one over the whole file.
     """
     lines = read_lines(path)
     if wrong := [line.error for line in lines if line.error]:
@@ -39,15 +39,15 @@ def select_lines(path: Path, categories: Sequence[str] = (), count: int | None =
 
 
 def thin_out(lines: Sequence[InputLine], count: int | None) -> list[InputLine]:
-    """Take `count` lines at even distances, so that every part of the file has its share."""
+    """Return `count` lines at even distances, so that every part of the file has its share."""
     if count is None or count >= len(lines):
         return list(lines)
     return [lines[place * len(lines) // count] for place in range(count)]
 
 
 def read_text_codec(target_model: str, draft_model: str) -> TextCodec:
-    """Read the target's tokenizer and see that the draft's is the same. Raises a StartupError, or TokenizerNotFound."""
-    # Slow to import, and not every installation has it.
+    """Read the target's tokenizer and check that the draft's is equal. Raise a StartupError, or TokenizerNotFound."""
+    # The import is slow, and some installations lack it.
     with named_extras():
         from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 
@@ -64,7 +64,7 @@ def read_text_codec(target_model: str, draft_model: str) -> TextCodec:
 def encode_lines(
     lines: Sequence[InputLine], codec: TextCodec, *, chat: bool, max_prompt_tokens: int | None = None
 ) -> list[MeasuredPrompt]:
-    """Tokenize, in the chat template or as plain text; cut prompts that are longer than the most tokens."""
+    """Tokenize in the chat template or as plain text, and cut prompts to `max_prompt_tokens`."""
     prompts = []
     for line in lines:
         assert line.prompt is not None

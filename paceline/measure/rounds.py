@@ -1,4 +1,4 @@
-"""What the rounds of one measured pass did, and where their time went: differences of counters."""
+"""The work and the time of the rounds in one measured pass, from differences of counters."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -20,26 +20,26 @@ class Counters:
 class RoundUse:
     round_count: int = 0
     slot_count: int = 0
-    """What the rounds had room for: B each."""
+    """Number of rows that the rounds had room for: B each."""
     filled_slot_count: int = 0
     verified_row_count: int = 0
-    """Rows of verify calls that gave tokens; a chunk of a prompt gives none."""
+    """Number of rows in verify calls that gave tokens; a chunk of a prompt gives none."""
     committed_count: int = 0
     drafted_count: int = 0
     accepted_count: int = 0
     context_token_count: int = 0
-    """Cached tokens that the verified rows attended to, all together."""
+    """Number of cached tokens that all verified rows together attended to."""
     draft_s: float = 0.0
     verify_s: float = 0.0
     wire_s: float = 0.0
     queue_s: float = 0.0
     coordinator_s: float = 0.0
     realignment_s: float = 0.0
-    """Of the dense layout, in both services; not in `draft_s` and `verify_s`."""
+    """Seconds of realignment of the dense layout in both services; not part of `draft_s` and `verify_s`."""
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Where the rounds' seconds went. Two lanes' rounds overlap, so the sum may exceed the pass."""
+        """Seconds of the rounds by part. Rounds of two lanes overlap, so the sum may exceed the time of the pass."""
         return {
             "draft": self.draft_s,
             "verify": self.verify_s,
@@ -60,7 +60,7 @@ class RoundUse:
 
     @property
     def tokens_per_row(self) -> float:
-        """Tokens a sequence gains in a round; SpecBench's mean accepted tokens (MAT), 1 in plain decoding."""
+        """Tokens that a generation gains in a round: SpecBench's mean accepted tokens (MAT), 1 in plain decoding."""
         return self.committed_count / self.verified_row_count if self.verified_row_count else 0.0
 
     @property
@@ -72,7 +72,7 @@ class RoundUse:
 
 
 def rounds_between(before: Counters, after: Counters, usages: Iterable[Usage], batch_size: int) -> RoundUse:
-    """What happened between two moments, in which `usages` were answered and nothing else."""
+    """Return the use of rounds between two moments; in between only the requests of `usages` may have been answered."""
     usages = list(usages)
     old, new = before.statistics, after.statistics
     draft_realigned_s = after.draft_realignment_s - before.draft_realignment_s

@@ -1,4 +1,4 @@
-"""What is measured: anything that answers all prompts, and tells how long it took."""
+"""The interface of a measured system: it answers all prompts and tells how long it took."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Measured:
     """Token ids by prompt, up to and with the end token."""
     elapsed_s: float
     rounds: RoundUse | None = None
-    """None for systems that tell nothing of their rounds."""
+    """Use of the rounds; None for systems that do not report rounds."""
     contention: Contention | None = None
-    """None where nobody watched."""
+    """How others disturbed the machine; None if nobody watched."""
 
     @property
     def output_count(self) -> int:

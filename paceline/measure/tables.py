@@ -1,13 +1,13 @@
-"""Markdown tables that also read well as they are: columns padded to one width."""
+"""Markdown tables with padded columns, which also read well as plain text."""
 
 from collections.abc import Sequence
 
 MIN_WIDTH = 3
-"""The shortest rule that Markdown takes for a column."""
+"""Length of the shortest rule that Markdown takes for a column."""
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column is text, the others are numbers and stand to the right."""
+    """Return a table whose first column is text and whose others are numbers, aligned to the right."""
     lines = [list(header), *map(list, rows)]
     widths = [max(MIN_WIDTH, *(len(line[column]) for line in lines)) for column in range(len(header))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]

@@ -1,4 +1,4 @@
-"""What decoding must read from memory, and how fast memory is: the two sides of the floor under a round."""
+"""The bytes that decoding must read and the speed of memory, which give the least time of a round."""
 
 import time
 from typing import Any
@@ -10,19 +10,19 @@ from paceline.engine.model.checkpoint import find_checkpoint
 from paceline.types import PassTraffic
 
 COPY_BYTES = 256 << 20
-"""Far more than any cache holds."""
+"""Size of a copy; far more than any cache holds."""
 COPIES = 5
 
 
 def pass_traffic(model: str, dtype: str) -> PassTraffic:
-    """Count from the checkpoint's configuration; weights are not read. `dtype` may be `auto`."""
+    """Count from the checkpoint's configuration, without reading weights. `dtype` may be `auto`."""
     config = find_checkpoint(model).config
     stated = config.dtype if dtype == "auto" else getattr(torch, dtype)
     return config_traffic(config, stated or torch.float32)
 
 
 def config_traffic(config: Any, dtype: torch.dtype) -> PassTraffic:
-    """An embedding that is not the head too is left out: of it a pass reads few rows."""
+    """Count all weights except an untied embedding, of which a pass reads only a few rows."""
     item_bytes = dtype.itemsize
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ def config_traffic(config: Any, dtype: torch.dtype) -> PassTraffic:
 
 
 def copy_bandwidth(device: str = "cpu") -> float:
-    """Bytes read and written a second by the fastest of some large copies, with as many threads as torch has here."""
+    """Return the bytes read and written a second by the fastest of some large copies, with torch's current threads."""
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     fastest_s = float("inf")

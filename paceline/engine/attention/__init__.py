@@ -1,1 +1,1 @@
-"""Attention over what is cached: one file a layout, and one for strict results."""
+"""Attention over cached keys and values, by cache layout, and `strict` for results that are equal to the last bit."""

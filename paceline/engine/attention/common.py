@@ -1,7 +1,7 @@
 """The one attention function that models call, and the arithmetic that every cache layout shares.
 
-Registered with transformers as `paceline_ragged`; a model loaded with that name hands every layer's queries, keys and
-values to it, and it hands them to the pass under way. Positions never mix between sequences.
+The function is registered with transformers as `paceline_ragged`. A model loaded with that name gives it every layer's
+queries, keys and values, and it gives them to the pass under way. No query sees another sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ from paceline.errors import ModelNotUsable
 
 ATTENTION_NAME = "paceline_ragged"
 FOLDED_QUERIES = 16
-"""Up to this many queries, the heads that share a KV head become rows of one product, which reads keys once."""
+"""Most queries for which the heads that share a KV head become rows of one product, which reads the keys once."""
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Stores keys and values of a layer and attends: `Attention.attend` for one layer."""
+"""`Attention.attend` for one layer: stores its keys and values, then attends."""
 UNSUPPORTED = {
     "sliding_window": "sliding-window attention",
     "softcap": "soft-capped attention scores",
@@ -41,7 +41,7 @@ def ragged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend for the T tokens of a packed row: `query` is [1, H, T, D], `key` and `value` [1, KV heads, T, D].
 
-    Returns [1, T, H, D]. Raises ModelNotUsable when the model asks for a kind of attention that this is not.
+    Return [1, T, H, D]. Raise ModelNotUsable when the model asks for a kind of attention that the engine lacks.
     """
     for name, meaning in UNSUPPORTED.items():
         if options.get(name) is not None:
@@ -53,21 +53,21 @@ def ragged_attention(
 
 
 class Shield:
-    """Keeps a token whose key or value is not finite from the queries before it, in a pass on a CPU.
+    """Hides a token whose key or value is not finite from the queries before it, in a pass on a CPU.
 
-    A product with a weight of 0 does not hide an infinity, and what reaches an earlier token is cached with it, and
-    perhaps shared. Looking for one costs two sums a layer, where any query has tokens after it.
+    A weight of 0 does not hide an infinity, and whatever reaches an earlier token is cached with it, and perhaps
+    shared. The search for infinities costs two sums a layer, and is made only if a query has tokens after it.
     """
 
     def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
         self._spans = spans
-        # On other devices the host would have to wait for the sums.
+        # On another device the host would have to wait for the sums.
         self._looks = device.type == "cpu" and any(span.count > 1 for span in spans)
 
     def attend(self, attend: Attend, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return what `attend` makes of them, [H, T, D] each, with every query as if later tokens were finite.
+        """Return the result of `attend` for tensors of [H, T, D], as if all tokens after a query were finite.
 
-        That is so up to the row's first such token; those that see it may be told of later ones too.
+        This holds for the queries before a row's first token that is not finite; the others may see later ones too.
         """
         if not self._looks or isfinite(key.sum(dtype=torch.float32) + value.sum(dtype=torch.float32)):
             return attend(query, key, value)
@@ -76,15 +76,14 @@ class Shield:
         for span in self._spans:
             late[span.start : span.stop] = wrong[span.start : span.stop].cumsum(0) > 0
         early = attend(query, *(one.masked_fill(wrong[:, None], 0) for one in (key, value)))
-        # Last, for the cache keeps what is stored last.
+        # This call comes last, because the cache keeps what is stored last.
         return torch.where(late[:, None], attend(query, key, value), early)
 
 
 def causal_mask(query_count: int, length: int, group_size: int, like: torch.Tensor) -> torch.Tensor:
-    """Additive mask for the last queries over all keys, of the type and device of `like`.
+    """Return the additive mask [query_count, length] of the last queries over all keys, with `like`'s dtype and device.
 
-    [query_count, length]; for few queries [group_size * query_count, length], once for each head of a group, as such
-    queries are folded below.
+    Few queries are folded (see `_grouped`): their mask is [group_size * query_count, length], repeated for each head.
     """
     mask = torch.full((query_count, length), float("-inf"), dtype=like.dtype, device=like.device)
     mask = mask.triu(length - query_count + 1)
@@ -94,10 +93,10 @@ def causal_mask(query_count: int, length: int, group_size: int, like: torch.Tens
 def attend_one(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attention of one sequence: `query` [H, q, D], `keys` and `values` [KV heads, length, D], `mask` as made above.
+    """Attend for one sequence: `query` [H, q, D], `keys` and `values` [KV heads, length, D], `mask` of `causal_mask`.
 
-    Without a mask a single query sees all keys, and several are taken for the whole sequence, plainly causal.
-    Returns the H * q * D elements in order.
+    Without a mask a single query sees all keys; several queries must be the whole sequence, and are masked causally.
+    Return the H * q * D elements in order.
     """
     is_causal = mask is None and query.shape[1] > 1
     query, keys, values = _grouped(query, keys, values, fold=not is_causal and query.shape[1] <= FOLDED_QUERIES)
@@ -107,9 +106,9 @@ def attend_one(
 def attend_part(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over some of a sequence's keys, to be merged: CPU only. Without `mask` every key is seen.
+    """Attend to a part of a sequence's keys, for `merge_parts`; CPU only. Without `mask` every query sees every key.
 
-    Returns the output [H, q, D] and the log of the softmax sums [H, q].
+    Return the output [H, q, D] and the log of the softmax sums [H, q].
     """
     fold = mask is None or mask.shape[0] > query.shape[1] or query.shape[0] == keys.shape[0]
     grouped, keys, values = _grouped(query, keys, values, fold=fold)
@@ -122,7 +121,7 @@ def attend_part(
 def merge_parts(outputs: torch.Tensor, log_sums: torch.Tensor) -> torch.Tensor:
     """Join attention over P parts of the keys (as Flash-Decoding does): [P, H, q, D] and [P, H, q] to [H, q, D].
 
-    A part of which a query sees nothing has a log sum of minus infinity, and so no weight.
+    A part that a query does not see has a log sum of minus infinity, and so no weight.
     """
     return (log_sums.softmax(0)[..., None] * outputs.float()).sum(0).to(outputs.dtype)
 
@@ -130,9 +129,9 @@ def merge_parts(outputs: torch.Tensor, log_sums: torch.Tensor) -> torch.Tensor:
 def _grouped(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, fold: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Bring heads that share a KV head together, without copying keys: four dimensions each, as SDPA takes them.
+    """Put the heads that share a KV head together without copying keys, in the four dimensions that SDPA takes.
 
-    Folded, the group's queries become rows of one product, which reads the keys once.
+    With `fold` their queries become rows of one product, which reads the keys once.
     """
     kv_heads, (heads, queries, size) = keys.shape[0], query.shape
     if fold:

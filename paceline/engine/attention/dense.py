@@ -1,4 +1,4 @@
-"""Attention over a rectangle of left-padded rows: queries are padded to a rectangle too, one masked product for all."""
+"""Attention over a rectangle of left-padded rows. Queries are padded to a rectangle too, for one masked product."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from paceline.engine.interfaces import KvShape, Span
 
 @dataclass
 class Rectangle:
-    """Keys and values of a group, [layers, 2, B, KV heads, columns, D]; left of a row's start is padding."""
+    """Keys and values of a group, [layers, 2, B, KV heads, columns, D]. What lies left of a row's start is padding."""
 
     memory: torch.Tensor
     sequence_ids: list[str]
-    """Empty for a row whose sequence is gone."""
+    """Sequence id of each row; empty when its sequence is gone."""
     starts: list[int]
     edge: int = 0
     """Column of the first new token of the pass under way."""
@@ -27,7 +27,7 @@ class Rectangle:
 
     @classmethod
     def of(cls, shape: KvShape, sequence_ids: list[str], starts: list[int], columns: int) -> "Rectangle":
-        # Zeros, for padding is multiplied by weights of 0, and what memory happens to hold may be no number.
+        # Zeros, because a weight of 0 times a NaN that was left in memory would be NaN.
         memory = torch.zeros(
             (shape.layer_count, 2, len(sequence_ids), shape.kv_head_count, columns, shape.head_size),
             dtype=shape.dtype,
@@ -36,7 +36,7 @@ class Rectangle:
         return cls(memory, sequence_ids, starts)
 
     def takes(self, sequence_ids: list[str], bases: list[int], new_count: int) -> bool:
-        """Tell whether rows of these lengths end at one edge with room after it; move the edge there if so."""
+        """Move the edge to where all rows end; return False if they end apart or have no room for the new tokens."""
         edges = {start + base for start, base in zip(self.starts, bases, strict=False)}
         if sequence_ids != self.sequence_ids or len(edges) != 1:
             return False
@@ -50,7 +50,7 @@ class Rectangle:
         self.sequence_ids[self.sequence_ids.index(sequence_id)] = ""
 
     def content(self, sequence_id: str, length: int) -> torch.Tensor:
-        """The row without its padding, [layers, 2, KV heads, length, D], as a view."""
+        """Return the row without its padding, [layers, 2, KV heads, length, D], as a view."""
         row = self.sequence_ids.index(sequence_id)
         return self.memory[:, :, row, :, self.starts[row] : self.starts[row] + length]
 
@@ -60,7 +60,7 @@ class DenseAttention:
         device = rectangle.memory.device
         self._width = max(span.count for span in spans)
         self._stop = rectangle.edge + self._width
-        # Of rows with fewer new tokens, rejected drafts may lie there; masked, but perhaps not finite.
+        # In rows with fewer new tokens these columns may hold rejected drafts, which are masked but may not be finite.
         rectangle.memory[..., rectangle.edge : self._stop, :].zero_()
         self._shield = Shield(spans, device)
         self._layers = rectangle.memory[..., : self._stop, :].unbind(0)
@@ -70,7 +70,7 @@ class DenseAttention:
         starts = torch.tensor(rectangle.starts, device=device)
         columns = torch.arange(self._stop, device=device)
         last = rectangle.edge + torch.arange(self._width, device=device)
-        # [B, 1, q, columns]: from the row's first token up to the query itself.
+        # [B, 1, q, columns]: a query sees from its row's first token up to itself.
         self._mask = ((columns >= starts[:, None, None]) & (columns <= last[:, None]))[:, None]
         self._batch = len(spans)
 

@@ -1,7 +1,6 @@
-"""Attention of one pass over pages: new keys and values are written to their slots, all are read in place.
+"""Attention of one pass over pages: new keys and values are written to their slots, and all are read in place.
 
-A sequence whose pages lie side by side is read as one view. One that shares a beginning lies in several segments: see
-`segmented_attention`.
+A sequence whose pages lie side by side is read as one view. See `segmented` for a sequence in several segments.
 """
 
 from collections import defaultdict
@@ -19,7 +18,7 @@ from paceline.engine.interfaces import Span
 
 
 class Segment(NamedTuple):
-    """Slots [start, stop) of the pool's memory, which hold neighbouring tokens of one sequence."""
+    """Slots [start, stop) of the pool's memory that hold neighbouring tokens of one sequence."""
 
     start: int
     stop: int
@@ -27,7 +26,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the queries of a sequence in one piece read."""
+    """Keys and values that the queries of one span read, for a sequence in one segment."""
 
     span: Span
     views: Sequence[torch.Tensor]
@@ -43,10 +42,10 @@ class PagedAttention:
         segments: Sequence[Sequence[Segment]],
         slots: torch.Tensor,
     ) -> None:
-        """`memory` is the pool's; `slots` [T] is where the new tokens go."""
+        """`memory` is the pool's; `slots` [T] are those of the new tokens."""
         self.spans = spans
         self.segments = segments
-        """Each row's cached tokens, the new ones included."""
+        """Segments of each row's cached tokens, the new ones included."""
         self._memory = memory
         self._group_size = group_size
         self._layers = memory.unbind(0)
@@ -54,12 +53,12 @@ class PagedAttention:
         self._shield = Shield(spans, memory.device)
 
     def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all slots, [KV heads, slots, D] each."""
+        """Return keys and values of all slots, [KV heads, slots, D] each."""
         return self._layers[2 * layer], self._layers[2 * layer + 1]
 
     @cached_property
     def _readings(self) -> "_Readings":
-        """Made when torch's operations are to read them."""
+        """Made on first use, because compiled kernels do without."""
         return _Readings(self._memory, self._group_size, list(zip(self.spans, self.segments, strict=True)))
 
     def attend(
@@ -76,7 +75,7 @@ class PagedAttention:
 
 
 class _Readings:
-    """How torch's operations attend, row by row."""
+    """Attention by torch's operations, row by row."""
 
     def __init__(self, memory: torch.Tensor, group_size: int, rows: Sequence[tuple[Span, Sequence[Segment]]]) -> None:
         self._counts = [span.count for span, _ in rows]
@@ -84,7 +83,7 @@ class _Readings:
         self._short: defaultdict[int, dict[int, _Reading]] = defaultdict(dict)  # by count, then by row
         self._segmented = SegmentedAttention(memory, group_size)
         for index, (span, parts) in enumerate(rows):
-            # Views are made once for all layers: one by one they would cost as much as the attention of a short row.
+            # Views are made once for all layers: made layer by layer they cost as much as the attention of a short row.
             part_views = [views(memory, segment) for segment in parts]
             if len(parts) > 1:
                 self._segmented.add(index, span, parts, part_views)
@@ -95,7 +94,7 @@ class _Readings:
             alike[index] = _Reading(span, part_views[0], mask)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
-        """`query` and what is returned are [H, T, D]."""
+        """Attend for `query` [H, T, D]; return [H, T, D]."""
         rows = query.split_with_sizes(self._counts, dim=1)
         outputs = self._segmented.attend(layer, rows, scaling)
         for index, reading in self._whole.items():
@@ -121,13 +120,13 @@ def _attend_alike(
 
 
 def write(memory: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
-    """Store new keys or values [KV heads, >= T, D] at `slots` [T] of one layer's [KV heads, slots, D].
+    """Store new keys or values [KV heads, >= T, D] at `slots` [T] of one layer's memory [KV heads, slots, D].
 
-    Nothing else is copied in a pass.
+    A pass copies nothing else.
     """
     memory.index_copy_(1, slots, new.narrow(1, 0, slots.shape[0]))
 
 
 def views(memory: torch.Tensor, segment: Segment) -> tuple[torch.Tensor, ...]:
-    """Keys and values of a segment in place: of layer n at 2n and 2n + 1, [KV heads, tokens, D] each."""
+    """Return a segment's keys and values as views, [KV heads, tokens, D] each: those of layer n at 2n and 2n + 1."""
     return memory.narrow(2, segment.start, segment.stop - segment.start).unbind(0)

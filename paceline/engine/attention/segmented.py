@@ -1,6 +1,7 @@
-"""Attention of sequences that lie in several segments of the pool, because they share a beginning or found no room side
-by side. Each segment is attended by itself, once for all sequences that read it, and the results are merged: nothing is
-gathered, and a beginning that eight sequences share is read once.
+"""Attention of sequences that lie in several segments of the pool.
+
+They share a beginning with others, or found no room side by side. Each segment is read once for all its sequences, and
+the results are merged. Nothing is gathered on a CPU.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,20 +15,21 @@ from paceline.engine.interfaces import Span
 
 @dataclass(frozen=True)
 class _Part:
-    """One segment and the rows that read it: of each the row's index, and which of its segments this is."""
+    """One segment and the rows that read it."""
 
     views: Sequence[torch.Tensor]
     readers: list[tuple[int, int]] = field(default_factory=list)
+    """For each row its index, and the place of this segment among the row's segments."""
 
 
 @dataclass(frozen=True)
 class _MaskedPart:
-    """A segment with new tokens of its one reader, whose queries do not see all of it."""
+    """A segment that holds new tokens of its only reader, so that some queries do not see all of it."""
 
     part: _Part
     mask: torch.Tensor | None
     blind_count: int
-    """Leading queries that come before the whole segment and see nothing of it."""
+    """Number of leading queries that come before the segment and see nothing of it."""
 
 
 class SegmentedAttention:
@@ -45,7 +47,7 @@ class SegmentedAttention:
     def add(
         self, index: int, span: Span, segments: Sequence[Hashable], views: Sequence[Sequence[torch.Tensor]]
     ) -> None:
-        """Add row `index` of the pass, which reads these segments, given as their views in all layers too."""
+        """Add row `index` of the pass, which reads `segments`; `views` are their keys and values in all layers."""
         self._spans[index] = span
         mask = None
         if span.count > 1:
@@ -67,7 +69,7 @@ class SegmentedAttention:
                 self._own.append(_MaskedPart(part, own_mask, max(0, start - span.base_length)))
 
     def attend(self, layer: int, rows: Sequence[torch.Tensor], scaling: float) -> dict[int, torch.Tensor]:
-        """Return the outputs [H, q, D] of the rows that were added, by index; `rows` are the queries of all."""
+        """Return the outputs [H, q, D] of the added rows by index; `rows` are the queries of all rows of the pass."""
         if self._gathered:
             return {index: self._attend_gathered(layer, index, rows[index], scaling) for index in self._gathered}
         if not self._spans:
@@ -84,7 +86,7 @@ class SegmentedAttention:
             ((index, _),) = own.part.readers
             keys, values = own.part.views[2 * layer : 2 * layer + 2]
             found = attend_part(rows[index], keys, values, own.mask, scaling)
-            # Where a query sees nothing the kernel reports a sum of 1.
+            # The kernel reports a sum of 1 for a query that sees nothing.
             found[1][:, : own.blind_count] = float("-inf")
             self._place(own.part, outputs, log_sums, *found)
         merged = merge_parts(outputs, log_sums)
@@ -93,7 +95,7 @@ class SegmentedAttention:
     def _place(
         self, part: _Part, outputs: torch.Tensor, log_sums: torch.Tensor, output: torch.Tensor, log_sum: torch.Tensor
     ) -> None:
-        """Put a part's results where its readers' are collected."""
+        """Copy a part's results to its readers' places in `outputs` and `log_sums`."""
         taken = 0
         for index, place in part.readers:
             start, count = self._starts[index], self._spans[index].count
@@ -102,7 +104,7 @@ class SegmentedAttention:
             taken += count
 
     def _attend_gathered(self, layer: int, index: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
-        """For devices whose kernels do not report their sums."""
+        """Attend over gathered keys, for devices whose kernels do not report their softmax sums."""
         views, mask = self._gathered[index]
         keys, values = (torch.cat([one[2 * layer + kind] for one in views], dim=1) for kind in (0, 1))
         return attend_one(query, keys, values, mask, scaling).view(query.shape)

@@ -1,7 +1,6 @@
-"""Attention of short rows over short sequences, on a CPU in float32: two products and a softmax each.
+"""Attention of short rows over short sequences, on a CPU in float32: two products and a softmax for each row.
 
-What SDPA does around its arithmetic takes longer there than the arithmetic. In lower precision it stays SDPA's, which
-adds in float32.
+Here SDPA spends more time around its arithmetic than on it. Lower precision stays with SDPA, which adds in float32.
 """
 
 from collections.abc import Sequence
@@ -12,11 +11,11 @@ from paceline.engine.attention.common import FOLDED_QUERIES
 from paceline.engine.interfaces import Span
 
 MAX_LENGTH = 512
-"""Longer sequences are read in blocks that fit the processor's caches, which SDPA does."""
+"""Most cached tokens; SDPA reads longer sequences in blocks that fit the processor's caches."""
 
 
 def is_short(span: Span, memory: torch.Tensor) -> bool:
-    """Whether `attend_short` is for this row of a pass. A whole sequence at once is not: SDPA skips what is masked."""
+    """Return whether `attend_short` suits this row. A whole sequence in one row does not: SDPA skips masked keys."""
     if memory.device.type != "cpu" or memory.dtype != torch.float32:
         return False
     return span.length <= MAX_LENGTH and (span.count == 1 or span.count < min(span.length, FOLDED_QUERIES + 1))
@@ -29,9 +28,9 @@ def attend_short(
     masks: Sequence[torch.Tensor | None],
     scaling: float,
 ) -> list[torch.Tensor]:
-    """Attend for rows of as many queries each: [H, q, D] a row, `keys` and `values` [KV heads, length, D], its own.
+    """Attend for rows with equally many queries [H, q, D], each over its own `keys` and `values` [KV heads, length, D].
 
-    `masks` are as `attention.causal_mask` makes them; None for single queries, which see all. Returns [H, q, D] a row.
+    `masks` come from `causal_mask`; None for a single query, which sees all keys. Return [H, q, D] for each row.
     """
     kv_heads, _, size = keys[0].shape
     # Heads that share a KV head become rows of one product, for all sequences at once.

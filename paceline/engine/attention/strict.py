@@ -1,8 +1,8 @@
 """Attention whose result for a query depends on its own sequence and position alone, to the last bit.
 
-Kernels round differently for different numbers of query rows and different key widths, so both follow from a query's
-position here: position p is row p % BLOCK of a product of BLOCK rows, over keys padded with zeros to a width that p
-fixes. What else is in the pass, and how the tokens came into the cache, changes nothing. See docs/numerics.md.
+Kernels round differently for different numbers of query rows and different key widths, so a query's position fixes
+both: position p is row p % BLOCK of a product of BLOCK rows, over keys padded with zeros to a width that p determines.
+The other rows of the pass and the way tokens came into the cache change nothing. See docs/numerics.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ class _Block:
     """Position of the first query."""
     count: int
     column: int
-    """Of the first query in the packed row."""
+    """Index of the first query in the packed row."""
 
     @property
     def width(self) -> int:
@@ -91,13 +91,13 @@ def _blocks(span: Span) -> Iterator[_Block]:
 
 
 def _mask(start: int, group_size: int, like: torch.Tensor) -> torch.Tensor:
-    """Causal mask of the positions [start, start + BLOCK) over the width that follows from them."""
+    """Return the causal mask of the positions [start, start + BLOCK) over the width that `start` determines."""
     seen = causal_mask(BLOCK, start + BLOCK, group_size, like)
     width = _Block(start, start, 0, 0).width
     return torch.nn.functional.pad(seen, (0, width - start - BLOCK), value=float("-inf"))
 
 
 def _padded(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """A sequence's keys or values as [KV heads, width, D], zeros after its last token."""
+    """Return a sequence's keys or values as [KV heads, width, D], with zeros after its last token."""
     content = torch.cat(list(parts), dim=1)
     return torch.nn.functional.pad(content, (0, 0, 0, width - content.shape[1]))

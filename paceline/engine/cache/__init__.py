@@ -1,1 +1,1 @@
-"""Where keys and values lie: pages of one memory, or the paper's rectangle."""
+"""The caches of keys and values: pages of one memory, or the paper's rectangle."""

@@ -1,11 +1,11 @@
 """The paper's layout: one rectangle of keys and values, rows padded on the left, realigned when rows grow unequally.
 
-It exists so that EQSPEC and EXSPEC (arXiv 2510.22876, section 3) can be run and measured as published; `kv_pool` is
-the better cache. Unpad, append, repad: a pass first brings all its rows to one right edge, copying whatever is off it,
-and counts bytes and time of that apart. Rows of equal growth stay where they are (the paper's corollary B.3).
+It exists so that EQSPEC and EXSPEC (arXiv 2510.22876, section 3) can be run and measured as published; `paged` is the
+better cache. A pass first brings all its rows to one right edge (unpad, append, repad), and counts the bytes and the
+time of that copying. Rows that grow equally stay where they are (the paper's corollary B.3).
 
-Invariants: a sequence lies either in the rectangle or aside, never in both; rejected drafts leave by a change of
-length. The budget is for two rectangles, old and new, of all sequences at the longest one's width.
+Invariants: a sequence lies either in the rectangle or aside, never in both; dropping rejected drafts only changes a
+length. The budget holds two rectangles, old and new, each with all sequences at the longest one's width.
 """
 
 import time
@@ -22,14 +22,14 @@ from paceline.types import CacheDescription
 SLACK = 64
 """Columns left free on the right, so that equal growth needs no new rectangle."""
 RECTANGLES = 2
-"""The old one and the new one exist at once while rows are copied over."""
+"""The old and the new rectangle exist together while rows are copied over."""
 
 
 @dataclass
 class _Row:
     token_ids: list[int]
     aside: torch.Tensor | None
-    """[layers, 2, KV heads, length, D] when the sequence is not in the rectangle."""
+    """[layers, 2, KV heads, length, D]; None when the sequence is in the rectangle."""
 
     @property
     def length(self) -> int:
@@ -109,7 +109,7 @@ class DenseCache:
             self._rectangle.drop(sequence_id)
             row.aside = self._empty(0)
         elif row.aside is not None and row.aside.shape[3] > length:
-            row.aside = row.aside[:, :, :, :length].clone()  # a view would keep all of it
+            row.aside = row.aside[:, :, :, :length].clone()  # a view would keep all of the memory
 
     def release(self, sequence_id: str) -> bool:
         row = self._rows.pop(sequence_id, None)
@@ -120,7 +120,7 @@ class DenseCache:
         return row is not None
 
     def describe(self) -> CacheDescription:
-        # Copied first, for another thread may ask while a pass changes them.
+        # The list is copied, because another thread may ask while a pass changes the rows.
         asides = sum(row.aside.nbytes for row in list(self._rows.values()) if row.aside is not None)
         return CacheDescription(
             layout="dense",
@@ -138,7 +138,7 @@ class DenseCache:
         return self._bytes_of([row.length for row in self._rows.values()])
 
     def _bytes_of(self, lengths: Sequence[int]) -> int:
-        """What the budget is for. Sequences that were cut to nothing want no row of a rectangle."""
+        """Return the bytes that the budget must hold. Sequences that were cut to nothing need no row."""
         return RECTANGLES * _held_count(lengths) * (max(lengths, default=0) + SLACK) * self.shape.token_bytes
 
     def _empty(self, length: int) -> torch.Tensor:
@@ -148,13 +148,13 @@ class DenseCache:
         )
 
     def _realign(self, spans: Sequence[Span], edge: int, new_count: int) -> None:
-        """Build the rectangle of these rows, their cached tokens ending at column `edge`; others go aside."""
+        """Build a rectangle of these rows whose cached tokens end at column `edge`; move other sequences aside."""
         old = self._rectangle
         group = [span.sequence_id for span in spans]
         new = Rectangle.of(self.shape, group, [edge - span.base_length for span in spans], edge + new_count + SLACK)
         new.edge = edge
         leaving = [one for one in old.sequence_ids if one and one not in group]
-        # Copied before anything changes: memory may run out, and a row is in the rectangle or aside, never in both.
+        # All copies come before any change: when memory runs out here, every row is still where it was.
         asides = [old.content(one, self._rows[one].length).clone() for one in leaving]
         for sequence_id, aside in zip(leaving, asides, strict=True):
             self._rows[sequence_id].aside = aside

@@ -1,11 +1,10 @@
-"""The default cache: fixed-size pages of one memory, a page table a sequence, equal beginnings shared.
+"""The default cache: fixed-size pages of one memory, a page table for each sequence, and shared equal beginnings.
 
-Owns tables, lengths and the memory; `pages` counts references and `prefix_index` knows contents. Knows nothing of
+It owns tables, lengths and the memory; `pages` counts references and `prefix_index` knows contents. It knows nothing of
 models or calls.
 
-Invariants: a sequence has exactly the pages its length needs; a page's references are the tables it is in, plus one
-when the index holds it; nothing is ever written to a page that a second table or the index holds; truncation copies
-nothing.
+Invariants: a sequence has exactly the pages its length needs; a page has one reference for each table it is in, and one
+more when the index holds it; no page is written to that a second table or the index holds; truncation copies nothing.
 """
 
 from collections.abc import Sequence
@@ -23,17 +22,17 @@ from paceline.scope import scope_of
 from paceline.types import CacheDescription
 
 EVICTED_SHARE = 16
-"""When pages run out, this fraction of all goes at once, so that neighbours fall free together and form runs."""
+"""When pages run out, one in this many of all pages is freed at once, so that neighbours are free and form runs."""
 
 
 @dataclass
 class _Sequence:
     root: bytes
-    """What the first page follows: pages are shared among sequences of one root."""
+    """Key that stands before the first page's. Only sequences with equal roots share pages."""
     token_ids: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
-    """Keys of the leading full pages, as far as they were needed."""
+    """Keys of the leading full pages, computed as far as they were needed."""
 
     @property
     def length(self) -> int:
@@ -51,7 +50,7 @@ class KvPool:
         strict: bool = False,
         has_scratch: bool = False,
     ) -> None:
-        """With `has_scratch` one page is set apart for padding to be written to, and memory holds numbers at once."""
+        """With `has_scratch` one page is set apart for padding, and memory starts as zeros."""
         self.shape = shape
         self._attention = StrictAttention if strict else PagedAttention
         self.page_tokens = page_tokens
@@ -63,15 +62,15 @@ class KvPool:
         self._index = PrefixIndex()
         self._sequences: dict[str, _Sequence] = {}
         self._shared_token_count = 0
-        # Memory that was never written to is not resident, so the whole budget can be laid out at once. What is read
-        # in whole pages must hold numbers, though masked: not-a-number would spread.
-        # Heads lie outside slots: attention reads one head after the other, and each should be one run of bytes.
+        # Memory that was never written to is not resident, so the whole budget can be laid out at once. Fixed shapes
+        # read whole pages, where a NaN would spread although it is masked, so their memory starts as zeros.
+        # Heads lie outside slots, because attention reads one head after the other: each is one run of bytes.
         self.memory = (torch.zeros if has_scratch else torch.empty)(
             (2 * shape.layer_count, shape.kv_head_count, (page_count + has_scratch) * page_tokens, shape.head_size),
             dtype=shape.dtype,
             device=shape.device,
         )
-        """Of each layer the keys, then the values: [2 * layers, KV heads, slots, head size]."""
+        """Keys, then values, of each layer: [2 * layers, KV heads, slots, head size]."""
 
     @property
     def capacity_bytes(self) -> int:
@@ -97,20 +96,20 @@ class KvPool:
         return self._sequences[sequence_id].token_ids
 
     def pages(self, sequence_id: str) -> Sequence[int]:
-        """The sequence's pages, in order; not to be changed."""
+        """Return the sequence's pages in order; the caller must not change them."""
         return self._sequences[sequence_id].pages
 
     def fill(self, sequence_id: str, token_ids: Sequence[int]) -> None:
-        """Name the last tokens, which were appended before a pass chose them."""
+        """Replace the last tokens, which were placeholders until a pass chose them."""
         held = self._sequences[sequence_id].token_ids
         held[len(held) - len(token_ids) :] = token_ids
 
     def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
         check_base(sequence_id, base_length, self.length(sequence_id))
-        # Callers that are kept apart share nothing: the time a prompt takes would tell them of each other's.
+        # Callers of different scopes share nothing: the time a prompt takes would tell one about another's prompts.
         sequence = self._sequences.setdefault(sequence_id, _Sequence(root_key(scope_of(sequence_id))))
         self._cut(sequence, base_length)
-        # Page by page and never the rest of a prompt: that would make a long one's cost grow with its square.
+        # Only one page of tokens is copied at a time: copying all the rest of a prompt would cost its length squared.
         for start in range(0, len(next_token_ids), self.page_tokens):
             content = next_token_ids[start : start + self.page_tokens]
             key = self._key_of_next(sequence, content)
@@ -195,7 +194,7 @@ class KvPool:
         return page_key(sequence.keys[-1] if sequence.keys else sequence.root, token_ids)
 
     def _key_of_next(self, sequence: _Sequence, next_token_ids: Sequence[int]) -> bytes | None:
-        """Key of the full page that would come next; None in the middle of a page or with too few tokens."""
+        """Return the key of the next full page; None inside a page, with too few tokens, or without sharing."""
         aligned = sequence.length == len(sequence.keys) * self.page_tokens
         if not self._prefix_sharing or not aligned or len(next_token_ids) < self.page_tokens:
             return None
@@ -204,7 +203,7 @@ class KvPool:
     def _cut(self, sequence: _Sequence, length: int) -> None:
         del sequence.token_ids[length:]
         del sequence.keys[length // self.page_tokens :]
-        # The last page first: it is of no use without those before it, so it should be the first to be evicted.
+        # The last page goes first: it is useless without the pages before it, so it should be evicted before them.
         while len(sequence.pages) * self.page_tokens - length >= self.page_tokens:
             self._drop(sequence.pages.pop())
 
@@ -238,7 +237,7 @@ class KvPool:
 
     def _take(self, after: int | None) -> int:
         if after is not None and self._index.is_idle(after + 1):
-            # To stay in one piece is worth more than what rests there: most likely how this very prompt went on before.
+            # Staying in one piece is worth more than that idle page, most likely an earlier answer to this very prompt.
             self._index.forget(after + 1)
             self._pages.release(after + 1)
         if not self._pages.free_count:
@@ -248,7 +247,7 @@ class KvPool:
         return page
 
     def _evict(self, missing: int) -> None:
-        """Free resting pages until `missing` are free, and some more; CacheFull, and none freed, when too few rest."""
+        """Free idle pages until `missing` are free, and some more. Raise CacheFull, and free none, if too few are."""
         if missing > self._pages.free_count + self._index.idle_count:
             used = self._pages.page_count - self._pages.free_count - self._index.idle_count
             short = missing - self._pages.free_count - self._index.idle_count
@@ -263,7 +262,7 @@ class KvPool:
             self._pages.release(page)
 
     def _segments(self, sequence_id: str, first: int, last: int) -> list[Segment]:
-        """Slots of the tokens [first, last) as maximal contiguous runs."""
+        """Return the slots of the tokens [first, last) as maximal contiguous runs."""
         pages = self._sequences[sequence_id].pages
         size = self.page_tokens
         segments: list[Segment] = []

@@ -1,7 +1,7 @@
-"""Which pages are free and who holds the others. Numbers only: knows nothing of tensors, tokens or sequences.
+"""The allocator of pages: which are free, and how many references the others have.
 
-Free pages are kept as maximal runs, so that what grows finds the page after its last one free, and what starts anew
-starts in the middle of the widest gap: while memory is plentiful every sequence stays contiguous.
+It knows nothing of tensors, tokens or sequences. Free pages are kept as maximal runs. A growing sequence takes the page
+after its last one, and a new one starts in the middle of the widest run: with enough room all stay contiguous.
 
 Invariants: a page is free or has at least one reference, never both; runs are sorted, not empty, and never touch.
 """
@@ -24,7 +24,7 @@ class PageAllocator:
         return self._references[page]
 
     def take(self, after: int | None) -> int | None:
-        """Take a free page with one reference, the one following page `after` if it is free; None when none is."""
+        """Take a free page, the one following `after` if it is free, with one reference; None when no page is free."""
         if not self.free_count:
             return None
         page = self._start_of_gap() if after is None else after + 1
@@ -38,12 +38,12 @@ class PageAllocator:
         return page
 
     def share(self, page: int) -> None:
-        """Add a reference to a page that is held already."""
+        """Add a reference to a page that has one already."""
         assert self._references[page] > 0, f"page {page} is free"
         self._references[page] += 1
 
     def release(self, page: int) -> None:
-        """Drop one reference; without any the page is free."""
+        """Drop one reference; a page without references is free."""
         assert self._references[page] > 0, f"page {page} is free already"
         self._references[page] -= 1
         if not self._references[page]:
@@ -51,7 +51,7 @@ class PageAllocator:
             self._join(page)
 
     def _start_of_gap(self) -> int:
-        """Return the page in the middle of the widest run, or its first where nobody can grow into the run."""
+        """Return the page in the middle of the widest run, or its first page when the run starts at page 0."""
         start, stop = max(zip(self._starts, self._stops, strict=True), key=lambda run: run[1] - run[0])
         return start + (stop - start) // 2 if start else start
 

@@ -1,7 +1,7 @@
-"""Full pages by the tokens they and all pages before them hold, so that equal beginnings are computed once.
+"""The index of full pages by the tokens in them and in all pages before, so that equal beginnings are computed once.
 
-Owns the table from content to page and the order in which unused pages go; knows nothing of tensors or sequences.
-The idea is vLLM's automatic prefix caching: a page's key is a hash of its tokens and of the key of the page before.
+It owns the table from content to page and the order in which idle pages are evicted; it knows nothing of tensors or
+sequences. The idea is vLLM's automatic prefix caching: a page's key hashes its tokens and the key of the page before.
 """
 
 from array import array
@@ -11,20 +11,20 @@ from hashlib import blake2b
 
 
 def root_key(scope: str) -> bytes:
-    """What the first pages of a scope's sequences follow. Longer than a page's key, so never equal to one."""
+    """Return the key before the first pages of a scope's sequences. It is longer than a page's key, so never equal."""
     return blake2b(scope.encode(), digest_size=20).digest()
 
 
 def page_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
-    """Key of a page of `token_ids` that follows the page of key `previous`, or a root.
+    """Return the key of a page of `token_ids` whose predecessor, a page or a root, has the key `previous`.
 
-    A cryptographic hash, for a collision that can be made on purpose would show one client another's tokens.
+    The hash is cryptographic, because a deliberate collision would show one client another's tokens.
     """
     return blake2b(previous + array("i", token_ids).tobytes(), digest_size=16).digest()
 
 
 class PrefixIndex:
-    """Key to page and back, and the pages that only the index still holds, least recently used first."""
+    """Maps keys to pages and back, and keeps the idle pages, which only the index holds, least recently used first."""
 
     def __init__(self) -> None:
         self._page_by_key: dict[bytes, int] = {}
@@ -45,7 +45,7 @@ class PrefixIndex:
         return page in self._idle
 
     def add(self, key: bytes, page: int) -> bool:
-        """Enter a page that a sequence holds; False when other memory holds the same tokens already."""
+        """Enter a page that a sequence holds; return False when the key or the page is entered already."""
         if key in self._page_by_key or page in self._key_by_page:
             return False
         self._page_by_key[key] = page
@@ -53,7 +53,7 @@ class PrefixIndex:
         return True
 
     def rest(self, page: int) -> None:
-        """No sequence holds the page any more: it may go, after those that rest longer."""
+        """Mark a page as idle: no sequence holds it, and it may be evicted after those that were idle before."""
         self._idle[page] = None
 
     def wake(self, page: int) -> None:
@@ -64,7 +64,7 @@ class PrefixIndex:
         self._idle.pop(page, None)
 
     def evict(self) -> int | None:
-        """Forget the page that rests longest and return it; None when none rests."""
+        """Forget the page that was idle longest and return it; None when none is idle."""
         if not self._idle:
             return None
         page = next(iter(self._idle))

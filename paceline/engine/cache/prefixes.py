@@ -1,4 +1,4 @@
-"""Whether a row relies on what is cached: so many tokens, and the same ones."""
+"""Checks that the prefix a row relies on is cached: as many tokens, and the same ones."""
 
 from typing import Protocol
 
@@ -17,14 +17,14 @@ class Relying(Protocol):
 
 
 class Prefixes:
-    """Of the sequences in a cache: the hashes of what rows relied on."""
+    """Hashes of the prefixes that rows relied on, for the sequences in a cache."""
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
         self._hashes: dict[str, PrefixHash] = {}
 
     def check(self, row: Relying) -> None:
-        """Raise PrefixNotCached where the row relies on tokens that are not cached. Every row must come here."""
+        """Raise PrefixNotCached if the row relies on tokens that are not cached. Must be called for every row."""
         check_base(row.sequence_id, row.base_length, self._cache.length(row.sequence_id))
         if not row.base_length:
             self.forget(row.sequence_id)
@@ -37,7 +37,7 @@ class Prefixes:
                     f"base_hash of sequence {row.sequence_id!r} is {row.base_hash:#010x}, and the first "
                     f"{row.base_length} cached tokens have {found:#010x}; send the whole sequence with base_length 0"
                 )
-        # What follows them is dropped, for the row's own tokens.
+        # The tokens after the base are about to be replaced by the row's own.
         known.cut(row.base_length)
 
     def forget(self, sequence_id: str) -> None:

@@ -1,7 +1,7 @@
 """Passes of fixed shapes, for devices on which launching a kernel costs more than padding a few rows.
 
-A pass is padded to a block of rows and queries, and everything it needs to know lies in one small tensor. So a shape's
-kernels are recorded once and replayed, and a draft's steps follow each other without a word from the host.
+A pass is padded to a block of rows and queries, and one small tensor holds all that describes it. So the kernels of a
+shape are recorded once and replayed, and the steps of a draft follow each other without the host.
 """
 
 from paceline.engine.fixed_shapes.passes import BlockPasses

@@ -1,7 +1,7 @@
 """Attention of a block pass: every row reads its own pages through its table.
 
-Two kernels: torch's variable-length attention, which reads the table itself, and gathering the keys for SDPA, which any
-device can do. Which one runs is found out by trying, for it depends on the torch version, the device and the page size.
+There are two kernels: torch's variable-length attention, which reads the table itself, and SDPA over gathered keys,
+which runs on any device. `kernels` tries out which of them the torch version, the device and the page size allow.
 """
 
 from collections.abc import Callable
@@ -14,26 +14,26 @@ from paceline.engine.attention.paged import write
 from paceline.engine.fixed_shapes.rows import BlockRows
 
 VarlenFunction = Callable[..., Any]
-"""`torch.nn.attention.varlen.varlen_attn`, or what does the same."""
+"""`torch.nn.attention.varlen.varlen_attn` or an equivalent."""
 
 
 class BlockKernel(Protocol):
-    """Made for a pass's rows; called once a layer."""
+    """Attention over the rows of one pass, called once for each layer."""
 
     def __call__(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
-        """`query` is [H, N * Q, D], `keys` and `values` a layer's memory [KV heads, slots, D]; returns as `query`."""
+        """Attend for `query` [H, N * Q, D] over a layer's memory [KV heads, slots, D]; return the shape of `query`."""
         ...
 
 
 KernelMaker = Callable[[BlockRows, int], BlockKernel]
-"""Takes the rows and the tokens of a page."""
+"""Makes the kernel of a pass from its rows and the number of tokens in a page."""
 
 
 class GatheredBlocks:
     """Copies each row's pages side by side, up to the end of its table, and masks what a query must not see.
 
-    What lies behind a row's own tokens is another's: padding of other rows in the scratch page, or what a page's last
-    owner left there. A mask alone would not keep an infinity of theirs out, for 0 times infinity is not a number.
+    Behind a row's own tokens lie padding of other rows (in the scratch page) and remains of a page's last owner. A mask
+    alone would not keep their infinities out, because 0 times infinity is NaN.
     """
 
     def __init__(self, rows: BlockRows, page_tokens: int) -> None:
@@ -41,7 +41,7 @@ class GatheredBlocks:
         within = torch.arange(page_tokens, device=rows.tables.device)
         slots = (rows.tables[:, :, None] * page_tokens + within).flatten(1)
         key_positions = torch.arange(slots.shape[1], device=slots.device)
-        # In its stead the row's first token is read, which is seen anyway.
+        # Slots behind the row's tokens are replaced by its first token's, which every query sees anyway.
         is_held = key_positions < (rows.bases + rows.counts)[:, None]
         self._slots = torch.where(is_held, slots, slots[:, :1]).flatten()
         self._mask = (key_positions <= rows.positions[:, :, None])[:, None]
@@ -58,12 +58,12 @@ class GatheredBlocks:
         return attended.transpose(0, 1).reshape(query.shape)
 
     def _by_row(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[heads, N * tokens, D] to [N, heads, tokens, D]."""
+        """Turn [heads, N * tokens, D] into [N, heads, tokens, D]."""
         return tensor.reshape(tensor.shape[0], self._row_count, -1, tensor.shape[2]).transpose(0, 1)
 
 
 class VarlenBlocks:
-    """Lets the kernel read the pages where they are."""
+    """Attention by torch's variable-length kernel, which reads the pages in place."""
 
     def __init__(self, rows: BlockRows, page_tokens: int, varlen_attn: VarlenFunction) -> None:
         row_count, query_count = rows.token_ids.shape
@@ -75,7 +75,7 @@ class VarlenBlocks:
             "cu_seq_k": None,
             "max_q": query_count,
             "max_k": rows.tables.shape[1] * page_tokens,
-            # The last query is aligned with the last key, so each sees up to its own position.
+            # The kernel aligns the last query with the last key, so each query sees up to its own position.
             "window_size": (-1, 0),
             "seqused_k": (rows.bases + query_count).int(),
             "block_table": rows.tables.int(),
@@ -93,7 +93,7 @@ class VarlenBlocks:
         return attended.transpose(0, 1)
 
     def _pages(self, memory: torch.Tensor) -> torch.Tensor:
-        """[KV heads, slots, D] as [pages, tokens, KV heads, D], without copying."""
+        """View [KV heads, slots, D] as [pages, tokens, KV heads, D]."""
         return memory.view(memory.shape[0], -1, self._page_tokens, memory.shape[2]).permute(1, 2, 0, 3)
 
 

@@ -1,4 +1,4 @@
-"""The rule of choice for many rows at once, without leaving the device. See `engine.sampling` for the rule itself."""
+"""The rule of choice for many rows at once, on the device. See `engine.sampling` for the rule itself."""
 
 import torch
 
@@ -6,20 +6,20 @@ from paceline.engine.noise import gumbel_at, stream_starts
 from paceline.types import SamplingParameters
 
 NO_TOKEN = -1
-"""Stands on the device for the token where there is none to choose."""
+"""Stands for the token id, on the device, where no token can be chosen."""
 
 
 def is_plain(sampling: SamplingParameters) -> bool:
-    """True when a choice depends on temperature and seed alone: no filter, no penalty, no bias."""
+    """Return whether a choice depends on temperature and seed alone: no filter, no penalty, no bias."""
     return sampling == SamplingParameters(temperature=sampling.temperature)
 
 
 def choose_rows(
     logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Choices [N], as `coded` gives them, from logits [N, V]; where the temperature [N] is 0, the likeliest token.
+    """Return the choices [N] from logits [N, V], in the form of `coded`; greedy where the temperature [N] is 0.
 
-    `positions` [N] are those of the tokens chosen.
+    `positions` [N] are the positions of the chosen tokens.
     """
     token_ids = torch.arange(logits.shape[1], device=logits.device)
     heated = logits.float() / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
@@ -29,5 +29,5 @@ def choose_rows(
 
 
 def coded(scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """The token ids [N] of the highest scores [N], but `NO_TOKEN` where such a score allows no choice."""
+    """Return the token ids [N] of the highest scores [N], but `NO_TOKEN` where a score is not finite."""
     return torch.where(scores.isfinite(), token_ids, NO_TOKEN)

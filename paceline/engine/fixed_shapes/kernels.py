@@ -1,4 +1,4 @@
-"""Which attention kernel this torch and device have for block tables, found out by trying."""
+"""The choice of the attention kernel for page tables, by trial on this torch and device."""
 
 from functools import partial
 
@@ -12,11 +12,11 @@ from paceline.engine.interfaces import KvShape
 log = structlog.get_logger()
 
 TOLERANCE = 2e-2
-"""Half precision rounds by less; a kernel that reads other pages or sees other keys is off by far more."""
+"""Largest accepted difference. Half precision rounds by less; reading wrong pages or keys is off by far more."""
 
 
 def find_varlen() -> VarlenFunction | None:
-    """torch's variable-length attention, where this torch has it."""
+    """Return torch's variable-length attention; None if this torch does not have it."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -26,14 +26,14 @@ def find_varlen() -> VarlenFunction | None:
 
 @torch.inference_mode()
 def choose_kernel(shape: KvShape, page_tokens: int, varlen_attn: VarlenFunction | None) -> KernelMaker:
-    """Return the variable-length kernel if it does what gathering does, with these pages and heads; else gathering."""
+    """Return the variable-length kernel if it agrees with gathering for these pages and heads, else gathering."""
     if varlen_attn is None:
         return GatheredBlocks
     varlen = partial(VarlenBlocks, varlen_attn=varlen_attn)
     try:
         difference = _difference(varlen, shape, page_tokens)
     except (RuntimeError, TypeError, ValueError) as error:
-        # Older ones take no table, some no pages of this size, some not this device or dtype.
+        # Older versions take no table; some refuse pages of this size, or this device or dtype.
         log.info("keys are gathered for attention; the variable-length kernel refused", error=str(error))
         return GatheredBlocks
     if not difference <= TOLERANCE:
@@ -43,7 +43,7 @@ def choose_kernel(shape: KvShape, page_tokens: int, varlen_attn: VarlenFunction 
 
 
 def _difference(varlen: KernelMaker, shape: KvShape, page_tokens: int) -> float:
-    """Largest difference between the two kernels on three rows whose pages lie in no order."""
+    """Return the largest difference between the two kernels on three rows whose pages are out of order."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*size: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Passes over blocks: one of verify's or a draft's rows, and all steps of a draft in one go.
+"""Passes over blocks: one pass over rows, or all steps of a draft at once.
 
-Owns the recorded programs, one a shape. What no shape holds, such as a prompt, goes the ragged way.
+It owns the recorded programs, one for each shape. Rows that fit no shape, such as a prompt, take `FastPasses`.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ class BlockPasses(FastPasses):
         if program is None:
             program = self._programs[shape] = _Pass(shape, self._device, self._scratch_page, self._all_logits)
         logits = program.run([self._row(piece, 0) for piece in pieces])
-        # Copied out: the next pass of this shape overwrites them.
+        # The logits are copied, because the next pass of this shape overwrites them.
         return [
             logits[row, len(piece.token_ids) - piece.logit_count : len(piece.token_ids)].clone()
             for row, piece in enumerate(pieces)
@@ -61,12 +61,10 @@ class BlockPasses(FastPasses):
     def draft(
         self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], draft_counts: Sequence[int]
     ) -> list[list[int]]:
-        """Return so many choices after each piece as `draft_counts` says, each made from the ones before; fewer where
-        there is none to be made.
+        """Return `draft_counts` choices after each piece, each choice made after the ones before; fewer if one fails.
 
-        The cache must have room for all of a piece's but the last; they are in it afterwards. Steps
-        are as many as the largest count: a piece that wants fewer goes on, and what it writes lies behind its end or in
-        the scratch page.
+        The cache must have room for all of a piece's choices but the last, and holds them afterwards. There are as many
+        steps as the largest count; a piece with a smaller count then writes behind its end or to the scratch page.
         """
         step_count = max(draft_counts)
         shape = self._shape(pieces, step_count - 1)
@@ -84,7 +82,7 @@ class BlockPasses(FastPasses):
         return [self._settle(piece, drafts[:count]) for (piece, count), drafts in zip(counted, made, strict=True)]
 
     def _settle(self, piece: Piece, drafts: list[int]) -> list[int]:
-        """Name the drafts in the cache, as far as they could be chosen."""
+        """Write the draft tokens into the cache, up to the first that could not be chosen, and return them."""
         made = drafts[: drafts.index(NO_TOKEN)] if NO_TOKEN in drafts else drafts
         self._pool.truncate(piece.sequence_id, piece.length + max(0, len(made) - 1))
         self._pool.fill(piece.sequence_id, made[:-1])
@@ -99,7 +97,7 @@ class BlockPasses(FastPasses):
         return self._pool.shape.device
 
     def _shape(self, pieces: Sequence[Piece], later_count: int) -> BlockShape | None:
-        """What holds the pieces, and tables for so many tokens after them."""
+        """Return the shape that holds the pieces, with tables for `later_count` more tokens; None if there is none."""
         return fitting_shape(
             len(pieces),
             max(len(piece.token_ids) for piece in pieces),
@@ -116,25 +114,25 @@ class BlockPasses(FastPasses):
         return HostRow(piece.token_ids, piece.base_length, pages)
 
     def _all_logits(self, rows: BlockRows) -> torch.Tensor:
-        """Logits [N, Q, V], padding's too."""
+        """Return the logits [N, Q, V] of all tokens, padding included."""
         token_count = rows.token_ids.numel()
         logits = self._forward(rows, torch.arange(token_count, device=self._device))
         return logits.view(*rows.token_ids.shape, -1)
 
     def _last_logits(self, rows: BlockRows) -> torch.Tensor:
-        """Logits [N, V] after each row's last real token."""
+        """Return the logits [N, V] after each row's last real token."""
         return self._forward(rows, rows.last)
 
     def _forward(self, rows: BlockRows, wanted: torch.Tensor) -> torch.Tensor:
         pool = self._pool
         attention = BlockAttention(pool.memory, rows, pool.page_tokens, self._scratch_page, self._kernel)
-        # Padding after a sequence of full length would lie where there are no positions.
+        # Padding after a sequence of full length would have positions beyond the model's last.
         positions = rows.positions.clamp_max(self._model.description.max_length - 1)
         return self._model.decoder.logits(rows.token_ids.reshape(1, -1), positions.reshape(1, -1), wanted, attention)
 
 
 class _Pass:
-    """One pass of one shape."""
+    """The recorded pass of one shape."""
 
     def __init__(
         self,
@@ -147,13 +145,13 @@ class _Pass:
         self._replay: Work = recorded(lambda: logits(self._buffer.rows), device)
 
     def run(self, rows: Sequence[HostRow]) -> torch.Tensor:
-        """Return what the recorded work returns, in memory that the next run overwrites."""
+        """Return the logits, in memory that the next run overwrites."""
         self._buffer.fill(rows)
         return self._replay()
 
 
 class _Draft:
-    """All steps of a draft of one shape: each step's choice is the next one's token."""
+    """All recorded steps of a draft of one shape: each step's choice is the token of the next step."""
 
     def __init__(
         self,
@@ -173,7 +171,7 @@ class _Draft:
         self._replay: Work = recorded(self._steps, device)
 
     def run(self, rows: Sequence[HostRow], rules: Sequence[ChoiceRule]) -> torch.Tensor:
-        """Return the drafts [N, draft_count] as `coded` gives them, in memory that the next run overwrites."""
+        """Return the draft tokens [N, draft_count] in the form of `coded`, in memory that the next run overwrites."""
         self._buffer.fill(rows)
         if self._is_sampled:
             self._seeds[: len(rules)] = torch.tensor([signed64(rule.seed) for rule in rules])
@@ -185,7 +183,7 @@ class _Draft:
         drafts: list[torch.Tensor] = []
         for _ in range(self._draft_count):
             if drafts:
-                # Where nothing could be chosen any token will do: the row has failed.
+                # A row without a choice has failed, so any token will do for it.
                 rows = rows.then(drafts[-1].clamp_min(0))
             logits = self._last_logits(rows)
             drafts.append(self._choices(logits, rows.bases + rows.counts))

@@ -1,4 +1,4 @@
-"""Record device work once, replay it any number of times."""
+"""Recording of device work as a CUDA graph, to be replayed any number of times."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,14 @@ log = structlog.get_logger()
 Work = Callable[[], torch.Tensor]
 
 WARM_UP_RUNS = 2
-"""Libraries set themselves up in their first calls, which must not be recorded."""
+"""Runs before recording: libraries set themselves up in their first calls, which must not be recorded."""
 
 
 def recorded(work: Work, device: torch.device) -> Work:
-    """Return what does `work` again: a CUDA graph of it, or the work itself where there is none.
+    """Return a function that repeats `work`: the replay of a CUDA graph, or `work` itself where none can be recorded.
 
-    The work must read its inputs from memory that stays, must not wait for the device, and must do no harm when done
-    twice. Its result lies in memory that the next replay overwrites.
+    The work must read its inputs from memory that stays, must not wait for the device, and must be harmless to repeat.
+    Its result lies in memory that the next replay overwrites.
     """
     if device.type != "cuda":
         return work

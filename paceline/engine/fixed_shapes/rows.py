@@ -1,6 +1,6 @@
 """The rows of a block pass, as tensors on the device.
 
-Everything else a pass needs (positions, slots, masks) follows from these by arithmetic on the device.
+Positions, slots and masks follow from them by arithmetic on the device.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ class BlockShape:
 def fitting_shape(
     row_count: int, query_count: int, *, longest_base: int, later_count: int = 0, page_tokens: int
 ) -> BlockShape | None:
-    """The smallest shape that holds so much; None when there is none: then it is no decoding pass.
+    """Return the smallest shape for these rows; None when no shape is large enough.
 
-    `query_count` tokens follow up to `longest_base` cached ones, and `later_count` more will follow those. Tables reach
-    as far as padding does: a kernel that aligns the last query with the last key counts padded queries as keys.
+    `query_count` tokens follow up to `longest_base` cached ones, and `later_count` more will follow those. Tables cover
+    padding too: a kernel that aligns the last query with the last key counts padded queries as keys.
     """
     rows = next((one for one in ROW_COUNTS if one >= row_count), None)
     queries = next((one for one in QUERY_COUNTS if one >= query_count), None)
@@ -39,7 +39,7 @@ def fitting_shape(
 
 @dataclass(frozen=True)
 class HostRow:
-    """One row as the host knows it."""
+    """One row, as Python values."""
 
     token_ids: Sequence[int]
     base_length: int
@@ -61,18 +61,18 @@ class BlockRows:
 
     @property
     def positions(self) -> torch.Tensor:
-        """Absolute positions [N, Q], padding's too: it comes after the real tokens."""
+        """Absolute positions [N, Q]. Padding has positions too, after the real tokens."""
         return self.bases[:, None] + torch.arange(self.token_ids.shape[1], device=self.bases.device)
 
     @property
     def last(self) -> torch.Tensor:
-        """Index of each row's last real token among all N * Q; its first token when it has none: [N]."""
+        """Index [N] of each row's last real token among all N * Q tokens; of its first token when none is real."""
         row_count, query_count = self.token_ids.shape
         first = torch.arange(row_count, device=self.counts.device) * query_count
         return first + (self.counts - 1).clamp_min(0)
 
     def slots(self, page_tokens: int, scratch_page: int) -> torch.Tensor:
-        """Where each token's keys and values go, [N * Q]; all padding goes to the scratch page."""
+        """Return the slots [N * Q] of the tokens' keys and values; those of padding are in the scratch page."""
         positions = self.positions
         pages = self.tables.gather(1, (positions // page_tokens).clamp_max(self.tables.shape[1] - 1))
         real = torch.arange(positions.shape[1], device=positions.device) < self.counts[:, None]
@@ -80,14 +80,14 @@ class BlockRows:
         return (page * page_tokens + positions % page_tokens).flatten()
 
     def then(self, token_ids: torch.Tensor) -> "BlockRows":
-        """The rows of the next step: one token each [N], after all that these held. Empty rows stay empty."""
+        """Return the rows of the next step: one token each [N], after all tokens of these. Empty rows stay empty."""
         return replace(
             self, token_ids=token_ids[:, None], bases=self.bases + self.counts, counts=self.counts.clamp_max(1)
         )
 
 
 class BlockBuffer:
-    """Memory of one shape that stays where it is: what is recorded reads it, and each pass fills it anew."""
+    """Memory for the rows of one shape. It never moves: recorded work reads it, and each pass fills it anew."""
 
     def __init__(self, shape: BlockShape, scratch_page: int, device: torch.device) -> None:
         self._shape = shape
@@ -104,7 +104,7 @@ class BlockBuffer:
         return BlockRows(numbers[:, :count], numbers[:, count], numbers[:, count + 1], numbers[:, count + 2 :])
 
     def fill(self, rows: Sequence[HostRow]) -> None:
-        """Write the rows, then empty ones, in one transfer."""
+        """Write the rows, then empty rows up to the shape, in one transfer."""
         shape = self._shape
         numbers = []
         for row in rows:

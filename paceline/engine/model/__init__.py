@@ -1,1 +1,1 @@
-"""A model's weights: found, read, identified, and run without the modules between."""
+"""A model's weights: finding, reading and identifying them, and running a pass through them."""

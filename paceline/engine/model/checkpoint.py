@@ -1,6 +1,6 @@
-"""Find a checkpoint and read what stands beside its weights. Nothing here touches torch's memory.
+"""Checkpoints: finding one, and reading the files beside its weights.
 
-Owns where models come from (directory, hub, built in) and which configurations are refused before weights are read.
+It owns where models come from (directory, hub, built in) and which configurations are refused. It reads no weights.
 """
 
 import json
@@ -35,13 +35,13 @@ _REFUSED = {
 @dataclass(frozen=True)
 class Checkpoint:
     model: str
-    """As it was asked for."""
+    """Name by which the user asked for it."""
     folder: Path
     config: Any
 
     @property
     def weight_files(self) -> list[Path]:
-        """Those that transformers reads, which are not all there may be. Raises ModelNotUsable."""
+        """The weight files that transformers reads; the folder may have others. Raises ModelNotUsable."""
         stated = getattr(self.config, "transformers_weights", None)
         first = self.folder / (stated or SAFE_WEIGHTS_NAME)
         if not stated and not first.is_file():
@@ -58,7 +58,7 @@ class Checkpoint:
 
 
 def find_checkpoint(model: str) -> Checkpoint:
-    """Locate a directory, `builtin:NAME` or hub id and read its configuration. Raises ModelNotUsable."""
+    """Locate a directory, `builtin:NAME` or hub id and read its configuration. Raise ModelNotUsable."""
     folder = resolve_model(model)
     if not folder.is_dir():
         if not _HUB_ID.fullmatch(model):
@@ -74,7 +74,7 @@ def find_checkpoint(model: str) -> Checkpoint:
 
 
 def label_of(model: str, config: Any) -> str:
-    """What a model is called wherever it is shown: a synthetic one is never taken for a language model."""
+    """Return the name under which a model is shown; it marks a synthetic one, which is no language model."""
     return f"{model} (synthetic)" if getattr(config, "synthetic", None) else model
 
 
@@ -102,7 +102,7 @@ def _read_config(model: str, folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # config validation raises many kinds
         raise ModelNotUsable(f"model {model!r}: config.json does not describe a {architectures[0]}: {error}") from error
-    # The configuration's, not the file's: what the file leaves out has a default, a window of 4,096 for Mistral.
+    # Read from the configuration and not the file, which may leave out a default: 4,096 tokens for Mistral.
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):
         raise ModelNotUsable(
@@ -115,10 +115,10 @@ def _read_config(model: str, folder: Path) -> Any:
 
 
 def max_length_of(config: Any) -> int:
-    """The longest sequence that may be served.
+    """Return the length of the longest sequence that may be served.
 
-    With `longrope` one token beyond the original length changes the frequencies of all tokens of a call, those of other
-    sequences too; up to there nothing does.
+    With `longrope` it is the original length: one token beyond it changes the frequencies of all tokens of a call,
+    those of other sequences too.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [one for one in (rope, *rope.values()) if isinstance(one, dict)]
@@ -140,7 +140,7 @@ def _check_architecture(model: str, architectures: list[str], raw: dict[str, Any
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles | None:
-    """Read the tokenizer as Hugging Face users get it; None when the directory has none, and then only ids can pass."""
+    """Read the tokenizer as Hugging Face users get it; None when the directory has none, and only ids can be served."""
     model, folder = checkpoint.model, checkpoint.folder
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         return None

@@ -1,8 +1,7 @@
 """A plain decoder whose passes on one thread run compiled operations between the products.
 
-The products stay torch's, which has them near the processor's peak. Everything else of a pass, attention too, is small
-work that takes torch longer to begin than to do; with two threads or more torch shares it out, so there it stays
-torch's.
+The products stay with torch, which runs them near the processor's peak. All other operations, attention too, are so
+small that torch takes longer to begin than to do them. With more threads torch runs them too, as it shares them out.
 """
 
 import torch
@@ -15,7 +14,7 @@ from paceline.engine.native import HEAD_SIZES, Kernels, PassRows
 
 
 def can_compile(plain: PlainDecoder) -> bool:
-    """Whether the kernels do what this decoder does."""
+    """Return whether the kernels can run this decoder."""
     layer, cos = plain.layers[0], plain.turns.cos
     is_silu = type(layer.activation).__name__ in ("SiLU", "SiLUActivation")
     turns_whole_heads = (
@@ -42,7 +41,7 @@ class CompiledDecoder:
             projected = layer.projection(self._add_and_norm(hidden, added, layer.attention_norm))
             attended = self._attend(layer, projected, rows, attention)
             if layer is plain.layers[-1]:
-                # As in a plain decoder: of other tokens only keys and values are wanted.
+                # As in a plain decoder, the last layer's output is needed for the wanted tokens alone.
                 hidden, attended = hidden[wanted], attended[wanted]
             normed = self._add_and_norm(hidden, layer.output(attended), layer.feed_forward_norm)
             added = layer.down(self._kernels.gate(layer.gate_and_up(normed)))
@@ -61,6 +60,6 @@ class CompiledDecoder:
 
 
 def _is_readable(attention: PagedAttention) -> bool:
-    """Whether the cache lies where a pointer says. torch looks at that for each operation; the kernels trust."""
+    """Return whether the cache is float32 in a CPU's memory, as the kernels assume; unlike torch they do not check."""
     keys, _ = attention.memory(0)
     return keys.device.type == "cpu" and keys.dtype == torch.float32

@@ -1,8 +1,7 @@
-"""How a packed row goes through a model: by the model's own modules, or straight through their weights.
+"""The way of a packed row through a model: by the model's own modules, or straight through their weights.
 
-For architectures that are known to be the same plain decoder, the second way calls the same operations on the same
-weights, or, where they were built, compiled ones. Which way is right is seen at load: `self_check` compares with the
-model's own forward.
+Architectures known to be a plain decoder go the second way, with the same operations on the same weights, or with
+compiled ones where those were built. `self_check` compares the result with the model's own forward at load.
 """
 
 from dataclasses import dataclass
@@ -22,12 +21,12 @@ class Decoder(Protocol):
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """Run one packed row: `token_ids` and `positions` [1, T], `wanted` [W] indices into T. Returns [W, V]."""
+        """Run one packed row: `token_ids` and `positions` [1, T], `wanted` [W] indices into T. Return [W, V]."""
         ...
 
 
 def make_decoder(module: PreTrainedModel) -> Decoder:
-    """The module is used up: a plain decoder takes its weights."""
+    """Make the best decoder for the module, which is used up: the decoder takes its weights."""
     if type(module).__name__ not in PLAIN_DECODERS or module.dtype != torch.float32:
         pack_layers(module)
         return ModuleDecoder(module)
@@ -38,7 +37,7 @@ def make_decoder(module: PreTrainedModel) -> Decoder:
 
 @dataclass(frozen=True)
 class ModuleDecoder:
-    """The model's own forward, whose attention is the engine's."""
+    """The model's own forward with the engine's attention."""
 
     module: PreTrainedModel
 

@@ -1,7 +1,7 @@
-"""Which model this is: digests of what its outputs depend on, and the kernels that compute them.
+"""The identity of a model: digests of all that its outputs depend on, and the kernels that compute them.
 
-Owns what counts as the same model. Files are hashed in `weights_digest`; what a coordinator does about a difference is
-not known here.
+It owns what counts as the same model. Weight files are hashed in `weights_digest`; it does not know what a coordinator
+does about a difference.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from paceline.types import ModelDescription
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAMES_AND_VERSIONS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-"""Entries of a configuration that say where it comes from, or what the description says as loaded."""
+"""Entries of a configuration that tell its origin, and the dtype, which the description has as loaded."""
 _TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -30,29 +30,29 @@ _TOKENIZER_FILES = (
     "tokenizer_config.json",
 )
 _PRODUCTS = ("avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "bf16", "sve_bf16")
-"""Instructions by which products of half precision are chosen, as torch names them."""
+"""Processor features, by torch's names, that decide which kernels multiply in half precision."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a model was made from."""
+    """Digests of what a model was made from."""
 
     weights_digest: str
     configuration_digest: str
     revision: str = ""
-    """Commit of the hub's repository; empty where the folder does not tell it."""
+    """Commit of the hub's repository; empty when the folder does not tell it."""
 
 
 def origin_of_files(folder: Path, weights_digest: str) -> Origin:
-    """Raises OSError or ValueError where the configuration cannot be read."""
-    # As the files have it: a library of another version may fill in, or write, more.
+    """Return the origin of a checkpoint. Raise OSError or ValueError when the configuration cannot be read."""
+    # The file is read as it is, because versions of the library fill in different defaults.
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     texts = {name: _sha256(path.read_bytes()) for name in _TOKENIZER_FILES if (path := folder / name).is_file()}
     return Origin(weights_digest, _configuration_digest(config, texts), _revision(folder))
 
 
 def origin_of_module(module: PreTrainedModel) -> Origin:
-    """For a model that was made from a configuration alone: of its weights as they are."""
+    """Return the origin of a model that was made from a configuration alone, by hashing its weights in memory."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     with ThreadPoolExecutor() as threads:
         digests = dict(zip(tensors, threads.map(_tensor_digest, tensors.values()), strict=True))
@@ -60,7 +60,7 @@ def origin_of_module(module: PreTrainedModel) -> Origin:
 
 
 def kernels_of(model: LoadedModel, layout: str, *, fixed_shapes: bool) -> str:
-    """Name, for people and to be compared, what was chosen at load and may change the last bits of a result."""
+    """Name all that was chosen at load and may change the last bits of a result, for people and for comparison."""
     kinds = [
         _processor(model.kv_shape.device),
         f"torch {torch.__version__}",
@@ -71,14 +71,14 @@ def kernels_of(model: LoadedModel, layout: str, *, fixed_shapes: bool) -> str:
 
 
 def model_digest(description: ModelDescription) -> str:
-    """SHA-256, in hexadecimal, over all that decides outputs."""
+    """Return the SHA-256, in hexadecimal, over all that decides outputs."""
     return _digest(description.decides_output)
 
 
 def _processor(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    # Not in every torch that is allowed.
+    # Some of the supported versions of torch lack this function.
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     kinds = [torch.backends.cpu.get_cpu_capability(), *(name for name in _PRODUCTS if known.get(name))]
@@ -91,7 +91,7 @@ def _configuration_digest(config: dict[str, Any], texts: dict[str, str]) -> str:
 
 
 def _revision(folder: Path) -> str:
-    """The hub's cache has a folder of its own for each commit."""
+    """Return the commit after which the hub's cache names the folder; empty for any other folder."""
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else ""
 
 

@@ -1,8 +1,8 @@
-"""Products of few rows with large weights, which is what decoding is.
+"""Products of few rows with large weights, of which decoding consists.
 
-In float32 on a CPU, every product over plain weights rearranges them first, and for the six rows of a verify that takes
-as long as the arithmetic. Here large weights are rearranged once, as oneDNN's kernels read them. Small ones stay as
-they are: the processor's cache holds them, and a call of oneDNN takes longer to begin.
+In float32 on a CPU every product over plain weights rearranges them first; for the six rows of a verify pass that takes
+as long as the arithmetic. Here large weights are rearranged once, for oneDNN's kernels. Small weights stay as they are:
+the processor's cache holds them, and a call of oneDNN takes longer to begin.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 ROWS = 16
-"""What the layout is chosen for: that for a few rows serves one row and a whole prompt almost as well."""
+"""Rows for which the layout is chosen: it serves one row and a whole prompt almost as well."""
 PACKED_BYTES = 2**19
-"""Least size of weights that are packed in a model that the processor's caches may hold."""
+"""Least size of a weight to be packed, in a model that the processor's caches may hold."""
 LARGE_MODEL_BYTES = 2**24
-"""From here on weights come from memory in every pass, and half as large ones are packed."""
+"""Model size from which weights come from memory in every pass; weights half as large are packed then."""
 
 
 class Linear:
@@ -27,7 +27,7 @@ class Linear:
         self._bias = bias
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """[..., in] to [..., out]."""
+        """Turn [..., in] into [..., out]."""
         if not self._is_packed:
             return F.linear(values, self._weight, self._bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
@@ -37,7 +37,7 @@ class Linear:
 
 
 class PackedLayer(torch.nn.Module):
-    """Stands for a linear layer among a model's own modules."""
+    """Replaces a linear layer among a model's own modules."""
 
     def __init__(self, layer: Any, packed_bytes: int) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class PackedLayer(torch.nn.Module):
 
 
 def least_packed_bytes(module: torch.nn.Module) -> int:
-    """From which size on it pays to pack weights of the model."""
+    """Return the least size of a weight that is worth packing in this model."""
     model_bytes = sum(one.nbytes for one in module.parameters())
     return PACKED_BYTES // 2 if model_bytes >= LARGE_MODEL_BYTES else PACKED_BYTES
 
 
 def take(*layers: Any, packed_bytes: int) -> Linear:
-    """One linear whose outputs are those of the layers side by side, packed from so many bytes on.
+    """Join layers into one whose outputs are theirs side by side, packed if it has `packed_bytes` or more.
 
     The layers lose their weights, so that a model is never held twice.
     """
@@ -69,7 +69,7 @@ def take(*layers: Any, packed_bytes: int) -> Linear:
 
 
 def pack_layers(module: torch.nn.Module) -> None:
-    """Put a packed layer in the place of every linear one of which that makes something better."""
+    """Replace every linear layer that is worth packing by a packed one."""
     packed_bytes = least_packed_bytes(module)
     for parent in list(module.modules()):
         for name, child in parent.named_children():

@@ -1,7 +1,7 @@
-"""Read a checkpoint into a model that runs packed passes.
+"""Reading of a checkpoint into a model that runs packed passes.
 
-Owns what is accepted: safetensors only, remote code never, decoders whose attention is the engine's. Everything refused
-is refused by name, before the service listens.
+It owns what is accepted: safetensors only, never remote code, and decoders that can run the engine's attention.
+Anything else is refused by name, before the service listens.
 """
 
 from typing import Any, Literal
@@ -33,9 +33,9 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 def made_of(
     module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles | None, origin: Origin | None = None
 ) -> LoadedModel:
-    """Describe a module made with `ATTENTION_NAME` as its attention, and make passes of it, which uses it up.
+    """Describe a module that was made with `ATTENTION_NAME` as its attention, and make its decoder, which uses it up.
 
-    `origin`: None where it was read from no files. Nothing is checked: `loading` does that.
+    `origin` is None for a module that was not read from files. `loading` checks the result.
     """
     origin = origin or origin_of_module(module)
     config: Any = module.config
@@ -68,7 +68,7 @@ def made_of(
 
 
 def resolve_device(device: str) -> str:
-    """Turn the setting into a torch device; StartupError where there is none such."""
+    """Turn the setting into a torch device; raise StartupError when it does not exist."""
     if device == "cuda" and not torch.cuda.is_available():
         raise StartupError("--device is cuda and this torch sees no CUDA device; install a CUDA build or take cpu")
     if device == "auto":
@@ -86,7 +86,7 @@ def _resolve_dtype(model: str, dtype: DtypeName, config: Any) -> torch.dtype | L
 
 
 def read_module(checkpoint: Checkpoint, dtype: DtypeName, device: str) -> tuple[PreTrainedModel, Origin]:
-    """Read the weights; tell where they are from. Raises ModelNotUsable."""
+    """Read the weights and tell their origin. Raise ModelNotUsable."""
     chosen = _resolve_dtype(checkpoint.model, dtype, checkpoint.config)
     files = checkpoint.weight_files
     try:
@@ -111,7 +111,7 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
             "keep its keys and values"
         )
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    # Its lines go where those of all libraries go.
+    # Its log lines go where those of all libraries go.
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
     try:
@@ -144,7 +144,7 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
 
 
 def _mixes_experts(module: PreTrainedModel) -> bool:
-    """Configurations name their experts in a dozen ways, and some name them and have none; modules do not."""
+    """Look for experts among the modules: configurations name them in a dozen ways, and some without having any."""
     return any(type(one).__name__.endswith(("Experts", "MoE")) for one in module.modules())
 
 

@@ -1,4 +1,4 @@
-"""A loaded model: the way a pass goes through them, and what it says of itself."""
+"""A loaded model: its decoder, its description and its tokenizer."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ class LoadedModel:
     kv_shape: KvShape
     tokenizer: TokenizerFiles | None
     mixes_experts: bool
-    """Whether tokens of a pass share products with whatever other tokens the same expert is given."""
+    """Whether a token of a pass shares products with the other tokens that its expert is given."""
 
     @property
     def layer_parameter_count(self) -> int:
-        """On average, embedding and head shared out."""
+        """Parameters of a layer on average, with embedding and head shared out."""
         return self.description.parameter_count // self.kv_shape.layer_count

@@ -1,7 +1,7 @@
-"""A plain decoder's weights, and what is done with them: torch's operations, without the modules between.
+"""A plain decoder that runs torch's operations on the weights, without the modules between. Float32 only.
 
-On a CPU the modules of a small model spend more time on being called than on arithmetic: of a verify pass of six tokens
-through the built-in target, two thirds. Float32 only.
+On a CPU, calling the modules of a small model takes longer than the arithmetic: two thirds of a verify pass of six
+tokens through the built-in target.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,13 @@ from paceline.engine.model.checkpoint import max_length_of
 from paceline.engine.model.linear import least_packed_bytes, take
 
 PLAIN_DECODERS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-"""Pre-norm, rotary positions, gated feed-forward; with or without biases and norms of queries and keys."""
+"""Architectures with pre-norm, rotary positions and gated feed-forward, with or without biases and query/key norms."""
 
 
 class PlainDecoder:
-    """The weights of a plain decoder in float32, and what is done with them."""
-
     def __init__(self, module: PreTrainedModel) -> None:
         model: Any = module
-        packed_bytes = least_packed_bytes(module)  # seen first: layers lose their weights
+        packed_bytes = least_packed_bytes(module)  # before the layers lose their weights
         self.embedding = model.get_input_embeddings().weight
         self.turns = Turns(model.model.rotary_emb, self.embedding, max_length_of(model.config))
         self.layers = [Layer(layer, number, packed_bytes) for number, layer in enumerate(model.model.layers)]
@@ -39,24 +37,24 @@ class PlainDecoder:
         turn = self.turns.at(positions[0])
         for layer in self.layers[:-1]:
             hidden = layer(hidden, turn, attention)
-        # Of a prompt's other tokens the last layer gives keys and values, and nobody reads what else it would make.
+        # For a prompt's other tokens the last layer only has to store keys and values.
         hidden = self.layers[-1](hidden, turn, attention, wanted)
         return self.head(self.norm(hidden))
 
 
 class Turns:
-    """What the model's rotary embedding gives for every position there is, [max_length, D] twice."""
+    """The model's rotary embedding at every position: cosines and signed sines, [max_length, D] each."""
 
     def __init__(self, embedding: Any, like: torch.Tensor, max_length: int) -> None:
-        """`embedding` is asked once; `like` is of the type and device to compute with."""
+        """`embedding` is called once; `like` has the dtype and device to compute with."""
         cos, sin = embedding(like, torch.arange(max_length, device=like.device)[None])
         half = cos.shape[-1] // 2
         self.cos = cos[0].contiguous()
-        # The half that is turned backwards has its sign here.
+        # The sines carry the sign of the half that is turned backwards.
         self.sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
     def at(self, positions: torch.Tensor) -> "Rotation":
-        """Of positions [T]."""
+        """Return the rotation of positions [T]."""
         return Rotation(self.cos[positions], self.sin[positions])
 
 
@@ -83,7 +81,7 @@ class Layer:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         query_count, key_count, value_count = (one.out_features // self.head_size for one in projections)
         self.counts, self.turned_counts = (query_count + key_count, value_count), (query_count, key_count)
-        """Heads: of queries and keys together and of values; of queries and of keys."""
+        """Numbers of heads: (queries and keys, values) and (queries, keys)."""
         taken = partial(take, packed_bytes=packed_bytes)
         self.projection, self.output = taken(*projections), taken(attention.o_proj)
         self.gate_and_up, self.down = taken(feed_forward.gate_proj, feed_forward.up_proj), taken(feed_forward.down_proj)
@@ -97,7 +95,7 @@ class Layer:
     def __call__(
         self, hidden: torch.Tensor, turn: Rotation, attention: Attention, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[T, hidden size] to the same, or to [W, hidden size] where only tokens `wanted` [W] are read afterwards."""
+        """Turn [T, hidden size] into the same, or into [W, hidden size] if only tokens `wanted` [W] are read later."""
         projected = self.projection(self.attention_norm(hidden)).view(hidden.shape[0], -1, self.head_size)
         turned, value = (heads.transpose(0, 1) for heads in projected.split_with_sizes(self.counts, dim=1))
         if self.query_norm and self.key_norm:

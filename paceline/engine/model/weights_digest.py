@@ -1,7 +1,7 @@
-"""The digest of a checkpoint's weight files: which weights these are, whatever they are called and wherever they lie.
+"""The digest of a checkpoint's weight files, independent of their names and places.
 
-Owns the record of the files' digests, kept in the model's folder where it can be written, and when that is believed.
-Knows nothing of what is in the files.
+It owns the record of the files' digests, which lies in the model's folder if that can be written, and decides when to
+trust it. It knows nothing of what is in the files.
 """
 
 import hashlib
@@ -22,24 +22,23 @@ log = structlog.get_logger()
 
 RECORD = ".paceline-digests.json"
 LEAST_KEPT_BYTES = 2**27
-"""Smaller weights are hashed in a tenth of a second: no file is left for them."""
+"""Least size of weights to keep a record for; smaller ones are hashed in a tenth of a second."""
 SETTLED_NS = 2 * 10**9
-"""A file that changed less long ago may change again without its times telling: they move in steps."""
+"""Least age of a file's last change; file times move in steps, so a younger file may change and keep its times."""
 HASHING_THREADS = 4
 
 Made = TypeVar("Made")
 Stamp = tuple[int, int, int]
-"""Size, and times of the last change of content and of anything, in nanoseconds; the last one nobody can set."""
+"""Size, time of the last change of content, and time of the last change of anything, in ns; nobody can set the last."""
 
 
 def reading_with_digest(
     folder: Path, files: Sequence[Path], read: Callable[[], Made], now_ns: Callable[[], int] = time.time_ns
 ) -> tuple[Made, str]:
-    """Return what `read` makes of the files, and their digest: SHA-256, in hexadecimal, over theirs.
+    """Return the result of `read` and the digest of the files: the SHA-256, in hexadecimal, over their own digests.
 
-    The files are hashed in other threads while `read` runs, and not at all where the record, which is in `folder`,
-    knows them. Names and order do not matter. Raises what `read` raises, OSError, and ModelNotUsable when a file
-    changed meanwhile.
+    Files that the record in `folder` does not know are hashed in other threads while `read` runs. Names and order do
+    not matter. Raise what `read` raises, OSError, and ModelNotUsable when a file changed meanwhile.
     """
     stamps, began_ns = {file: _stamp(file) for file in files}, now_ns()
     known = _believed(folder, stamps)
@@ -65,13 +64,13 @@ def _sha256(file: Path) -> str:
 
 
 def _believed(folder: Path, stamps: Mapping[Path, Stamp]) -> dict[Path, str]:
-    """Digests that the record has of files that are as they were then."""
+    """Return the recorded digests of the files whose stamps are still the same."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         entries = {file: record.get(_name(folder, file)) for file in stamps}
         return {file: str(one["sha256"]) for file, one in entries.items() if one and one["stamp"] == [*stamps[file]]}
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
-        return {}  # there is none, or none of ours
+        return {}  # no record, or not one of ours
 
 
 def _is_worth_keeping(stamps: Mapping[Path, Stamp], began_ns: int) -> bool:
@@ -89,5 +88,5 @@ def _keep(folder: Path, stamps: Mapping[Path, Stamp], digests: Mapping[Path, str
 
 
 def _name(folder: Path, file: Path) -> str:
-    """Also of a file elsewhere, which an index may name by its whole path."""
+    """Return the file's name in the record; an index may name a file outside the folder by its whole path."""
     return os.path.relpath(file, folder)

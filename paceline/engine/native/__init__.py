@@ -1,6 +1,6 @@
 """Compiled operations of a float32 decoder on one thread of a CPU.
 
-`kernels.cpp` is built where the package is installed (`hatch_build.py`), if there is a compiler; `kernels.py` calls it.
+`hatch_build.py` builds `kernels.cpp` when the package is installed, if there is a compiler, and `kernels.py` calls it.
 Without it torch does the same, slower.
 """
 

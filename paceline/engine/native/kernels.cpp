@@ -1,17 +1,16 @@
-// What a float32 decoder does between its products, on one thread of a CPU: `kernels.py` says when, and calls it.
+// The operations of a float32 decoder between its products, on one thread of a CPU; `kernels.py` calls them.
 //
-// Every function is one pass over memory with its sums in registers; torch's operations take longer to begin than such
-// work takes. On one machine sums depend on sizes alone.
+// Every function is one pass over memory with its sums in registers; torch takes longer to begin such work than to do.
+// On one machine the order of a sum depends on sizes alone.
 
 #include <cmath>
 #include <cstring>
 
 #include "lanes.h"
 
-// Score of a key that a query does not see. Nothing is smaller, so a query whose every score is this one has no number.
+// Score of a key that a query does not see. If all scores of a query are this one, its result is NaN.
 constexpr float HIDDEN = -INFINITY;
 
-// Sum of squares.
 INLINE float square_sum(const float *values, int64_t size) {
     Floats squares{};
     int64_t i = 0;
@@ -25,7 +24,7 @@ INLINE float inverse_root(const float *values, int64_t size, float epsilon) {
     return 1.0f / std::sqrt(square_sum(values, size) / size + epsilon);
 }
 
-// `hidden` += `added`, where there is any, and `normed` is its root mean square norm; all [tokens, size].
+// Adds `added`, unless null, to `hidden`, and puts its root mean square norm into `normed`; all [tokens, size].
 KERNEL void paceline_add_and_norm(
     float *hidden, const float *added, const float *weight, float epsilon, int64_t tokens, int64_t size, float *normed) {
     for (int64_t token = 0; token < tokens; token++) {
@@ -51,14 +50,14 @@ KERNEL void paceline_gate(const float *gate_and_up, int64_t tokens, int64_t size
     }
 }
 
-// Says which source this is: of another one `kernels.py` knows nothing.
+// Identifies the source of this library; `kernels.py` refuses one from another source.
 extern "C" uint32_t paceline_source() { return PACELINE_SOURCE; }
 
 // As `kernels.py` fills it in.
 struct Row {
-    int64_t first, count;   // tokens of the packed row that are this sequence's
-    int64_t length;         // its cached tokens, these included
-    int64_t segment_count;  // runs of slots that hold them
+    int64_t first, count;   // first of the sequence's tokens in the packed row, and how many it has there
+    int64_t length;         // cached tokens of the sequence, the new ones included
+    int64_t segment_count;  // runs of slots that hold the cached tokens
 };
 struct Segment {
     int64_t start, stop;
@@ -66,7 +65,7 @@ struct Segment {
 struct Attend {
     int64_t row_count, head_count, kv_head_count, head_size, slot_count;
     const Row *rows;
-    const Segment *segments;             // of the first row, then of the second ...
+    const Segment *segments;             // those of the first row, then of the second, and so on
     const float *cosines, *signed_sines;  // [positions, D]
     const float *query_norm, *key_norm;   // [D], or null
     float epsilon, scaling;
@@ -76,14 +75,14 @@ struct Attend {
 };
 static_assert(sizeof(Attend) == 128, "no padding but where ctypes has it");
 
-// What the queries of one KV head read.
+// Keys and values that the queries of one KV head read.
 struct Keys {
     const float *keys, *values;  // [slots, D]
     const int64_t *slots;
-    int64_t length;  // of those that the last query sees
+    int64_t length;  // number of keys that the last query sees
 };
 
-// Norm and rotary position (Su et al., arXiv 2104.09864) of one head, times `scale`. `to` may be `from`.
+// Applies norm, rotary position (Su et al., arXiv 2104.09864) and `scale` to one head. `to` may be `from`.
 template <int D>
 INLINE void turn(const float *from, const float *norm, float epsilon, const float *cosine, const float *sine, float scale, float *to) {
     float head[D];
@@ -92,7 +91,7 @@ INLINE void turn(const float *from, const float *norm, float epsilon, const floa
     for (int d = 0; d < D; d++) to[d] = (head[d] * cosine[d] + head[(d + D / 2) % D] * sine[d]) * scale;
 }
 
-// One query at a time: `query`, `out` [D]; `scores` has room for `length` rounded up to LANES.
+// Attends for one query: `query` and `out` are [D]; `scores` has room for `length` rounded up to LANES.
 template <int D>
 INLINE void attend_one(const float *query, const Keys &read, int64_t seen, float *scores, float *out) {
     const int64_t end = (seen + LANES - 1) / LANES * LANES;
@@ -117,8 +116,8 @@ INLINE void attend_one(const float *query, const Keys &read, int64_t seen, float
     for (int d = 0; d < D / LANES; d++) store(out + d * LANES, outputs[d] * share);
 }
 
-// LANES queries at once, a lane each: `queries` [D, LANES], `seen` keys each, at least `seen_by_all`, `scores` [length
-// rounded up to 4, LANES], `out` [D, LANES].
+// Attends for LANES queries at once, one a lane: `queries` and `out` are [D, LANES], `scores` is [length rounded up to
+// 4, LANES]. Each query sees `seen` keys, at least `seen_by_all`.
 template <int D>
 INLINE void attend_many(const float *queries, const Keys &read, Ints seen, int64_t seen_by_all, float *scores, float *out) {
     constexpr int KEYS = 4, SIZES = 8;  // as many sums as stay in registers
@@ -147,7 +146,7 @@ INLINE void attend_many(const float *queries, const Keys &read, Ints seen, int64
             const float *value = read.values + read.slots[j] * D + start;
             for (int d = 0; d < SIZES; d++) outputs[d] += load(scores + j * LANES) * value[d];
         }
-        // A weight of 0 does not hide what is infinite, for their product is not a number.
+        // A weight of 0 does not hide an infinite value, because their product is NaN.
         for (int64_t j = seen_by_all; j < read.length; j++) {
             const float *value = read.values + read.slots[j] * D + start;
             const Ints visible = seen > (int32_t)j;
@@ -157,10 +156,10 @@ INLINE void attend_many(const float *queries, const Keys &read, Ints seen, int64
     }
 }
 
-// Up to so many queries are faster one by one than as lanes of which most are empty.
+// Most queries that are faster one by one than as lanes of which most are empty.
 constexpr int FEW = 4;
 
-// The queries of one sequence that share a KV head: of `group` heads, each of the row's tokens.
+// Attends for the queries of one row that share a KV head: `group` heads for each of the row's tokens.
 template <int D>
 INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64_t group, Keys read, float *scores) {
     const int64_t width = (call.head_count + 2 * call.kv_head_count) * D, count = group * row.count;
@@ -171,14 +170,14 @@ INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64
         const float *from[LANES];
         float *to[LANES];
         for (int lane = 0; lane < lanes; lane++) {
-            // Token by token, so that lanes see about as many keys, and each at least as many as the one before.
+            // Lanes go token by token, so that they see about equally many keys, and each no fewer than the one before.
             const int64_t token = (start + lane) / group, own = head * group + (start + lane) % group;
             seen[lane] = row.length - row.count + token + 1;
             from[lane] = call.projected + (row.first + token) * width + own * D;
             to[lane] = call.attended + ((row.first + token) * call.head_count + own) * D;
         }
         read.length = seen[lanes - 1];
-        for (int lane = lanes; lane < LANES; lane++) seen[lane] = read.length;  // an empty one hides nothing
+        for (int lane = lanes; lane < LANES; lane++) seen[lane] = read.length;  // an empty lane hides nothing
         if (lanes <= FEW) {
             for (int lane = 0; lane < lanes; lane++) attend_one<D>(from[lane], read, seen[lane], scores, to[lane]);
             continue;
@@ -225,8 +224,8 @@ INLINE void attend(const Attend &call, int64_t *slots, float *scores) {
     }
 }
 
-// Attention of one layer and what comes before it, from what the layer projects to what its output projection reads.
-// `slots` has room for the longest sequence, `scores` for LANES times its length rounded up to 4. Head sizes: the cases.
+// Does everything of one layer between its first projection and its output projection: norms, rotation, attention.
+// `slots` has room for the longest sequence, `scores` for LANES times its length rounded up to 4.
 KERNEL void paceline_attend(const Attend *call, int64_t *slots, float *scores) {
     switch (call->head_size) {
         case 16: return attend<16>(*call, slots, scores);

@@ -1,6 +1,6 @@
 """Calls of the functions in `kernels.cpp`, on torch's tensors: float32 (or int64), contiguous, in a CPU's memory.
 
-Knows what the functions are told, not when they are of use. A call lets other threads of Python run.
+This module knows the functions' arguments, and not when to use them. Other Python threads run during a call.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "lanes.h")]
 LIBRARY = Path(__file__).with_name("libkernels.so")
 HEAD_SIZES = (16, 32, 48, 64, 80, 96, 128)
-"""Those that `paceline_attend` has a version for."""
+"""Head sizes that `paceline_attend` has a version for."""
 LANES = 16
 
 
@@ -38,10 +38,10 @@ class _AttendCall(ctypes.Structure):
 
 
 class PassRows:
-    """Where the rows of a pass lie, as `paceline_attend` reads it, and its room to work in."""
+    """Rows and segments of a pass in the form that `paceline_attend` reads, and its working memory."""
 
     def __init__(self, spans: Sequence[Span], segments: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """`segments` [start, stop) hold each row's cached tokens, the new ones included, in order."""
+        """`segments` [start, stop) hold each row's cached tokens in order, the new ones included."""
         numbers: list[int] = []
         for span, parts in zip(spans, segments, strict=True):
             numbers += (span.start, span.count, span.length, len(parts))
@@ -75,7 +75,7 @@ class Kernels:
         return normed
 
     def gate(self, gate_and_up: torch.Tensor) -> torch.Tensor:
-        """Of [T, 2 N] silu of the first half times the second, [T, N] (SwiGLU; Shazeer, arXiv 2002.05202)."""
+        """Multiply the silu of the first half of [T, 2 N] by the second: [T, N] (SwiGLU; Shazeer, arXiv 2002.05202)."""
         token_count, size = gate_and_up.shape[0], gate_and_up.shape[1] // 2
         gated = gate_and_up.new_empty(token_count, size)
         self._gate(gate_and_up.data_ptr(), token_count, size, gated.data_ptr())
@@ -94,9 +94,9 @@ class Kernels:
     ) -> torch.Tensor:
         """Store the new keys and values, and let every query see its own sequence up to itself.
 
-        `projected` is [T, (H + 2 KV heads) * D], queries, keys and values, and used up; `keys` and `values` are a
-        layer's memory, [KV heads, slots, D]; `rotation` the cosines and the sines with their signs, [positions, D];
-        `norms` those of queries and keys, [D]. Returns [T, H * D].
+        `projected` holds queries, keys and values, [T, (H + 2 KV heads) * D], and is overwritten. `keys` and `values`
+        are a layer's memory, [KV heads, slots, D]. `rotation` is the cosines and the signed sines, [positions, D].
+        `norms` are the weights [D] of the query and the key norm. Return [T, H * D].
         """
         kv_head_count, slot_count, head_size = keys.shape
         assert head_size in HEAD_SIZES
@@ -116,7 +116,7 @@ class Kernels:
 
 @cache
 def find_kernels() -> Kernels | None:
-    """None where no compiler built them, or from another source, or for another kind of machine."""
+    """Return the kernels; None if they were not built, or from another source or for another kind of machine."""
     if not LIBRARY.exists():
         log.info("no compiled kernels; install the package where there is a C++ compiler, and passes are faster")
         return None

@@ -1,4 +1,4 @@
-// Sixteen numbers at a time, in GCC's and Clang's vector extension, which is compiled for whatever the processor has.
+// Operations on sixteen numbers at a time in GCC's and Clang's vector extension, compiled for what the processor has.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 #if !defined(__x86_64__)
 #define KERNEL extern "C"
 #elif defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-// One version for each generation of processors; which one runs is decided where it runs.
+// One version is compiled for each generation of processors; the loader chooses among them on the machine.
 #define KERNEL extern "C" __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #error "GCC 12 or newer and glibc are needed; for x86's least common processor alone these would be no faster than torch"
@@ -31,8 +31,8 @@ INLINE float sum(Floats values) {
     return total;
 }
 
-// e to the x, for x <= 0: 2^k e^r with |r| <= ln(2) / 2, the second factor by Cephes' polynomial; off by 2e-7 of itself.
-// Nothing where that is less than float32's least; not a number stays so.
+// e to the x, for x <= 0: 2^k e^r with |r| <= ln(2) / 2, the second factor by Cephes' polynomial; relative error 2e-7.
+// The result is 0 where it is below float32's least, and NaN stays NaN.
 INLINE Floats exp_of(Floats x) {
     const Floats least = all(-87), near = x < least ? least : x;
     const Ints k = __builtin_convertvector(near * 1.44269504f - 0.5f, Ints);

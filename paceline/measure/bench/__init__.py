@@ -1,1 +1,1 @@
-"""Throughput of many systems side by side, and what is told of it."""
+"""Throughput of many systems side by side, and the reports about it."""

@@ -1,6 +1,6 @@
 """Throughput of many systems in one invocation: start those of a batch size, run them in turn, keep every pass.
 
-Owns the order of the work and the lives of the systems; `grid` says which, `alternate` runs them.
+It owns the order of the work and the lives of the systems; `grid` says which systems, and `alternate` runs them.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ from paceline.process.launcher import plan_cluster
 
 @dataclass(frozen=True)
 class Observer:
-    """Whom the work tells how it goes."""
+    """Callbacks that tell how the work goes."""
 
     started: Callable[[str, int], None]
-    """A part of the work and how many steps it has."""
+    """Gets the name of a part of the work and its number of steps."""
     advanced: Callable[[], None]
     measured: Callable[[BenchResult], None]
-    """All that is known after one more pass."""
+    """Gets all that is known after one more pass."""
 
 
 class Bench:
@@ -61,10 +61,10 @@ class Bench:
         self._token_ids = [prompt.token_ids for prompt in prompts]
         self._observer = observer
         self._first_outputs: dict[str, list[list[int]]] = {}
-        # As `grid` asks for it where lanes are a choice: variables have their say in what no flag says.
+        # Planned as `grid` asks for it where lanes are a choice, because variables may set what no flag sets.
         planned = plan_cluster(replace(plan.pair, policy="continuous"))
         self._device = resolve_device(planned.target.settings.device)
-        # Peers step back for nobody: they run as their users run them.
+        # Peers run with the priority that their users give them.
         self._worker = ModelWorker(None, niceness=0)
         self._threads: dict[SystemSpec, int] = {}
         self._result = BenchResult(
@@ -92,7 +92,7 @@ class Bench:
                     self._observer.started(f"B = {specs[-1].batch_size}", len(systems) * (self._plan.run_count + 1))
                     await alternate(systems, self._token_ids, self._plan.run_count, self._record, self._watch)
         finally:
-            # In a thread, for it waits until an interrupted pass has ended, which is at its next token.
+            # In a thread, because it waits until an interrupted pass ends, at the pass's next token.
             await asyncio.to_thread(self._worker.close)
 
     def _floors(self) -> tuple[Floor, ...]:
@@ -126,7 +126,7 @@ class Bench:
             return LlamaCppPeer(plan.gguf, plan.max_new_tokens, max(map(len, self._token_ids)) + plan.max_new_tokens)
         options = {}
         if spec.kind in (grid.ASSISTED, grid.ASSISTED_FIXED):
-            # Loaded for this system alone: how many drafts it makes is a setting of the model.
+            # Loaded for this system alone, because the number of drafts is a setting of the model.
             draft = HuggingFaceReference(plan.pair.draft_model, spec.precision.dtype, self._device)
             options = assistance(draft, int(spec.draft_count) if spec.draft_count else None)
         elif spec.kind == grid.LOOKUP:

@@ -1,4 +1,4 @@
-"""Which systems a bench runs: ours in all asked variants, and the peers beside them."""
+"""The systems that a bench runs: ours in all variants asked for, and the peers beside them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ HUGGING_FACE, ASSISTED, ASSISTED_FIXED, LOOKUP = "hf", "hf-assisted", "hf-assist
 LLAMA_CPP = "llama.cpp"
 OURS = (SPECULATIVE, PLAIN)
 ONE_AT_A_TIME = (ASSISTED, ASSISTED_FIXED, LOOKUP, LLAMA_CPP)
-"""Peers that decode one sequence at a time and no more."""
+"""Peers that decode one prompt at a time."""
 KINDS = (HUGGING_FACE, *ONE_AT_A_TIME, PLAIN, SPECULATIVE)
 TITLES = {
     SPECULATIVE: "Paceline",
@@ -34,13 +34,13 @@ class SystemSpec:
     batch_size: int
     precision: Precision
     policy: str = ""
-    """Of our own speculative systems."""
+    """Policy of our own speculative systems; empty for the others."""
     draft_count: str = ""
-    """Where the number of drafts is given, and not the system's own affair."""
+    """Draft tokens a round; empty when the system decides itself."""
 
     @property
     def label(self) -> str:
-        """What it is called in tables and plots, its batch size apart."""
+        """Name in tables and plots, without the batch size."""
         drafts = f"{self.draft_count} drafts" if self.draft_count else ""
         policy = "" if self.policy == "continuous" else self.policy
         precision = "" if self.precision.dtype == "auto" else str(self.precision)
@@ -54,7 +54,7 @@ class SystemSpec:
 @dataclass(frozen=True)
 class BenchPlan:
     pair: ClusterOptions
-    """Models, device, memory; the rest varies."""
+    """Models, device and memory; the other options vary."""
     kinds: tuple[str, ...]
     batch_sizes: tuple[int, ...]
     policies: tuple[str, ...]
@@ -66,7 +66,7 @@ class BenchPlan:
 
 
 def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
-    """The systems that are up together, a group a batch size; what runs one at a time is in the first."""
+    """Return the systems that are up together, one group for each batch size; one-at-a-time peers are in the first."""
     found = []
     for number, batch_size in enumerate(sorted(plan.batch_sizes)):
         kinds = [kind for kind in KINDS if kind in plan.kinds and (number == 0 or kind not in ONE_AT_A_TIME)]
@@ -75,7 +75,7 @@ def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
             for precision, kind in product(plan.precisions, kinds)
             for spec in _specs(plan, kind, batch_size, precision)
         )
-        found.append(list(dict.fromkeys(specs)))  # two precisions may come to the same
+        found.append(list(dict.fromkeys(specs)))  # two precisions may give the same system
     return found
 
 
@@ -96,10 +96,10 @@ def _specs(plan: BenchPlan, kind: str, batch_size: int, precision: Precision) ->
 
 
 def cluster_options(spec: SystemSpec, pair: ClusterOptions) -> ClusterOptions:
-    """How our services run for a system.
+    """Return the options of our services for a system.
 
-    Plain decoding has one lane and every core for the target, which is the most it can use. So has B = 1, where two
-    lanes would be two sequences at once. No pass finds its prompts cached by the one before: peers compute theirs too.
+    Plain decoding has one lane and every core for the target, which is the most it can use. B = 1 has one lane too, as
+    two lanes would be two generations at once. Prefix sharing is off, because peers compute every prompt in each pass.
     """
     policy = spec.policy or "continuous"
     one_lane = spec.kind == PLAIN or spec.batch_size == 1 or policy != "continuous"

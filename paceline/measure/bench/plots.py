@@ -1,4 +1,4 @@
-"""A bench result as pictures: throughput over batch size, and where a round's time goes."""
+"""Plots of a bench result: throughput over batch size, and where a round's time goes."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ DPI = 160
 
 
 def plot_throughput(result: BenchResult, path: Path) -> None:
-    """Tokens a second over batch size, a line a system; peers that decode one at a time are points."""
+    """Plot tokens a second over batch size, one line for each system; peers that decode one at a time are points."""
     figure = new_figure(9, 5.2)
     axes = figure.subplots()
     lines: dict[str, list[SystemResult]] = {}
@@ -56,7 +56,7 @@ def plot_throughput(result: BenchResult, path: Path) -> None:
 
 
 def plot_rounds(result: BenchResult, path: Path) -> None:
-    """A bar a system of ours: what share of its rounds' time went where. Nothing is written when none has rounds."""
+    """Plot the shares of a round's time, one bar for each system of ours. Write nothing when no system has rounds."""
     ours = [(one, one.rounds) for one in result.measured if one.rounds]
     if not ours:
         return
@@ -95,7 +95,7 @@ def _models(result: BenchResult) -> str:
 
 
 def _name(model: str) -> str:
-    """The end of a path, two parts of it: the folders of most pairs are called target and draft."""
+    """Return the last two parts of a path: the last one alone is `target` or `draft` for most pairs."""
     return "/".join(model.rstrip("/").split("/")[-2:])
 
 

@@ -1,4 +1,4 @@
-"""A bench result as text: throughput and speed-ups, where a round's time goes, what it was measured on."""
+"""Text of a bench result: throughput and speed-ups, where a round's time goes, and the conditions."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from paceline.measure.tables import markdown_table
 
 
 def bench_report(result: BenchResult) -> str:
-    """The whole of it in Markdown."""
+    """Return the whole report in Markdown."""
     found = summaries(result)
     notes = [
         f"{result.target_model} with {result.draft_model}, {result.device}, {result.machine}; {_versions(result)}; "
@@ -67,7 +67,7 @@ def _round_cells(rounds: RoundSummary) -> list[str]:
 
 
 def round_table(found: Sequence[Summary]) -> str:
-    """Milliseconds of a round and of its floor, and the shares of its parts, of our systems."""
+    """Return a table of our systems: milliseconds of a round and of its floor, and the shares of its parts."""
     ours = [(one, one.rounds) for one in found if one.rounds]
     names = list(ours[0][1].time_shares)
     rows = [
@@ -92,7 +92,7 @@ def _title(kind: str) -> str:
 
 
 def _firsts(result: BenchResult) -> str:
-    """The first system of each dtype, with which the others of that dtype are compared."""
+    """Name the first system of each dtype, with which the others of that dtype are compared."""
     firsts: dict[str, SystemSpec] = {}
     for one in result.measured:
         firsts.setdefault(one.spec.precision.dtype, one.spec)

@@ -1,4 +1,4 @@
-"""What a bench found, as values that go to JSON and back. `summary` owns what is derived from them."""
+"""The result of a bench, as values that go to JSON and back. `summary` owns the figures derived from them."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -20,9 +20,9 @@ class Run:
     output_count: int
     rounds: RoundUse | None
     mismatches: tuple[Mismatch, ...]
-    """Outputs unlike the first system's of this dtype, whatever the numerics of either."""
+    """Outputs that differ from those of the first system of this dtype, whatever the numerics of either."""
     contention: Contention | None = None
-    """What others did to the machine meanwhile; None where nobody watched."""
+    """How others disturbed the machine meanwhile; None if nobody watched."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -34,38 +34,38 @@ class SystemResult:
     spec: SystemSpec
     runs: tuple[Run, ...] = ()
     threads: int | None = None
-    """Of a peer, those it was fastest with; None where it chooses itself."""
+    """Number of threads that a peer was fastest with; None for our systems, which choose themselves."""
 
     @property
     def quiet_count(self) -> int:
-        """Runs that nothing else on the machine disturbed."""
+        """Number of runs that nothing else on the machine disturbed."""
         return sum(map(was_quiet, self.runs))
 
     @property
     def tokens_per_s(self) -> float:
-        """Median of the runs that count; tokens after an output's end are none."""
+        """Median of the runs that count; tokens after an output's end do not count."""
         return median(run.tokens_per_s for run in counting(self.runs))
 
     @property
     def elapsed_s(self) -> float:
-        """Of the runs that count together."""
+        """Seconds of all runs that count."""
         return sum(run.elapsed_s for run in counting(self.runs))
 
     @property
     def rounds(self) -> RoundUse | None:
-        """Of the runs that count together."""
+        """Sum over the runs that count; None when no run has rounds."""
         known = [run.rounds for run in counting(self.runs) if run.rounds]
         return sum(known, RoundUse()) if known else None
 
     @property
     def mismatch_count(self) -> int:
-        """Of the run that had most, quiet or not: what disturbs a run must not change its outputs."""
+        """Most mismatches of any run, quiet or not: a disturbance must not change outputs."""
         return max(len(run.mismatches) for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Floor:
-    """What bounds decoding in a dtype from below: the bytes of a pass over the machine's bandwidth."""
+    """Lower bound on the time of decoding in a dtype: the bytes of a pass over the machine's bandwidth."""
 
     dtype: str
     bandwidth_bytes_per_s: float
@@ -73,7 +73,7 @@ class Floor:
     draft: PassTraffic
 
     def seconds(self, rounds: RoundUse) -> float:
-        """Least time for these rounds: target weights once each, draft weights once a draft, and the cached tokens."""
+        """Return the least time to read target weights once a round, draft weights once a draft, and cached tokens."""
         drafts = rounds.drafted_count / rounds.verified_row_count if rounds.verified_row_count else 0.0
         read = _bytes(self.target, rounds) + drafts * _bytes(self.draft, rounds)
         return read / self.bandwidth_bytes_per_s
@@ -97,19 +97,19 @@ class BenchResult:
     """UTC, ISO 8601."""
     versions: dict[str, str]
     run_count: int
-    """Timed runs that were asked for; a system that has fewer was interrupted."""
+    """Number of timed runs asked for; a system with fewer was interrupted."""
     lanes: int | None = None
-    """Of speculation at B > 1, by flag, variable or default; None in results from before all three were known."""
+    """Lanes of speculation at B > 1, by flag, variable or default; None in results from before all three were known."""
     floors: tuple[Floor, ...] = ()
     systems: tuple[SystemResult, ...] = ()
 
     @property
     def measured(self) -> list[SystemResult]:
-        """The systems with at least one timed run."""
+        """Systems with at least one timed run."""
         return [one for one in self.systems if one.runs]
 
     def find(self, kind: str, like: SystemSpec) -> SystemResult | None:
-        """A peer to hold beside `like`: in its precision, at its batch size or, if it has none there, at 1."""
+        """Return the peer to compare with `like`: of the same dtype, and of the same batch size or else of 1."""
         found = [
             one
             for one in self.measured
@@ -120,11 +120,11 @@ class BenchResult:
         return max(found, key=lambda one: one.spec.batch_size, default=None)
 
     def own_single(self, like: SystemSpec) -> SystemResult | None:
-        """The same system of ours at B = 1."""
+        """Return the same system of ours at B = 1."""
         return next((one for one in self.measured if one.spec.batch_size == 1 and one.spec.label == like.label), None)
 
     def floor_s(self, system: SystemResult) -> float | None:
-        """Least time that memory allows for a system's rounds."""
+        """Return the least time that memory allows for a system's rounds; None if it is unknown."""
         floor = next((one for one in self.floors if one.dtype == system.spec.precision.dtype), None)
         return None if floor is None or system.rounds is None else floor.seconds(system.rounds)
 

@@ -1,4 +1,4 @@
-"""What the runs of a bench come to: the figures that tables print, as numbers, for whoever reads the JSON."""
+"""The summary of a bench's runs: the figures that tables print, as numbers, for readers of the JSON."""
 
 import json
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ PEERS = (grid.HUGGING_FACE, grid.ASSISTED, grid.ASSISTED_FIXED, grid.LOOKUP, gri
 
 @dataclass(frozen=True)
 class Summary:
-    """One system at one batch size; None where a figure does not apply to it."""
+    """Figures of one system at one batch size; None for a figure that does not apply."""
 
     system: str
     batch_size: int
     tokens_per_s: float
-    """Median of the quiet runs, or of all where none was."""
+    """Median of the quiet runs, or of all runs if none was quiet."""
     quiet_count: int
     run_count: int
     threads: int | None
-    """Of a peer, those it was fastest with."""
+    """Number of threads that a peer was fastest with."""
     speedups: dict[str, float]
-    """Of ours over each kind of peer: at the same batch size, or at 1 where the peer has no other."""
+    """Speed-up of our system over each kind of peer, at the same batch size or, if the peer has no other, at 1."""
     speedup_over_own_single: float | None
-    """Over the same system at B = 1."""
+    """Speed-up over the same system at B = 1."""
     equal_count: int
-    """Outputs equal to those of the first system of its dtype."""
+    """Number of outputs equal to those of the first system of the dtype."""
     rounds: "RoundSummary | None"
 
 
@@ -39,9 +39,9 @@ class RoundSummary:
 
     round_ms: float
     floor_ms: float | None
-    """Least time for what a round must read from memory."""
+    """Least time to read from memory what a round must read."""
     floor_share: float | None
-    """How much of what memory allows was reached: least time for these rounds over the time of their runs."""
+    """Share of the speed that memory allows: least time for these rounds over the time of their runs."""
     time_shares: dict[str, float]
     acceptance: float | None
     tokens_per_row: float
@@ -55,12 +55,12 @@ def summaries(result: BenchResult) -> list[Summary]:
 
 
 def peers_of(result: BenchResult) -> list[str]:
-    """The kinds of peers that were measured."""
+    """Return the kinds of peers that were measured."""
     return [kind for kind in PEERS if any(one.spec.kind == kind for one in result.measured)]
 
 
 def to_json(result: BenchResult) -> str:
-    """The result with its summaries; `bench_result_from_json` reads it back."""
+    """Write the result with its summaries; `bench_result_from_json` reads it back."""
     raw = TypeAdapter(BenchResult).dump_python(result, mode="json")
     figures = TypeAdapter(list[Summary]).dump_python(summaries(result), mode="json")
     return json.dumps({"summaries": figures} | raw, indent=1, ensure_ascii=False)

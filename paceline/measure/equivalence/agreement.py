@@ -1,4 +1,4 @@
-"""How far outputs agree with reference outputs: exact and partial match, as arXiv 2510.22876 defines them."""
+"""Agreement of outputs with reference outputs: exact and partial match, as arXiv 2510.22876 defines them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,45 +10,45 @@ from paceline.text import TextCodec
 
 Tokens = Sequence[int]
 LogitGap = Callable[[Tokens, int, int], float | None]
-"""Given a prefix, the expected token and the other: how far the target's logit of the first is above the second's."""
+"""Takes a prefix, the expected and the other token; returns by how much the target's logit of the first is higher."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """One output beside its reference."""
+    """The match of one output with its reference."""
 
     exact: bool
     partial: float
-    """Share of the reference's tokens that lead both; 1 when they are equal. Tokens after its end cost nothing here."""
+    """Share of the reference's tokens that lead both; 1 when equal. Output beyond the reference costs nothing."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first place where an output leaves its reference; None for a token where one of them has ended."""
+    """The first position where an output differs from its reference; a token is None where its side has ended."""
 
     prompt_id: str
     category: str
     position: int
-    """Tokens of output before it."""
+    """Number of output tokens before it."""
     expected_token_id: int | None
     token_id: int | None
     logit_gap: float | None = None
-    """The target's logit of the expected token less that of the other, there."""
+    """The target's logit of the expected token less that of the other token, at this position."""
     prompt: str = ""
 
 
 @dataclass(frozen=True)
 class MatchRates:
-    """Over the prompts of a category, 1 being all."""
+    """Match rates over the prompts of a category; 1 is all."""
 
     category: str
     prompt_count: int
     exact_count: int
     partial: float
     string_exact_count: int
-    """On decoded strings, special tokens included, as the paper counts."""
+    """Number of equal decoded strings, special tokens included, as the paper counts."""
     string_partial: float
-    """On those strings tokenized again."""
+    """Partial match of those strings, tokenized again."""
 
 
 def leading_equal_count(output: Tokens, reference: Tokens) -> int:
@@ -62,7 +62,7 @@ def match(output: Tokens, reference: Tokens) -> Match:
 
 
 def match_strings(output: str, reference: str, encode: Callable[[str], Tokens]) -> Match:
-    """As the paper counts: strings are compared; where they differ, both are tokenized again."""
+    """Compare strings as the paper does; if they differ, tokenize both again and match the tokens."""
     if output == reference:
         return Match(True, 1.0)
     return Match(False, match(encode(output), encode(reference)).partial)
@@ -71,7 +71,7 @@ def match_strings(output: str, reference: str, encode: Callable[[str], Tokens]) 
 def find_mismatches(
     prompts: Sequence[MeasuredPrompt], outputs: Sequence[Tokens], references: Sequence[Tokens], logit_gap: LogitGap
 ) -> list[Mismatch]:
-    """Where outputs leave their references, in the order of the prompts."""
+    """Return the places where outputs differ from their references, in the order of the prompts."""
     return [
         _mismatch(prompt, output, reference, logit_gap)
         for prompt, output, reference in zip(prompts, outputs, references, strict=True)
@@ -80,7 +80,7 @@ def find_mismatches(
 
 
 def no_gap(prefix: Tokens, expected_token_id: int, token_id: int) -> None:
-    """For comparisons that have no target at hand."""
+    """Stand in for a `LogitGap` in comparisons without a target model."""
 
 
 def _mismatch(prompt: MeasuredPrompt, output: Tokens, reference: Tokens, logit_gap: LogitGap) -> Mismatch:
@@ -95,7 +95,7 @@ def _mismatch(prompt: MeasuredPrompt, output: Tokens, reference: Tokens, logit_g
 def match_rates(
     prompts: Sequence[MeasuredPrompt], outputs: Sequence[Tokens], references: Sequence[Tokens], codec: TextCodec
 ) -> list[MatchRates]:
-    """Rates of each category, in the order of the file."""
+    """Return the rates of each category, in the order of the file."""
     by_category: dict[str, list[tuple[Tokens, Tokens]]] = {}
     for prompt, output, reference in zip(prompts, outputs, references, strict=True):
         by_category.setdefault(prompt.category, []).append((output, reference))
@@ -122,7 +122,7 @@ def _rates(category: str, pairs: Sequence[tuple[Tokens, Tokens]], codec: TextCod
 
 
 def pooled(rates: Sequence[MatchRates]) -> MatchRates:
-    """Rates over all categories together."""
+    """Return the rates over all categories together."""
     count = sum(one.prompt_count for one in rates)
     return MatchRates(
         "all",

@@ -1,6 +1,6 @@
-"""Are outputs those of the target alone? Protocol of arXiv 2510.22876: SpecBench's first turns, raw, greedily decoded.
+"""Comparison of outputs with the target's own by arXiv 2510.22876: SpecBench's first turns, raw, decoded greedily.
 
-Owns the order of the work and what counts as a failure; `agreement` owns the arithmetic.
+This module owns the order of the work and what counts as a failure; `agreement` owns the arithmetic.
 """
 
 import platform
@@ -29,7 +29,7 @@ Outputs = list[list[int]]
 @dataclass(frozen=True)
 class EquivalencePlan:
     pair: ClusterOptions
-    """Models, device and draft length; the rest varies."""
+    """Models, device and draft length; the other options vary."""
     max_new_tokens: int
     batch_sizes: tuple[int, ...]
     policies: tuple[str, ...]
@@ -38,7 +38,7 @@ class EquivalencePlan:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What one system's outputs are beside a reference's."""
+    """The agreement of one system's outputs with a reference's."""
 
     system: str
     policy: str
@@ -46,7 +46,7 @@ class Agreement:
     precision: str
     reference: str
     must_hold: bool
-    """Whether a difference is a failure, and not what rounding may do in this precision."""
+    """Whether a difference is a failure; if False, rounding may cause it in this precision."""
     rates: tuple[MatchRates, ...]
     mismatches: tuple[Mismatch, ...]
 
@@ -80,17 +80,17 @@ class EquivalenceResult:
 
 @dataclass(frozen=True)
 class Observer:
-    """Whom the work tells how it goes."""
+    """Callbacks that tell how the work goes."""
 
     started: Callable[[str, int], None]
-    """A part of the work and how many steps it has."""
+    """Gets the name of a part of the work and its number of steps."""
     advanced: Callable[[], None]
     agreed: Callable[[Agreement], None]
 
 
 @dataclass(frozen=True)
 class _References:
-    """One precision's outputs to compare with, and the model that tells logits."""
+    """The reference outputs of one precision, and the model that gives logit gaps."""
 
     precision: Precision
     hugging_face: HuggingFaceReference
@@ -98,12 +98,12 @@ class _References:
 
 
 def must_equal(reference: str, precision: Precision) -> bool:
-    """Whether outputs in a precision are promised to be the reference's."""
+    """Return whether outputs in a precision are promised to equal the reference's."""
     return precision.dtype == "float32" or (reference == PLAIN and precision.is_strict)
 
 
 class Equivalence:
-    """The work of one measurement; `observer.agreed` gets each agreement as soon as it is known."""
+    """One measurement; `observer.agreed` gets each agreement as soon as it is known."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Equivalence:
         folder: Path,
         observer: Observer,
     ) -> None:
-        """Hugging Face's outputs are kept in `folder`."""
+        """Keep Hugging Face's outputs in `folder`."""
         self._plan = plan
         self._prompts = prompts
         self._codec = codec
@@ -134,9 +134,9 @@ class Equivalence:
             self._worker.close()
 
     async def _references(self, precision: Precision) -> _References:
-        """Our own outputs of plain decoding at the largest batch size, and Hugging Face's at batch 1.
+        """Return our own outputs of plain decoding at the largest batch size, and Hugging Face's at batch 1.
 
-        Plain decoding comes first: services that cannot start say so before anything long.
+        Plain decoding runs first, so that services that cannot start fail before the long part.
         """
         batch_size = max(self._plan.batch_sizes)
         plain = await self._outputs(precision, "continuous", batch_size, max_draft_count=0)

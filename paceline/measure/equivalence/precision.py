@@ -11,7 +11,7 @@ HALF_DTYPES = ("bfloat16", "float16")
 NAMED_DTYPES = ("float32", *HALF_DTYPES)
 DTYPES = ("auto", *NAMED_DTYPES)
 NUMERICS = ("fast", "strict")
-"""What may be asked for by name; without a name they are `auto`, as services have them."""
+"""Numerics that may be asked for by name; without a name they are `auto`, the services' default."""
 AS_SERVED = (
     "as served: strict in half precision, and fast there under the paper's policies, whose layout cannot be strict. "
     "Each also with -fast or -strict after it."
@@ -25,7 +25,7 @@ class Precision:
 
     @classmethod
     def parse(cls, word: str, dtypes: Sequence[str] = DTYPES) -> Self:
-        """Raises InvalidRequest for anything but these dtypes."""
+        """Parse a word. Raise InvalidRequest for anything but these dtypes."""
         dtype, _, numerics = word.partition("-")
         if dtype not in dtypes or word != dtype and numerics not in NUMERICS:
             raise InvalidRequest(
@@ -39,17 +39,17 @@ class Precision:
 
     @property
     def is_strict(self) -> bool:
-        """Of a named dtype."""
+        """Whether numerics are strict; meaningful for a named dtype only."""
         return self.numerics == "strict" or (self.numerics == "auto" and self.dtype in HALF_DTYPES)
 
     def under(self, policy: str) -> Self:
-        """Name what `auto` becomes under the paper's policies in half precision: their layout cannot be strict."""
+        """Return the precision under a policy: `auto` in half precision is fast under the paper's, which are dense."""
         becomes_fast = _is_dense(policy, self) and self.is_strict
         return replace(self, numerics="fast") if becomes_fast else self
 
 
 def with_precision(options: ClusterOptions, precision: Precision, policy: str) -> ClusterOptions:
-    """Options of a policy in a precision. The paper's policies get their dense layout unless strict is asked for."""
+    """Set a policy and a precision. The paper's policies get their dense layout unless strict is asked for."""
     return replace(
         options,
         dtype=precision.dtype,

@@ -1,4 +1,4 @@
-"""An equivalence result as text: the table of agreements, agreement by category, the mismatches."""
+"""Text of an equivalence result: the table of agreements, agreement by category, the mismatches."""
 
 from collections.abc import Iterator, Sequence
 from textwrap import shorten
@@ -10,11 +10,11 @@ from paceline.text import TextCodec
 
 SHOWN_MISMATCHES = 20
 SHOWN_CHARACTERS = 200
-"""Of a prompt; the result file has all of it."""
+"""Most characters shown of a prompt; the result file has all of it."""
 
 
 def equivalence_table(result: EquivalenceResult) -> str:
-    """One line an agreement; E and P are the paper's exact and partial match."""
+    """Return a table of one line for each agreement; E and P are the paper's exact and partial match."""
     header = ("outputs of", "B", "beside", "equal", "P", "strings: E", "P", "must be equal")
     return markdown_table(header, [_row(one) for one in result.agreements])
 
@@ -34,7 +34,7 @@ def _row(agreement: Agreement) -> list[str]:
 
 
 def category_table(agreements: Sequence[Agreement]) -> str:
-    """Equal outputs by category, a column an agreement that is not complete; empty when all are."""
+    """Return equal outputs by category, one column for each incomplete agreement; empty when all are complete."""
     partial = [one for one in agreements if one.mismatches]
     if not partial:
         return ""
@@ -48,7 +48,7 @@ def _share(rates: MatchRates) -> str:
 
 
 def mismatch_lines(agreement: Agreement, codec: TextCodec) -> Iterator[str]:
-    """What and where, for the first of them; the result file has all."""
+    """Yield a line for each of the first mismatches; the result file has all of them."""
     name = f"{agreement.precision} {agreement.policy} B = {agreement.batch_size} beside {agreement.reference}"
     for one in agreement.mismatches[:SHOWN_MISMATCHES]:
         gap = "" if one.logit_gap is None else f", logit gap {one.logit_gap:.3g}"

@@ -1,1 +1,1 @@
-"""Requests that come when they are due, and how they fared."""
+"""Load tests: requests sent at planned times, and what happened to them."""

@@ -1,4 +1,4 @@
-"""When requests arrive: a Poisson process, drawn from a seed, so that runs can be compared."""
+"""Arrival times of requests: a Poisson process, drawn from a seed, so that runs can be compared."""
 
 import random
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 def poisson_arrivals(
     rate_per_s: float, seed: int, *, duration_s: float | None = None, count: int | None = None
 ) -> Iterator[float]:
-    """Yield seconds since the start, `rate_per_s` of them a second on average, up to whichever limit comes first."""
+    """Yield arrivals in seconds since the start, `rate_per_s` a second on average, up to the first limit reached."""
     arrivals = _endless(rate_per_s, random.Random(seed))
     if duration_s is not None:
         arrivals = takewhile(lambda at_s: at_s < duration_s, arrivals)

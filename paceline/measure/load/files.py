@@ -1,4 +1,4 @@
-"""What a load run leaves behind: a JSON file, and a plot that tells it at a glance."""
+"""The files that a load run writes: JSON and a plot."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def write_json(path: Path, settings: dict[str, Any], summary: LoadSummary, records: Sequence[SentRequest]) -> None:
-    """Write what was asked, what came out, and a line for each request."""
+    """Write the settings, the summary, and an entry for each request."""
     content = {
         "settings": settings,
         "summary": asdict(summary) | {"good_per_s": summary.good_per_s},
@@ -68,7 +68,7 @@ def _draw_latencies(axes: "Axes", records: Sequence[SentRequest], summary: LoadS
             )
         axes.legend(loc="lower right")
     axes.set(title="Latency from the planned arrival", xlabel="seconds", ylabel="share of requests", ylim=(0, 1.02))
-    # Room for the last percentile's words.
+    # Room for the label of the last percentile.
     axes.set_xlim(0, 1.25 * max((record.latency_s for record in completed), default=1.0))
     axes.grid(alpha=0.3)
 

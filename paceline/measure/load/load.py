@@ -1,7 +1,7 @@
-"""Send requests when they are due, whatever became of those before, and note what happened to each.
+"""Open-loop load: requests are sent at their planned times, and the outcome of each is recorded.
 
-Open loop: a slow server does not slow the arrivals, and latency counts from the planned arrival, so waiting that the
-server caused is never left out. Knows nothing of rates, reports or the command line.
+A slow server does not slow the arrivals. Latency counts from the planned arrival, so it includes all waiting that the
+server caused. This module knows nothing of rates, reports or the command line.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class SentRequest:
     ended_s: float
     outcome: Outcome
     token_times: tuple[tuple[float, int], ...] = ()
-    """When pieces came, and how many tokens each had."""
+    """Time and number of tokens of each piece of output."""
     usage: Usage | None = None
-    """Of a completed request."""
+    """Usage of a completed request; None otherwise."""
     error: str = ""
-    """Reason of the failure, as `paceline.errors` names it."""
+    """Reason of the failure, by the names of `paceline.errors`; empty without a failure."""
 
     @property
     def output_count(self) -> int:
@@ -48,12 +48,12 @@ class SentRequest:
 
     @property
     def first_token_s(self) -> float | None:
-        """Time to first token."""
+        """Seconds to the first token; None without output."""
         return self.token_times[0][0] - self.planned_s if self.token_times else None
 
     @property
     def per_token_s(self) -> float | None:
-        """Time per output token after the first; None of an output that has no more."""
+        """Seconds per output token after the first; None with fewer than two tokens."""
         if self.output_count < 2:
             return None
         return (self.token_times[-1][0] - self.token_times[0][0]) / (self.output_count - 1)
@@ -65,14 +65,14 @@ class SentRequest:
 
 @dataclass
 class LoadLog:
-    """What is known so far; grows while a run goes on, and stays when it is interrupted."""
+    """The log of a run, which grows during the run and survives an interruption."""
 
     clock: Clock = time.perf_counter
     began_s: float = 0.0
     sent_count: int = 0
     records: list[SentRequest] = field(default_factory=list)
     token_times: list[tuple[float, int]] = field(default_factory=list)
-    """Of all requests, those in flight included."""
+    """Time and number of tokens of each piece, of all requests, those in flight included."""
 
     def elapsed_s(self) -> float:
         return self.clock() - self.began_s
@@ -91,7 +91,7 @@ async def run_load(
     log: LoadLog,
     sleep: Sleep = asyncio.sleep,
 ) -> None:
-    """Send each request at its time and wait for the last to end. When cancelled, `log` has what was measured."""
+    """Send each request at its time and wait for the last to end. After a cancellation `log` has what was measured."""
     log.began_s = log.clock()
     async with asyncio.TaskGroup() as requests:
         for planned_s, request in arrivals:

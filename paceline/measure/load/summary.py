@@ -1,4 +1,4 @@
-"""From the requests of a load run to the numbers that are reported. Pure functions of the records."""
+"""The reported numbers of a load run, as pure functions of its records."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ PERCENTS = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a request must meet to count as good; None: anything will do."""
+    """Limits in seconds that a good request must keep; None means no limit."""
 
     first_token_s: float | None = None
     per_token_s: float | None = None
@@ -33,7 +33,7 @@ class Objectives:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Seconds; of completed requests."""
+    """Percentiles over completed requests, in seconds."""
 
     p50: float
     p90: float
@@ -43,26 +43,26 @@ class Percentiles:
 @dataclass(frozen=True)
 class LoadSummary:
     elapsed_s: float
-    """From the start until the last request ended."""
+    """Seconds from the start until the last request ended."""
     counts: dict[str, int]
     """Requests by outcome."""
     errors: dict[str, int]
-    """Requests by the reason they were rejected or failed."""
+    """Requests by the reason of their rejection or failure."""
     first_token_s: Percentiles | None
-    """None, here and below, when no request has it."""
+    """Percentiles here and below are None when no request has the figure."""
     per_token_s: Percentiles | None
     latency_s: Percentiles | None
     queued_s: Percentiles | None
     late_s: float
-    """Longest time between a planned arrival and its sending: if it is not small, the sender was the bottleneck."""
+    """Longest delay between a planned arrival and its sending; if it is not small, the sender was the bottleneck."""
     requests_per_s: float
-    """Completed ones."""
+    """Completed requests a second."""
     tokens_per_s: float
-    """Of all outputs, unfinished ones included."""
+    """Tokens a second of all outputs, unfinished ones included."""
     drafted_count: int
     accepted_count: int
     good_count: int | None
-    """Completed requests within the objectives; None without any."""
+    """Number of completed requests within the objectives; None without objectives."""
 
     @property
     def good_per_s(self) -> float | None:
@@ -91,7 +91,7 @@ def summarize(records: Sequence[SentRequest], objectives: Objectives) -> LoadSum
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that `percent` of them do not exceed, interpolated linearly between the two nearest ranks."""
+    """Return the value that `percent` of the values do not exceed, interpolated between the two nearest ranks."""
     ordered = sorted(values)
     rank = (len(ordered) - 1) * percent / 100
     below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]

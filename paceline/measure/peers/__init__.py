@@ -1,1 +1,1 @@
-"""Other systems, as systems to measure beside ours."""
+"""Peers: systems of others, measured beside ours."""

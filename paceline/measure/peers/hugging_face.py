@@ -1,4 +1,4 @@
-"""Hugging Face's ways to decode, as systems to measure beside ours. Each answers prompts and can be told to stop."""
+"""Hugging Face's ways to decode, as peers that answer prompts and can be told to stop."""
 
 from collections.abc import Mapping, Sequence
 from threading import Event
@@ -11,7 +11,7 @@ from transformers import StoppingCriteria
 from paceline.measure.peers.reference import HuggingFaceReference
 
 LOOKUP_TOKENS = 10
-"""Tokens that prompt lookup copies at most; the value its author proposed."""
+"""Most tokens that prompt lookup copies; the value its author proposed."""
 
 
 class HuggingFacePeer:
@@ -24,7 +24,7 @@ class HuggingFacePeer:
         batch_size: int = 1,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`options` go to `generate`: an assistant, say."""
+        """`options`, such as an assistant, go to `generate`."""
         self._reference = reference
         self._max_new_tokens = max_new_tokens
         self._batch_size = batch_size
@@ -32,7 +32,7 @@ class HuggingFacePeer:
         self.threads = torch.get_num_threads()
 
     def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]:
-        """Return each prompt's new tokens up to its end token; what there is of them once `stop` is set."""
+        """Return each prompt's new tokens up to its end token, or those made until `stop` is set."""
         # OpenMP's count belongs to the calling thread, which peers of one bench share.
         torch.set_num_threads(self.threads)
         outputs: list[list[int]] = []
@@ -47,7 +47,7 @@ class HuggingFacePeer:
 
 
 def assistance(draft: HuggingFaceReference, draft_count: int | None = None) -> dict[str, Any]:
-    """Options for assisted generation: so many drafts a round, or as many as transformers' defaults make them."""
+    """Return options for assisted generation, with `draft_count` drafts a round; None leaves transformers' defaults."""
     if draft_count is not None:
         draft.model.generation_config.update(
             num_assistant_tokens=draft_count,
@@ -62,7 +62,7 @@ def prompt_lookup() -> dict[str, Any]:
 
 
 class _Stop(StoppingCriteria):
-    """Ends all rows when the event is set: a measurement that is interrupted should not wait for its batch."""
+    """Ends all rows when the event is set, so that an interrupted measurement does not wait for its batch."""
 
     def __init__(self, stop: Event) -> None:
         self._stop = stop

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer, by llama-cpp-python (the extra `llama-cpp`): batch 1, greedy, weights from a GGUF file."""
+"""llama.cpp as a peer, through llama-cpp-python (the extra `llama-cpp`): batch 1, greedy, weights from a GGUF file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ class LlamaCppPeer:
 
     def _answer(self, prompt: Sequence[int], stop: Event) -> list[int]:
         output: list[int] = []
-        self._model.reset()  # or what the prompt shares with the one before would not be computed
+        self._model.reset()  # otherwise a prefix shared with the prompt before would not be computed
         for token in self._model.generate(list(prompt), temp=0.0, repeat_penalty=1.0):
             output.append(token)
             if token == self._model.token_eos() or len(output) == self._max_new_tokens or stop.is_set():

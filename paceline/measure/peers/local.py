@@ -1,4 +1,4 @@
-"""Systems that run in this process: peers with a plain function, in a thread of their own."""
+"""Measured systems that run in this process: peers, in a thread of their own."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from paceline.process.launcher import CORES
 
 THREADS_TRIED = sorted({1, max(1, CORES // 2), CORES})
 TRIALS = 3
-"""Of which the shortest counts: the first warms up."""
+"""Trials of each number of threads. The shortest counts, because the first warms up."""
 
 
 class Peer(Protocol):
     threads: int
-    """Those it may use from its next answer on."""
+    """Number of threads that it uses from its next answer on."""
 
     def answer(self, prompts: Sequence[Sequence[int]], stop: Event) -> list[list[int]]: ...
 
@@ -33,14 +33,14 @@ class LocalSystem:
         try:
             outputs, timing = await self._worker.run_timed(self._peer.answer, prompts, stop)
         finally:
-            # The thread cannot be cancelled; it can be asked to end.
+            # The thread cannot be cancelled, but it can be asked to end.
             stop.set()
         return Measured(outputs, timing.executed_s)
 
     async def take_fastest_threads(self, prompts: Sequence[tuple[int, ...]], watch: Watch) -> int:
-        """Let the peer use as many threads as it answers these prompts fastest with; return how many.
+        """Give the peer the number of threads with which it answers these prompts fastest; return that number.
 
-        What others spoil is repeated: a peer that waits by spinning would get one thread for good.
+        Disturbed passes are repeated, because otherwise a peer that waits by spinning would get one thread for good.
         """
         tried: dict[int, list[Measured]] = defaultdict(list)
         for threads in THREADS_TRIED * TRIALS:

@@ -1,6 +1,6 @@
-"""What Hugging Face `generate` makes of prompts: the yardstick for exactness, and for speed.
+"""Hugging Face `generate`: the yardstick for exactness and for speed.
 
-Loads the checkpoint a second time, with transformers' own attention; shares nothing with the engine.
+It loads the checkpoint a second time, with transformers' own attention, and shares nothing with the engine.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from paceline.builtin import resolve_model
 
 class HuggingFaceReference:
     def __init__(self, model: str, dtype: str, device: str = "cpu") -> None:
-        """`dtype` is a torch type's name, such as `float32`, or `auto`: what the checkpoint says."""
+        """`dtype` is a torch type's name, such as `float32`, or `auto` for the checkpoint's own."""
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         folder = resolve_model(model)
         self._folder = folder
-        # Assisted generation warns of how transformers calls itself.
+        # Assisted generation warns about calls that transformers itself makes.
         transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), local_files_only=True
@@ -30,7 +30,7 @@ class HuggingFaceReference:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        # Read on first use: a checkpoint without tokenizer can still be asked in token ids.
+        # Read on first use, because a checkpoint without a tokenizer can still take token ids.
         return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
 
     def encode(self, text: str, *, chat: bool) -> list[int]:
@@ -68,7 +68,7 @@ class HuggingFaceReference:
 
     @torch.inference_mode()
     def logit_gap(self, token_ids: Sequence[int], likelier: int, other: int) -> float:
-        """How far the logit of `likelier` is above that of `other` after `token_ids`."""
+        """Return by how much the logit of `likelier` exceeds that of `other` after `token_ids`."""
         logits = self.model(torch.tensor([list(token_ids)], device=self.model.device)).logits[0, -1].float()
         return float(logits[likelier] - logits[other])
 
@@ -80,6 +80,6 @@ class HuggingFaceReference:
         return frozenset(value if isinstance(value, list) else [value])
 
     def _until_end(self, token_ids: list[int]) -> list[int]:
-        # What a batch appends after a row's end, until its longest row has ended, is no output.
+        # A batch pads a row after its end until the longest row has ended; the padding is not output.
         kept = list(takewhile(lambda one: one not in self._end_token_ids, token_ids))
         return token_ids[: len(kept) + 1]

@@ -1,4 +1,4 @@
-"""Hugging Face's own outputs, batch 1, kept in a file as they come, so that an interrupted measurement goes on."""
+"""Hugging Face's own outputs at batch 1, kept in a file as they come, so that an interrupted measurement can resume."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ async def reference_outputs(
     file: Path,
     advance: Callable[[], None],
 ) -> list[list[int]]:
-    """Decode what `file` lacks; its lines are keyed by prompt, limit and `identity`, so a changed model is seen."""
+    """Return all outputs, and decode those that `file` lacks. Its keys hold `identity`, so a changed model misses."""
     known = _read(file)
     outputs = []
     with file.open("a", encoding="utf-8") as lines:
@@ -38,7 +38,7 @@ async def reference_outputs(
 
 
 def identity_of(model: str, dtype: str, device: str) -> str:
-    """All but the prompt that Hugging Face's output depends on: weights, dtype, device, library versions."""
+    """Describe what Hugging Face's output depends on beside the prompt: weights, dtype, device, library versions."""
     files = sorted(find_checkpoint(model).folder.glob("*.safetensors"))
     weights = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
     return json.dumps([model, weights, dtype, device, version("torch"), version("transformers")])
@@ -52,7 +52,7 @@ def _read(file: Path) -> dict[str, list[int]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
-            continue  # cut off by whatever interrupted it
+            continue  # cut off by an interruption
         known[row["key"]] = row["token_ids"]
     return known
 

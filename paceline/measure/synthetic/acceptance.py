@@ -1,7 +1,7 @@
-"""What share of drafts is accepted, as the coordinator counts it, told from a finished text.
+"""The share of accepted drafts, by the coordinator's count, computed from a finished text.
 
-A draft is accepted when all drafts before it in its round were, and then it was made after the target's own text. So it
-is enough to know at which positions of that text the draft's choice equals the target's: the rounds follow from it.
+A draft can be accepted only if all drafts before it in its round were, and then it was made after the target's own
+text. So the rounds follow from the positions of that text at which the draft's choice equals the target's.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ DRAFT_COUNT = 5
 @dataclass(frozen=True)
 class MeasuredAcceptance:
     share: float
-    """Of all drafts together."""
+    """Accepted share of all drafts together."""
     spread: float
     """Standard deviation between prompts."""
     first_half: float
     second_half: float
-    """Of the outputs: what is the same all along an output is equal in both."""
+    """Shares in the two halves of the outputs; equal when acceptance does not change along an output."""
     token_count: int
 
 
 def count_drafts(agrees: Sequence[bool], draft_count: int = DRAFT_COUNT) -> tuple[int, int]:
-    """Return how many drafts the rounds of one output make and how many are accepted."""
+    """Return how many drafts the rounds of one output make, and how many of them are accepted."""
     drafted = accepted = position = 0
     while position < len(agrees):
         asked = min(draft_count, len(agrees) - position - 1)

@@ -1,8 +1,8 @@
-"""Find the factor at which the wanted share of drafts is accepted, by bisection.
+"""The search, by bisection, for the factor at which the wanted share of drafts is accepted.
 
-Each trial lets the target write, greedily, after random prompts, and asks the draft for its choice at every position of
-that text. Models too big for that are tried at less depth and with a vocabulary of only the tokens that outputs have:
-the factor stands for all layers together (`weights`), so it carries over, up to what depth itself changes.
+In each trial the target writes greedily after random prompts, and the draft makes its choice at every position of that
+text. Of large models a part is tried, with fewer layers and only the tokens that outputs have. The factor stands for
+all layers together (`weights`), so it carries over, except for effects of depth itself.
 """
 
 import math
@@ -22,23 +22,23 @@ PROMPT_TOKENS = 16
 OUTPUT_TOKENS = 128
 PROMPT_COUNT = 48
 FACTORS = (1.0, 16.0)
-"""Drafts are right nearly always at the first and nearly never at the second, at every shape."""
+"""Factors at which drafts are nearly always right and nearly never right, at every shape."""
 TRIALS = 8
 CLOSE = 0.01
-"""Difference from the wanted share that ends the search; chance alone makes as much."""
+"""Difference from the wanted share that ends the search; chance alone causes as much."""
 FAR = 0.05
 """Difference at which the wanted share counts as out of reach."""
 DRAFT_FACTOR = 0.1
-"""The draft's own layers work, and change next to nothing."""
+"""Factor of the draft's own layers, which then work but change next to nothing."""
 
 
 @dataclass(frozen=True)
 class Calibration:
     factor: float
     acceptance: MeasuredAcceptance
-    """Over other prompts than those the factor was found with."""
+    """Acceptance over other prompts than those of the search."""
     target: ModelShape
-    """What was measured: the target itself, or a part of it."""
+    """Shape that was measured: the target's own, or that of a part of it."""
 
 
 class Trial:
@@ -71,7 +71,7 @@ class Trial:
 def calibrate(
     shape: PairShape, successors: Successors, wanted: float, tell: Callable[[float, MeasuredAcceptance], None]
 ) -> Calibration:
-    """Bisect for `wanted`, telling each trial. Raises InvalidRequest when no factor gives it."""
+    """Bisect for the acceptance `wanted`, and tell each trial. Raise InvalidRequest when no factor gives it."""
     trial = Trial(shape, successors)
     low, high = FACTORS
     tried: dict[float, float] = {}
@@ -94,12 +94,12 @@ def calibrate(
 
 
 def calibration_bytes(shape: PairShape) -> int:
-    """Memory that measuring a pair of this shape takes: the weights in float32, and as much again to work with."""
+    """Return the bytes of memory to measure a pair of this shape: the weights in float32, and as much to work with."""
     return 2 * 4 * (parameter_count(shape.target) + parameter_count(shape.draft))
 
 
 def part_of(shape: PairShape, layer_count: int, vocabulary_size: int) -> PairShape:
-    """The pair with less depth and fewer tokens."""
+    """Return the pair's shape with fewer layers and tokens."""
 
     def cut(model: ModelShape) -> ModelShape:
         return replace(model, layer_count=min(model.layer_count, layer_count), vocabulary_size=vocabulary_size)

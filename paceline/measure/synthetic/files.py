@@ -1,4 +1,4 @@
-"""Write a synthetic model as a checkpoint: shard by shard, so that no more than one shard is ever in memory."""
+"""Writing of a synthetic model as a checkpoint, shard by shard, so that only one shard at a time is in memory."""
 
 import json
 import shutil
@@ -21,11 +21,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """One model of a pair, and how it lies on disk."""
+    """The files of one model of a pair."""
 
     dtype: torch.dtype
     shards: tuple[tuple[str, ...], ...]
-    """Names of the tensors of each file."""
+    """Names of the tensors in each file."""
     shard_bytes: tuple[int, ...]
 
     @property
@@ -34,7 +34,7 @@ class ModelFiles:
 
 
 def plan_files(shape: ModelShape, dtype: torch.dtype) -> ModelFiles:
-    """Divide the tensors among files of `SHARD_BYTES`, or of one tensor that is larger."""
+    """Divide the tensors among files of at most `SHARD_BYTES`; a larger tensor has a file of its own."""
     shards: list[list[str]] = []
     sizes: list[int] = []
     for name, size in tensor_sizes(shape).items():
@@ -48,7 +48,7 @@ def plan_files(shape: ModelShape, dtype: torch.dtype) -> ModelFiles:
 
 
 def check_room(output: Path, models: list[ModelFiles]) -> None:
-    """Raise InvalidRequest, with the numbers, when disk or memory would not do."""
+    """Raise InvalidRequest, with the numbers, when disk or memory is too small."""
     wanted, free = sum(one.total_bytes for one in models), shutil.disk_usage(output).free
     if wanted > free:
         raise InvalidRequest(
@@ -84,7 +84,7 @@ def write_model(
     index_path = folder / "model.safetensors.index.json"
     index_path.write_text(json.dumps(index, indent=2), encoding="utf-8")
     for file_name in set(places.values()):
-        # safetensors makes its files for their owner alone; these are as any other of the folder.
+        # safetensors makes its files readable for their owner alone; give them the mode of the others.
         (folder / file_name).chmod(index_path.stat().st_mode & 0o777)
     make_config(recipe.shape, dtype=recipe.dtype, synthetic=label).save_pretrained(folder)
     if with_tokenizer:

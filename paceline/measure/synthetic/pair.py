@@ -1,4 +1,4 @@
-"""Make a synthetic pair, from its shape to its folder. See `successors` for how and why it works."""
+"""Making of a synthetic pair, from its shape to its folder. See `successors` for how and why it works."""
 
 import json
 from collections.abc import Callable
@@ -20,22 +20,20 @@ from paceline.measure.synthetic.successors import Successors, draw_successors
 from paceline.measure.synthetic.weights import Recipe, parameter_count
 
 WHOLE_PARAMETERS = 500_000_000
-"""A target up to this size is measured as it is, a larger one in part."""
+"""Most parameters of a target that is measured whole; of a larger target a part is measured."""
 PART_LAYERS = 2
 
 
 @dataclass(frozen=True)
 class PairOrder:
-    """What to make."""
-
     name: str
     shape: PairShape
     output: Path
     acceptance: float = 0.7
     factor: float | None = None
-    """Given, nothing is measured."""
+    """Factor to use without measuring; None to search for it."""
     dtype: str | None = None
-    """Unset: the shape's own."""
+    """Dtype of the weights; None for the shape's own."""
     seed: int = 0
 
 
@@ -48,9 +46,9 @@ class WrittenPair:
 
 
 def write_pair(order: PairOrder, tell: Callable[[float, MeasuredAcceptance], None]) -> WrittenPair:
-    """Find the factor, telling each trial, and write `target` and `draft` under `order.output`.
+    """Find the factor, tell each trial, and write `target` and `draft` under `order.output`.
 
-    Raises InvalidRequest when the folder is not empty, disk or memory is short, or the acceptance cannot be had.
+    Raise InvalidRequest when the folder is not empty, disk or memory is short, or the acceptance cannot be had.
     """
     dtype = DTYPES[order.dtype or order.shape.dtype]
     models = plan_files(order.shape.target, dtype), plan_files(order.shape.draft, dtype)
@@ -83,9 +81,9 @@ def _prepare(output: Path) -> None:
 
 
 def output_token_ids(shape: PairShape) -> tuple[list[int], bool]:
-    """Return the tokens outputs may have, and whether the built-in pair's tokenizer goes along.
+    """Return the tokens that outputs may have, and whether the pair gets the built-in pair's tokenizer.
 
-    With a tokenizer these are its ordinary tokens, so that every output has text.
+    With the tokenizer these are its ordinary tokens, so that every output has text.
     """
     tokenizer = Tokenizer.from_file(str(resolve_model("builtin:target") / "tokenizer.json"))
     if tokenizer.get_vocab_size() > shape.target.vocabulary_size:
@@ -105,7 +103,7 @@ def _calibrate(
 
 
 def _label(order: PairOrder, factor: float, calibration: Calibration | None) -> dict[str, Any]:
-    """What every file of the pair says of itself."""
+    """Return the facts that the pair's configurations and model card state."""
     label: dict[str, Any] = {
         "note": "random weights made for measuring speed; not a language model",
         "shape": order.name,

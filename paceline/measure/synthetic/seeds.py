@@ -1,4 +1,4 @@
-"""Random generators by name: a tensor's values depend on the seed and its name, and on nothing made before it."""
+"""Random generators by name: a tensor's values depend on the seed and its name, and not on tensors made before it."""
 
 import hashlib
 

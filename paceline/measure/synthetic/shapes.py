@@ -1,4 +1,4 @@
-"""The shapes a synthetic pair can have. Knows nothing of weights, and does not import torch."""
+"""The shapes of synthetic pairs. This module knows nothing of weights and does not import torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 @dataclass(frozen=True)
 class ModelShape:
     family: str
-    """Of transformers: `Llama` is LlamaConfig and LlamaForCausalLM."""
+    """Family in transformers: `Llama` means LlamaConfig and LlamaForCausalLM."""
     layer_count: int
     hidden_size: int
     head_count: int
@@ -19,7 +19,7 @@ class ModelShape:
     rope_theta: float = 10_000.0
 
     def config_values(self) -> dict[str, Any]:
-        """The configuration in transformers' words. Without end tokens: every output has the length asked for."""
+        """Return the configuration by transformers' names. Without end tokens outputs have the length asked for."""
         rope = {"rope_type": "default", "rope_theta": self.rope_theta}
         if self.family == "Glm4":
             rope["partial_rotary_factor"] = 0.5
@@ -45,7 +45,7 @@ class PairShape:
     target: ModelShape
     draft: ModelShape
     dtype: str
-    """What the weights are written in unless told."""
+    """Default dtype of the written weights."""
 
 
 SHAPES = {
@@ -78,5 +78,5 @@ SHAPES = {
         "bfloat16",
     ),
 }
-"""The three pairs of arXiv 2510.22876 and two for CPUs. Embeddings and heads are untied in all: weights of a tied pair
-take more memory here, but a pass reads the same bytes."""
+"""The three pairs of arXiv 2510.22876 and two for CPUs. Embeddings and heads are untied in all: a pair that is tied in
+the original takes more memory here, but a pass reads the same bytes."""

@@ -1,9 +1,8 @@
 """The tensors of one model of a synthetic pair, one at a time.
 
-Every matrix but embedding and head is random, of the size the shape asks for, and is multiplied in full. The factor
-stands on what each layer adds to the residual stream: the output projections, or the norms after them where a family
-has such. It is divided by the root of the number of layers, so that the sum of all additions has about the same length
-at any depth.
+Every matrix except embedding and head is random and has the size of the shape. The factor scales what each layer adds
+to the residual stream: the output projections, and the norms after them in families that have those. It is divided by
+the root of the number of layers, so that the sum of all additions has about the same length at any depth.
 """
 
 import math
@@ -18,21 +17,21 @@ from paceline.measure.synthetic.shapes import ModelShape
 from paceline.measure.synthetic.successors import Role, Successors
 
 ADDITIONS = ("o_proj.weight", "down_proj.weight", "post_self_attn_layernorm.weight", "post_mlp_layernorm.weight")
-"""Tensors the factor scales; the norms are GLM-4's, where they undo the scale of the projections."""
+"""Tensors that the factor scales. The norms are those of GLM-4, where they undo the scale of the projections."""
 QUERIES = ("q_proj.weight", "q_norm.weight")
 QUERY_SCALE = 8.0
-"""Makes attention look at few tokens instead of the average of all, which would tell one text from another no more."""
+"""Factor that makes attention look at few tokens. The average of all tokens would not tell one text from another."""
 
 
 def make_config(shape: ModelShape, **extra: Any) -> Any:
-    """The transformers configuration of a shape; `extra` fields are written with it."""
+    """Return the transformers configuration of a shape, with the `extra` fields."""
     config: Any = getattr(transformers, f"{shape.family}Config")(**shape.config_values(), **extra)
     config.architectures = [f"{shape.family}ForCausalLM"]
     return config
 
 
 def empty_module(shape: ModelShape) -> Any:
-    """The model without memory for its weights."""
+    """Return the model without memory for its weights."""
     with torch.device("meta"):
         return getattr(transformers, f"{shape.family}ForCausalLM")(make_config(shape))
 
@@ -75,7 +74,7 @@ def make_tensor(name: str, size: torch.Size, recipe: Recipe) -> torch.Tensor:
 
 
 def make_module(recipe: Recipe) -> Any:
-    """The whole model in memory."""
+    """Return the whole model in memory."""
     config = make_config(recipe.shape)
     module: Any = getattr(transformers, f"{recipe.shape.family}ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -85,7 +84,7 @@ def make_module(recipe: Recipe) -> Any:
 
 
 def scale_additions(module: Any, ratio: float) -> None:
-    """Multiply the factor of a model that is in memory."""
+    """Multiply the factor of a model in memory by `ratio`."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name.endswith(ADDITIONS):
