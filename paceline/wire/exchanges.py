@@ -13,7 +13,7 @@ Around = Callable[[str, Any], AbstractContextManager[object]]
 
 class Exchanges:
     def __init__(self, around: Around | None = None) -> None:
-        """`around` takes a method's path and a request's context; its result is entered while the request is answered."""
+        """`around` takes a method's path and a request's context; each request is answered within its result."""
         self._around = around
         self._waiting: set[asyncio.Task[Any]] = set()
         self._generation = 0

@@ -100,7 +100,7 @@ def code_of(error: Exception) -> grpc.StatusCode:
 
 
 def ended_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
-    """Return the status code of an ended call, for use in its done callback. `timeout_s` is its timeout at the start."""
+    """Return the status code of a call, in the done callback of its context. `timeout_s` is what it began with."""
     return context.code() or grpc.StatusCode.OK if context.done() else cut_off_code(context.time_remaining(), timeout_s)
 
 
