@@ -167,7 +167,7 @@ def check_top_logprob_count(count: int | None) -> None:
 
 
 def _check_range(field: str, value: float, low: float, high: float, *, above: bool = False, instead: str = "") -> None:
-    """Raise InvalidRequest outside the range or for NaN. `above` excludes `low`; `instead` names another valid value."""
+    """Raise InvalidRequest for NaN or outside the range. `above` excludes `low`; `instead` is also allowed."""
     if not (low <= value <= high) or (above and value == low):
         lowest = f"above {low:g}" if above else f"at least {low:g}"
         highest = "" if high == math.inf else f" and at most {high:g}"

@@ -22,7 +22,7 @@ _UTF_8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
-    """Returns the text of token ids one by one and holds back an incomplete character.
+    """Converts token ids to text one by one and holds back an incomplete character.
 
     The pieces and the final `flush` join to the text of all ids decoded at once, except for runs of bytes that form no
     character. Special tokens have no text.

@@ -110,7 +110,7 @@ with_connection_flags_for_single_calls = _with_flags_of(Connection)
 def _refuse_flags_of_own_services(context: typer.Context, address: str) -> None:
     for flag in fields(ClusterFlags):
         source = context.get_parameter_source(flag.name)
-        # Of these flags, a request can only carry the most draft tokens.
+        # A request can carry the most draft tokens, but no other of these flags.
         asked_of_requests = flag.name == "draft_count" and context.params["draft_count"] != "auto"
         if source and source.name == "COMMANDLINE" and not asked_of_requests:
             raise StartupError(

@@ -14,7 +14,7 @@ from paceline.wire.reopening import ReopeningChannel
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # without it a minute (seen with grpcio 1.85.1)
+    ("grpc.http2.ping_timeout_ms", 10_000),  # a minute without this (seen with grpcio 1.85.1)
     # By default the pauses between attempts grow to two minutes; a restarted peer should be found sooner.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),

@@ -24,7 +24,7 @@ async def service_at(channel: grpc.aio.Channel) -> str:
 
     Raise a PacelineError when nothing answers.
     """
-    stub: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
+    stub: Any = health_pb2_grpc.HealthStub(channel)  # the published type stubs lack the methods
     with translated_errors():
         for name, kind in _KINDS.items():
             try:

@@ -121,7 +121,7 @@ def _make_server(
         ("grpc.max_concurrent_streams", options.max_concurrent_streams),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # without it a minute (seen with grpcio 1.85.1)
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # a minute without this (seen with grpcio 1.85.1)
     ]
     if options.max_connection_age_s is not None:
         limits.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
