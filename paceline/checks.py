@@ -1,4 +1,4 @@
-"""What rows and sampling parameters may be: coordinator and model services refuse the same in the same words.
+"""Checks of rows and sampling parameters, shared by coordinator and model services so that they refuse alike.
 
 Knows nothing of what a cache holds.
 """
@@ -13,17 +13,17 @@ from paceline.types import ChoiceRule, SamplingParameters
 
 MAX_SEQUENCE_ID_LENGTH = 128
 MAX_ROWS = 256
-"""Of a call, unless a service is told otherwise."""
+"""Default for the most rows of a call."""
 DECODED_TOKENS = 16
-"""Rows that lack no more committed tokens than this run whole: they are decoding, or nearly."""
+"""Rows that lack at most this many committed tokens run whole, because they are decoding or nearly so."""
 MAX_DRAFT_COUNT = 64
-"""Draft tokens of a sequence in a round."""
+"""Most draft tokens of a generation in a round."""
 MAX_PROPOSED_COUNT = MAX_DRAFT_COUNT + 1
-"""Tokens that a draft service makes for a row: drafts made ahead follow a guess of the target's own next token."""
+"""Most tokens that a draft service makes for a row. Drafts made ahead begin with a guess of the target's next token."""
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MIN_TEMPERATURE = 0.001
-"""Least that is not 0: logits over less would leave the range of float32."""
+"""Least temperature other than 0. Logits divided by less would leave the range of float32."""
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 100.0
 MIN_REPETITION_PENALTY = 0.01
@@ -45,7 +45,7 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 def row_errors(rows: Sequence[RowT], check: Callable[[RowT], None]) -> dict[int, PacelineError]:
-    """Return an error for the index of each row that repeats a sequence or that `check` refuses."""
+    """Return errors by row index, for each row that repeats a sequence or that `check` refuses."""
     errors: dict[int, PacelineError] = {}
     seen: set[str] = set()
     for index, row in enumerate(rows):
@@ -67,11 +67,11 @@ class RowLimits:
     vocabulary_size: int
     model_max_length: int
     cache_max_length: int
-    """Tokens one sequence may have when it has the cache to itself."""
+    """Most tokens of a sequence that has the cache to itself."""
 
 
 def check_row_count(row_count: int, max_rows: int) -> None:
-    """Raise InvalidRequest for a call that asks for nothing, or for more than a pass should be made of."""
+    """Raise InvalidRequest for a call without rows or with more than `max_rows`."""
     if not row_count:
         raise InvalidRequest("rows is empty; send one row a sequence", field="rows")
     if row_count > max_rows:
@@ -81,7 +81,7 @@ def check_row_count(row_count: int, max_rows: int) -> None:
 
 
 def check_row(row: Row, limits: RowLimits, draft_count: int) -> None:
-    """Raise InvalidRequest unless the row could ever be taken, with so many drafts in the cache."""
+    """Raise InvalidRequest when the row could never be taken. `draft_count` draft tokens need room in the cache too."""
     check_sequence_id(row.sequence_id)
     if row.base_length < 0:
         raise InvalidRequest(f"base_length is {row.base_length}; it cannot be negative", field="base_length")
@@ -121,7 +121,7 @@ def check_token_ids(token_ids: Sequence[int], vocabulary_size: int, field: str) 
 
 
 def check_sampling(sampling: SamplingParameters, vocabulary_size: int) -> None:
-    """Raise InvalidRequest, naming the field, its value and what it may be."""
+    """Raise InvalidRequest, naming the field, its value and its range."""
     if sampling.temperature != 0:
         _check_range("temperature", sampling.temperature, MIN_TEMPERATURE, MAX_TEMPERATURE, instead="0, or ")
     _check_range("top_k", sampling.top_k, 0, math.inf)
@@ -142,7 +142,7 @@ def check_sampling(sampling: SamplingParameters, vocabulary_size: int) -> None:
 
 
 def check_rule(rule: ChoiceRule, vocabulary_size: int) -> None:
-    """As `check_sampling`, and the same for the rest of what a choice depends on."""
+    """Check the sampling parameters and the rest of a choice rule. Raise InvalidRequest."""
     check_sampling(rule.sampling, vocabulary_size)
     if rule.prompt_count < 0:
         raise InvalidRequest(f"prompt_count is {rule.prompt_count}; it cannot be negative", field="rule.prompt_count")
@@ -151,7 +151,7 @@ def check_rule(rule: ChoiceRule, vocabulary_size: int) -> None:
 
 
 def check_min_new_tokens(sampling: SamplingParameters, end_token_ids: Collection[int], vocabulary_size: int) -> None:
-    """Raise InvalidRequest when `min_new_tokens` would leave no token to choose. Each end token is given once."""
+    """Raise InvalidRequest when `min_new_tokens` would leave no token to choose. `end_token_ids` has no duplicates."""
     if sampling.min_new_tokens and len(end_token_ids) >= vocabulary_size:
         raise _refusal(
             "min_new_tokens",
@@ -167,7 +167,7 @@ def check_top_logprob_count(count: int | None) -> None:
 
 
 def _check_range(field: str, value: float, low: float, high: float, *, above: bool = False, instead: str = "") -> None:
-    """`above`: the lowest value itself is too low. Not a number is never in range. `instead`: what may be given too."""
+    """Raise InvalidRequest for NaN or outside the range. `above` excludes `low`; `instead` is also allowed."""
     if not (low <= value <= high) or (above and value == low):
         lowest = f"above {low:g}" if above else f"at least {low:g}"
         highest = "" if high == math.inf else f" and at most {high:g}"

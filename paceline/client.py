@@ -1,13 +1,12 @@
-"""Call a coordinator from Python.
+"""The Python client of a coordinator.
 
 async with Client("127.0.0.1:7700") as client:
     async for piece in client.generate(GenerationRequest(Text("2 + 2 ="))):
         print("".join(token.text for token in piece.tokens), end="")
 
-A stream that breaks is taken up again, at this or another coordinator, from the tokens received of each output: the
-continuation is the same, token for token. Where another model is served meanwhile, that is an error, `ModelChanged`, if
-no other coordinator serves the model of what was received; a request of which nothing was received begins anew.
-When to call again, `paceline.retries` knows.
+A broken stream is resumed, at this or another coordinator, from the tokens received of each output. The continuation is
+the same, token for token. `ModelChanged` is raised when tokens were received and no coordinator serves their model any
+more; a request without received tokens begins anew. `paceline.retries` decides when to call again.
 """
 
 import asyncio
@@ -57,7 +56,7 @@ __all__ = [
 
 DESCRIBE_TIMEOUT_S = 10.0
 LONGEST_TIMEOUT_S = 1e9
-"""Beyond it gRPC takes a call for one whose time is over."""
+"""Seconds; gRPC treats a longer timeout as already expired."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Completion:
 
 
 class _Received:
-    """What has come of a request's outputs, so that the rest can be asked for."""
+    """The received part of a request's outputs, from which the request for the rest is made."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
@@ -88,7 +87,7 @@ class _Received:
         self._model_digest = request.model_digest
 
     def accept(self, accepted: GenerationAccepted) -> None:
-        """Note which model the tokens after this are of: those before, if there are any, were of the same."""
+        """Note the model of the tokens that follow. Earlier tokens are from the same model."""
         self._model_digest = accepted.model_digest or self._model_digest
 
     def add(self, piece: OutputPiece) -> None:
@@ -102,15 +101,15 @@ class _Received:
 
     @property
     def is_bound(self) -> bool:
-        """Whether no other model will do: there are tokens of one, or its caller named it."""
+        """True when only one model will do, because it produced tokens already or the caller named it."""
         return bool(self._request.model_digest or self._ended or any(self._token_ids.values()))
 
     def rest(self) -> GenerationRequest:
-        """Return the request for what is missing."""
+        """Return the request for the missing tokens."""
         begun = sorted(index for index, token_ids in self._token_ids.items() if token_ids and index not in self._ended)
         outputs = [ReceivedOutput(index, tuple(self._token_ids[index])) for index in begun]
         outputs += [ReceivedOutput(index, ended=True) for index in sorted(self._ended)]
-        # Without anything received, any model will do that the request itself will take.
+        # While nothing is received, any model that the request allows will do.
         model_digest = self._model_digest if outputs else self._request.model_digest
         return replace(self._request, received_outputs=tuple(outputs), model_digest=model_digest)
 
@@ -129,18 +128,17 @@ class Client:
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """`address` is HOST:PORT, or several separated by commas: one serves until it fails or is full, then the next.
+        """`address` is HOST:PORT, or several separated by commas. One is used until it fails or is full, then the next.
 
-        A tracer makes spans of the calls, and the coordinator's their children. `security` is needed for other
-        machines: make it with `channel_security`. `on_retry` is told of each call that is made again, before the
-        pause; `clock` and `sleep` are what outages and pauses are measured and made with. Raises StartupError without
-        the security that is needed.
+        `tracer` gives calls spans, which become parents of the coordinator's. `security` is needed for other machines;
+        make it with `channel_security`. `on_retry` is called before the pause of each retry. `clock` measures outages
+        and `sleep` makes the pauses. Raise StartupError when the needed security is missing.
         """
         self._addresses = [one.strip() for one in address.split(",")]
         self._channels = [open_channel(one, security=security, wrap=traced_channel(tracer)) for one in self._addresses]
         self._security = security
         self._stubs = [GenerationServiceStub(channel) for channel in self._channels]
-        # Clients with one list of coordinators should not all begin with the same.
+        # Clients with the same list should not all begin with the same coordinator.
         self._next = random.randrange(len(self._channels))
         self._retries = retries
         self._on_retry = on_retry
@@ -167,9 +165,9 @@ class Client:
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> AsyncGenerator[OutputPiece, None]:
-        """Yield pieces as rounds commit them, each output's last with its finish. Closing the iterator cancels.
+        """Yield pieces as rounds commit them; the last of each output has its finish. Closing the iterator cancels.
 
-        `timeout_s` is for the whole output, repeated calls included. Usage counts the rounds of the last call only.
+        `timeout_s` covers the whole output with all retries. Usage counts only the rounds of the last call.
         """
         ends_at_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
         rest = _seeded(request)
@@ -193,7 +191,7 @@ class Client:
                     await outage.wait(error, self._addresses[asked])
             except (PeerUnavailable, Overloaded) as error:
                 if received.is_whole:
-                    return  # only the stream's end was lost
+                    return  # only the end of the stream was lost
                 if self._is_closed:
                     raise
                 if asked == self._next:
@@ -204,7 +202,7 @@ class Client:
             raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
 
     def _turn_besides(self, places: Collection[int]) -> bool:
-        """Turn to another address than these; return False where there is none, or nothing is to be tried again."""
+        """Turn to an address outside `places`. Return False when there is none or retries are off."""
         if len(places) == len(self._channels) or not self._retries.retry_for_s:
             return False
         while self._next in places:
@@ -220,7 +218,7 @@ class Client:
             )
             try:
                 async for message in call:
-                    # That the request waits is no progress.
+                    # Acceptance is no progress and must not end an outage, because the request still waits.
                     if answered(message).HasField("accepted"):
                         received.accept(accepted_from_pb(message.accepted))
                     else:
@@ -229,7 +227,7 @@ class Client:
                 call.cancel()
 
     async def complete(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Completion:
-        """Return the whole output at its end; the first one if the request asks for several."""
+        """Return the whole output at its end; the first output when the request asks for several."""
         return (await self.complete_all(request, timeout_s=timeout_s))[0]
 
     async def complete_all(self, request: GenerationRequest, *, timeout_s: float | None = None) -> list[Completion]:
@@ -243,7 +241,7 @@ class Client:
         return [Completion(tuple(tokens[index]), finishes[index]) for index in sorted(finishes)]
 
     async def describe(self) -> ClusterDescription:
-        """Ask the coordinators, one after the other, until one answers, and again while the outage may last."""
+        """Ask the coordinators in turn until one answers, again and again while the outage may last."""
         outage = self._outage()
         while True:
             try:
@@ -254,7 +252,7 @@ class Client:
                 await outage.wait(error, self._addresses[self._next])
 
     async def describe_once(self) -> ClusterDescription:
-        """Ask each coordinator once until one answers. Raises PeerUnavailable, of the first asked, where none does."""
+        """Ask each coordinator once until one answers. Raise the first one's PeerUnavailable when none does."""
         first, failures = self._next, []
         for place in range(len(self._stubs)):
             asked = (first + place) % len(self._stubs)
@@ -277,13 +275,13 @@ class Client:
                     )
                 )
         except CallTimedOut as error:
-            # Nothing at a machine that is off refuses a call.
+            # A machine that is off does not refuse calls; they just time out.
             raise PeerUnavailable(f"{self._addresses[asked]} did not answer within {DESCRIBE_TIMEOUT_S:g} s") from error
         return cluster_from_pb(response)
 
 
 def _seeded(request: GenerationRequest) -> GenerationRequest:
-    """Draw a seed where there is none: with it the output can be continued though its stream breaks at once."""
+    """Draw a seed when there is none, so that the output can be resumed even if its stream breaks at once."""
     if request.seed is not None or request.received_outputs:
         return request
     return replace(request, seed=secrets.randbits(64))
@@ -298,7 +296,7 @@ def _checked_timeout_s(timeout_s: float) -> float:
 
 
 async def describe_draft(address: str) -> ModelDescription:
-    """Ask a draft service itself: what its cache holds and has copied by now, which its coordinator does not know."""
+    """Ask a draft service directly, which alone knows the current contents and copies of its cache."""
     async with open_channel(address) as channel:
         request = draft_service_pb2.DescribeDraftModelRequest()
         with translated_errors():
@@ -307,7 +305,7 @@ async def describe_draft(address: str) -> ModelDescription:
 
 
 async def describe_target(address: str) -> ModelDescription:
-    """Ask a target service itself, as `describe_draft` does."""
+    """Ask a target service directly, as `describe_draft` does a draft service."""
     async with open_channel(address) as channel:
         request = target_service_pb2.DescribeTargetModelRequest()
         with translated_errors():

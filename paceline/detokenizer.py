@@ -1,6 +1,7 @@
-"""Turn the token ids of an output into text as they come. Owns which characters are complete; knows nothing of prompts.
+"""Incremental conversion of an output's token ids into text.
 
-A push costs the same however much is held back: what can be held is one character.
+Owns the decision which characters are complete; knows nothing of prompts. At most one character is held back, so the
+cost of a push is bounded.
 """
 
 import codecs
@@ -15,16 +16,16 @@ from paceline.text import special_tokens_of
 
 _REPLACEMENT = "\ufffd"
 _CHARACTER_BYTES = 4
-"""Most bytes of a character in UTF-8, and so most tokens: an open one has at least a byte in each."""
+"""Most bytes of a character in UTF-8, and so most tokens, because each of its tokens has at least one byte."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _UTF_8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
-    """Gives the text of token ids, one by one, holding back a character that is still incomplete.
+    """Converts token ids to text one by one and holds back an incomplete character.
 
-    The pieces, with the last `flush`, join to the text of all ids decoded at once, but for runs of bytes
-    that make no character. Special tokens have no text.
+    The pieces and the final `flush` join to the text of all ids decoded at once, except for runs of bytes that form no
+    character. Special tokens have no text.
     """
 
     def push(self, token_id: int) -> str:
@@ -32,34 +33,34 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """Return what is still held back, incomplete characters as U+FFFD."""
+        """Return the text still held back, with incomplete characters as U+FFFD."""
         ...
 
 
 class TokenDecoder:
-    """What a tokenizer's ids are as text: one for all outputs."""
+    """The text of a tokenizer's ids, shared by all outputs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         kinds = _decoder_kinds(tokenizer)
         self.has_byte_tokens = "ByteFallback" in kinds
         self.may_end_in_parts = "ByteLevel" in kinds
-        """A token may be a part of a character, without saying so."""
+        """True when a token may be part of a character without its spelling showing it."""
         self._is_byte_level = self.may_end_in_parts and kinds <= {"ByteLevel", "Fuse"}
         self._tokenizer = tokenizer
         self._special_ids = frozenset(special_tokens_of(tokenizer))
         self._bytes: dict[int, bytes] = {}
-        """Of the tokens that were met: they are few of the vocabulary, and come again."""
+        """Bytes of the tokens seen so far: few of the vocabulary, and they recur."""
 
     def detokenizer(self) -> Detokenizer:
-        """Begin an output."""
+        """Return a detokenizer for a new output."""
         return _ByteDetokenizer(self) if self._is_byte_level else _ContextDetokenizer(self)
 
     def token(self, token_id: int) -> str | None:
-        """Return how the vocabulary spells a token; None where decoding leaves it out: special, or unknown."""
+        """Return the vocabulary's spelling of a token; None for a special or unknown token, which has no text."""
         return None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return what a token of a byte-level vocabulary stands for."""
+        """Return the bytes of a token of a byte-level vocabulary."""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = _bytes_of(self.token(token_id) or "")
@@ -70,7 +71,7 @@ class TokenDecoder:
 
 
 class _ByteDetokenizer:
-    """Of tokens that are bytes: their text is that of all bytes, U+FFFD in place of what is not UTF-8."""
+    """A detokenizer for tokens that are bytes. Bytes that are not UTF-8 become U+FFFD."""
 
     def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
@@ -84,16 +85,16 @@ class _ByteDetokenizer:
 
 
 class _ContextDetokenizer:
-    """Of tokens that have their text from the tokenizer's decoder, which looks at what is before them.
+    """A detokenizer for tokens whose text comes from the tokenizer's decoder and depends on the tokens before them.
 
-    Where the vocabulary spells bytes, a run of such tokens is text if all of it is UTF-8, and else one U+FFFD a byte.
-    Whether it is shows at its end; its characters are not held until then. So of a run that breaks later on, those that
-    were shown stay, which decoding all at once would take back.
+    When the vocabulary has byte tokens, the library decodes a run of them as text if the whole run is UTF-8, and else
+    as one U+FFFD per byte. Here characters are shown before the run's end. If the run breaks later, they stay shown,
+    although decoding all at once would replace them.
     """
 
     def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
-        # Ids before the open ones give the decoder its left context: some drop a leading space.
+        # Decoders need the ids before the open ones as context, because some drop a leading space.
         self._shown: list[int] = []
         self._context: list[int] = []
         self._context_text = ""
@@ -128,7 +129,7 @@ class _ContextDetokenizer:
         return self._show() if is_whole else ""
 
     def _end_run(self) -> str:
-        """Give up a character whose bytes did not all come."""
+        """Return one U+FFFD for each byte of a character that stayed incomplete."""
         if not self._open:
             return ""
         self._utf_8.reset()
@@ -145,14 +146,14 @@ class _ContextDetokenizer:
         return self._show()
 
     def _show(self) -> str:
-        """Return the text of what is open, which is the context of what follows."""
+        """Return the text of the open ids, which become the context of later ones."""
         text = self._decoder.decode([*self._context, *self._open])
         piece, opened = text[len(self._context_text) :], self._open
         self._open = []
         if piece or not self._shown:
             self._move_context(opened)
         else:
-            # They have no text, and may matter to the next all the same; those before them matter as well.
+            # Ids without text may still matter to the decoding of the next id, and so may those before them.
             self._context = [*self._shown, *opened]
         return piece
 
@@ -171,7 +172,7 @@ def _kinds(decoder: dict[str, Any]) -> list[str]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Bytes by the characters that byte-level vocabularies write them with: itself where that can be printed."""
+    """Return bytes by the characters that stand for them in byte-level vocabularies: themselves when printable."""
     characters = sorted(ByteLevel.alphabet())
     own = {one: ord(one) for one in characters if ord(one) < 256}
     others = sorted(set(range(256)) - set(own.values()))
@@ -182,7 +183,7 @@ _BYTES = _byte_alphabet()
 
 
 def _bytes_of(token: str) -> bytes:
-    """As the library: a token that is not written in that alphabet is plain text."""
+    """Return a token's bytes. As in the library, a token outside the byte alphabet is plain text."""
     try:
         return bytes([_BYTES[character] for character in token])
     except KeyError:

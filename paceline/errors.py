@@ -1,29 +1,29 @@
 """Every error that Paceline raises on purpose.
 
     PacelineError
-      InvalidRequest           INVALID_ARGUMENT      a field is wrong; repeating the call is no use
-        DuplicateSequence                            one call names a sequence twice
+      InvalidRequest           INVALID_ARGUMENT      a field is wrong; repeating the call is useless
+        DuplicateSequence                            a call names a sequence twice
       SequenceNotFound         NOT_FOUND             a rollback names a sequence the service does not hold
       TokenizerNotFound        NOT_FOUND             the model has no tokenizer
       Unauthenticated          UNAUTHENTICATED       the caller showed no token, or a wrong one
       PermissionDenied         PERMISSION_DENIED     the caller is known and may not do this
       PrefixNotCached          FAILED_PRECONDITION   fewer tokens are cached than a row relies on: send them all
-        RuleUnknown                                  nobody told how the sequence's tokens are chosen: send all with it
-      ModelChanged             FAILED_PRECONDITION   what was received is another model's than the one served now
-      MessageTooLarge          RESOURCE_EXHAUSTED    a message is beyond a limit; repeating the call is no use
+        RuleUnknown                                  the sequence's choice rule is unknown: send it with all tokens
+      ModelChanged             FAILED_PRECONDITION   the received tokens are from another model than the one served now
+      MessageTooLarge          RESOURCE_EXHAUSTED    a message exceeds a limit; repeating the call is useless
       Overloaded               RESOURCE_EXHAUSTED    no room now; try again after `retry_after_s`
-        CacheFull                                    a row's tokens find no room beside what others hold
+        CacheFull                                    other sequences leave no room for a row's tokens
       PeerUnavailable          UNAVAILABLE           a service cannot be reached
       CallTimedOut             DEADLINE_EXCEEDED     a call did not end in time
       NoChoice                 INTERNAL              a model's logits leave no token to choose: its row fails alone
       PeerFailed               INTERNAL              a service failed in a way it did not explain
-      MethodNotFound           UNIMPLEMENTED         what answers is another service, or of another version
+      MethodNotFound           UNIMPLEMENTED         the peer is another service or has another version
       StartupError             FAILED_PRECONDITION   a service cannot start as configured
         ModelNotUsable                               a checkpoint is missing, broken or unsupported
         IncompatiblePair                             draft and target cannot work together
         AddressInUse                                 the port is taken
 
-Servicers raise these; one interceptor turns them into canonical statuses, and clients turn those back (`rpc`, `codec`).
+Servicers raise these errors. `wire` and `codec` turn them into canonical statuses and, in clients, back into errors.
 Messages name the field, the value and the remedy.
 """
 
@@ -36,7 +36,7 @@ Metadata = Mapping[str, str]
 
 
 class PacelineError(Exception):
-    """Base of the tree. `code` and `reason` are what a peer sees beside the message."""
+    """Base of all errors. A peer sees `code` and `reason` besides the message."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     reason: ClassVar[str] = "INTERNAL"
@@ -113,7 +113,7 @@ class CacheFull(Overloaded):
 
     @property
     def missing_bytes(self) -> int:
-        """What others would have to give up for the row; 0 where that was not told."""
+        """Bytes that other sequences would have to free for the row; 0 when unknown."""
         told = self.metadata.get("missing_bytes", "")
         return int(told) if told.isdecimal() else 0
 

@@ -1,4 +1,4 @@
-"""Libraries that not every installation has, and how to get them."""
+"""Optional libraries and the extras that install them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _EXTRAS = {
 
 @contextmanager
 def named_extras() -> Iterator[None]:
-    """Raise StartupError, which says what to install, where the block misses such a library."""
+    """Raise StartupError, naming the extra to install, when the block lacks an optional library."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,7 +1,4 @@
-"""Files that somebody may need: each is replaced by a whole one, or stays as it was.
-
-Owns how that is done; knows nothing of what is in them.
-"""
+"""Atomic replacement of files: a new file appears whole, or the old one stays. Knows nothing of their contents."""
 
 import os
 import shutil
@@ -13,21 +10,21 @@ from paceline.errors import InvalidRequest
 
 
 def place_of(path: Path) -> Path | None:
-    """Where the file lies that `path` names or would make: of a link, what it leads to.
+    """Return the path of the file that `path` names or would create, with links resolved.
 
-    None for what can only be written to as it is: a folder, a device, a pipe, a file that has lost its name.
+    Return None for anything that cannot be replaced: a folder, a device, a pipe, a file that has lost its name.
     """
     place = Path(os.path.realpath(path)) if os.path.islink(path) else path
-    # Not of `place` alone: Linux gives the link to an open pipe a target that is no path.
+    # `place` alone is not enough: on Linux a link to an open pipe resolves to a path that does not exist.
     return None if os.path.exists(path) and not os.path.isfile(place) else place
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new path beside `path`; what the block writes there takes the place of `path` when it ends well.
+    """Yield a new path beside `path`. A file or new folder written there replaces `path` when the block succeeds.
 
-    That is a file, or a folder where there is none yet. When the block fails, nothing of it is left. What is no regular
-    file, such as a pipe, is written to as it is. Raises InvalidRequest when the disk refuses.
+    When the block fails, nothing of it is left. For a pipe or anything else that is no regular file, yield `path`
+    itself. Raise InvalidRequest when the disk refuses.
     """
     try:
         place = place_of(path)
@@ -48,7 +45,7 @@ def _settle(beside: Path, place: Path) -> None:
     if beside.is_file():
         if place.exists():
             shutil.copymode(place, beside)
-        # On the disk before it takes the other's place: a machine that loses power keeps one of the two.
+        # The new file must be on disk before it replaces the old one, so that a power failure leaves one of the two.
         with beside.open("rb") as written:
             os.fsync(written.fileno())
     os.replace(beside, place)
@@ -62,19 +59,19 @@ def _remove(path: Path) -> None:
 
 
 def replace_file(path: Path, content: str) -> None:
-    """Write the whole file or leave the one that was there. Raises InvalidRequest when the disk refuses."""
+    """Write the whole file, or leave the old one. Raise InvalidRequest when the disk refuses."""
     with replacing(path) as beside:
         beside.write_text(content, encoding="utf-8")
 
 
 def check_distinct(source: Path, output: Path) -> None:
-    """Raise InvalidRequest when both names are of one file: writing the output would lose what is read."""
+    """Raise InvalidRequest when both names mean one file, because writing the output would destroy the source."""
     if os.path.isfile(source) and os.path.exists(output) and os.path.samefile(source, output):
         raise InvalidRequest(f"--output {output} is the same file as --input {source}; name another", field="output")
 
 
 def try_writing(folder: Path) -> None:
-    """Raise OSError when no file can be made in the folder; nothing is left there."""
+    """Raise OSError when no file can be made in the folder. Leave nothing there."""
     probe = folder / f".writable.{os.getpid()}"
     probe.touch()
     probe.unlink()

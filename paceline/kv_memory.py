@@ -1,4 +1,4 @@
-"""The `--kv-memory` setting: bytes, or a share of what will be free."""
+"""The `--kv-memory` setting: bytes, or a share of the free memory."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 @dataclass(frozen=True)
 class KvMemory:
-    """Exactly one of both."""
+    """A size in bytes or a share of the free memory, 0 to 1; exactly one is set."""
 
     size_bytes: int | None = None
     free_share: float | None = None
 
 
 def parse_kv_memory(setting: str) -> KvMemory:
-    """Read `512MiB`, `1000000` or `60%`. Raises ValueError, saying what to give."""
+    """Read `512MiB`, `1000000` or `60%`. Raise ValueError, naming valid forms."""
     try:
         if not setting.endswith("%"):
             return KvMemory(size_bytes=int(TypeAdapter(ByteSize).validate_python(setting)))

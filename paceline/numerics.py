@@ -1,10 +1,10 @@
-"""What a target's numerics promise, in words. Knows the promise only; `engine.numerics` decides which one holds."""
+"""The promise of a target's numerics, in words. `engine.numerics` decides which promise holds."""
 
 from paceline.types import ModelDescription
 
 
 def promise(target: ModelDescription) -> str:
-    """Say what holds for the outputs of a target that describes itself so."""
+    """Return the promise for the outputs of the described target."""
     said = f"{target.numerics} in {target.dtype}: {_outputs(target)}"
     if target.device.startswith("cuda"):
         return f"{said}; no GPU has been seen yet, so this is untried there"

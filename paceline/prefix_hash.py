@@ -1,6 +1,6 @@
-"""The hash of a sequence's first tokens: coordinator and model service compare what they hold by it.
+"""The hash of a sequence's first tokens, by which coordinator and model service compare what they hold.
 
-Owns how it is computed. It tells of mistakes, not of forgers: CRC-32, as zlib's, of token ids as little-endian int32.
+The hash is zlib's CRC-32 of the token ids as little-endian int32. It detects mistakes, not forgery.
 """
 
 import sys
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _BLOCK_TOKENS = 1024
-"""The hash at every so many tokens is remembered, so that a sequence that was cut is not read from its start."""
+"""Tokens between remembered hashes, so that a cut sequence is not read from its start again."""
 
 
 class Sliced(Protocol):
@@ -18,17 +18,17 @@ class Sliced(Protocol):
 
 
 class PrefixHash:
-    """Of one sequence. What was hashed once must not change, unless `cut` is told."""
+    """Hashes of one sequence. Hashed tokens must not change except after `cut`."""
 
     def __init__(self) -> None:
         self._blocks = [0]
-        """After each whole block, as far as was asked for."""
+        """Hashes by the number of whole blocks they cover, as far as computed."""
         self._length = 0
         self._value = 0
-        """Of the first `_length` tokens: the last answer."""
+        """Hash of the first `_length` tokens, the last answer."""
 
     def of(self, token_ids: Sliced, length: int) -> int:
-        """Return the hash of the first `length` tokens. Reads those after the last answer, where they are more."""
+        """Return the hash of the first `length` tokens. When it grows, only tokens after the last answer are read."""
         block = min(length // _BLOCK_TOKENS, len(self._blocks) - 1)
         start, value = block * _BLOCK_TOKENS, self._blocks[block]
         if start < self._length <= length:
@@ -43,7 +43,7 @@ class PrefixHash:
         return value
 
     def cut(self, length: int) -> None:
-        """Tokens from `length` on may be others now."""
+        """Forget the tokens from `length` on, which may change now."""
         del self._blocks[length // _BLOCK_TOKENS + 1 :]
         if self._length > length:
             self._length, self._value = 0, 0

@@ -1,6 +1,6 @@
-"""Prompts from a file of JSON lines: `{"prompt": ...}`, or SpecBench's `{"turns": [...]}`, whose first turn counts.
+"""Prompts from a file of JSON lines: `{"prompt": ...}`, or the first turn of SpecBench's `{"turns": [...]}`.
 
-Owns the file's form; knows nothing of what is done with the prompts.
+Owns the file's format; knows nothing of the use of the prompts.
 """
 
 import json
@@ -17,23 +17,23 @@ STDIN = Path("-")
 @dataclass(frozen=True)
 class InputLine:
     id: Any
-    """The line's own `id` or `question_id`, else its number."""
+    """The line's own `id` or `question_id`, else its line number."""
     prompt: str | None
     error: str | None = None
-    """What is wrong with the line; such a line has no prompt."""
+    """The reason why the line has no prompt; None for a valid line."""
     category: str | None = None
 
 
 def read_lines(path: Path) -> list[InputLine]:
-    """Read every line that is not blank, of standard input where the path is `-`; a wrong one has an error.
+    """Read every line that is not blank; `-` means standard input. A wrong line gets an error.
 
-    Raises InvalidRequest when the file cannot be read or holds no line.
+    Raise InvalidRequest when the file cannot be read or holds no line.
     """
     try:
         text = sys.stdin.buffer.read().decode() if path == STDIN else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--input {path} cannot be read: {error}", field="input") from error
-    # Not splitlines: JSON strings may hold U+2028 and its like unescaped.
+    # `splitlines` would also split at U+2028 and its like, which JSON strings may hold unescaped.
     lines = [_parse(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise InvalidRequest(f"--input {path} holds no lines; give one JSON object a line", field="input")

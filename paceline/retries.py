@@ -1,7 +1,4 @@
-"""When a client calls again after a failure, and when it gives up.
-
-Owns the pauses and the length of an outage. Knows nothing of calls or of what they bring.
-"""
+"""A client's retries after failures. Owns the pauses and the length of an outage; knows nothing of calls or answers."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerUnavailable
 
 MAX_DOUBLINGS = 32
-"""Beyond any longest pause; floats end after about a thousand."""
+"""Doublings beyond any longest pause. Floats would overflow after about a thousand."""
 
 Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[None]]
@@ -18,18 +15,18 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """When to call again: only where that is safe, which is before anything was received or with what was."""
+    """The length of an outage and the pauses in it. A retry is safe: it begins anew or resumes from received tokens."""
 
     retry_for_s: float = 120.0
-    """Seconds that an outage may last, from its first failure; 0: no call is made again. Tokens end an outage, and so
-    does a coordinator that says that it is full: that one is asked again for as long as it is."""
+    """Seconds that an outage may last from its first failure; 0 for no retries. Received tokens end an outage. So does
+    a coordinator that reports being full, which is asked again for as long as that lasts."""
     first_delay_s: float = 0.2
     max_delay_s: float = 3.0
 
     def delay_s(self, failures: int) -> float:
-        """Draw a pause after so many failures in a row, between none and a longest that doubles each time.
+        """Draw the pause in seconds after so many failures in a row, from 0 to a maximum that doubles each time.
 
-        All of it is chance, so that the clients of a coordinator that failed do not come back together.
+        The whole pause is random, so that the clients of a failed coordinator do not return all at once.
         """
         longest_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failures - 1, MAX_DOUBLINGS))
         return random.uniform(0.0, longest_s)
@@ -41,27 +38,27 @@ NO_RETRIES = RetryPolicy(retry_for_s=0.0)
 
 @dataclass(frozen=True)
 class Retry:
-    """A call failed and is made again, there or at the next address."""
+    """A failed call that will be made again, at the same or the next address."""
 
     address: str
-    """Whose call failed."""
+    """Address of the failed call."""
     error: PacelineError
     delay_s: float
-    """Until the next call."""
+    """Seconds until the next call."""
     remaining_s: float | None
-    """Until the failure is raised, if all calls go on to fail; None: it is not, for the coordinator is only full."""
+    """Seconds until the failure is raised if all calls fail; None when the coordinator is only full."""
 
 
 OnRetry = Callable[[Retry], None]
 
 
 class Outage:
-    """Failures with nothing received between them, of calls that are one to whoever waits for them."""
+    """Failures in a row, with nothing received between them, of the calls for one request."""
 
     def __init__(
         self, policy: RetryPolicy, *, ends_at_s: float | None, clock: Clock, sleep: Sleep, on_retry: OnRetry | None
     ) -> None:
-        """`ends_at_s` is when all must be over, by the clock; None: there is no such time."""
+        """`ends_at_s` is the deadline of the request on the clock; None for no deadline."""
         self._policy = policy
         self._ends_at_s = ends_at_s
         self._clock = clock
@@ -71,11 +68,11 @@ class Outage:
         self._began_s: float | None = None
 
     def over(self) -> None:
-        """Something was received: the next failure is a first one."""
+        """End the outage because something was received."""
         self._failures, self._began_s = 0, None
 
     async def wait(self, error: PacelineError, address: str) -> None:
-        """Wait before the next call; raise instead when there should be none."""
+        """Wait before the next call. Raise when there is to be none."""
         if not self._policy.retry_for_s:
             raise error
         now_s = self._clock()
@@ -88,7 +85,7 @@ class Outage:
                 raise PeerUnavailable(
                     f"{address} could not be used for {self._policy.retry_for_s:g} s: {error.message}", error.metadata
                 ) from error
-            # The last call is made when the time is up, not before.
+            # The last call is made exactly when the time is up.
             delay_s = min(delay_s, remaining_s)
         if self._ends_at_s is not None and now_s + delay_s >= self._ends_at_s:
             raise CallTimedOut(f"the output did not end in time; the last call failed: {error.message}") from error

@@ -1,4 +1,4 @@
-"""Sequence ids of one caller set apart from those of others: the same id of two callers is two sequences."""
+"""Scopes that keep the sequence ids of callers apart: the same id from two callers names two sequences."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +10,10 @@ RowT = TypeVar("RowT", ProposeRow, VerifyRow)
 
 
 def scope_of(sequence_id: str) -> str:
-    """The scope of an id as the cache names it; a part of the caller's own id may be taken for more of it."""
+    """Return the scope of a cache's sequence id; with a `/` in the caller's own id, more than the scope."""
     return sequence_id.rpartition("/")[0]
 
 
 def scoped(rows: Sequence[RowT], scope: str) -> Sequence[RowT]:
-    """Return the rows as the cache names them; `scope` is `security.access.caller_scope`, empty for none."""
+    """Return the rows with `scope` before their ids; `scope` is from `security.access.caller_scope`, empty for none."""
     return [replace(row, sequence_id=scope + row.sequence_id) for row in rows] if scope else rows

@@ -1,7 +1,4 @@
-"""Tasks that run side by side, and of which the first failure ends all.
-
-Knows nothing of what they do.
-"""
+"""Tasks that run side by side. The first failure ends all of them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +7,7 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def side_by_side() -> AsyncIterator[asyncio.TaskGroup]:
-    """Yield a TaskGroup whose first failure is raised as it is, and not in a group of exceptions."""
+    """Yield a TaskGroup whose first failure is raised as it is, not in an exception group."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

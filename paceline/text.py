@@ -1,4 +1,4 @@
-"""Text in: tokenizing prompts, with or without a chat template.
+"""Tokenization of prompts, with or without a chat template.
 
 Works from `TokenizerFiles`, so it needs neither torch nor a checkpoint. Knows nothing of models.
 """
@@ -20,10 +20,10 @@ from paceline.types import Prompt, Text, TokenIds, TokenizerFiles
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 of the token-to-id table, special tokens included.
+    """Return the SHA-256 of the token-to-id table, special tokens included.
 
-    Only ids pass between draft and target, so two tokenizers that give every id the same text can work as a pair, even
-    if they would split a prompt differently.
+    Only ids pass between draft and target. So two tokenizers that give every id the same text can work as a pair, even
+    if they split prompts differently.
     """
     table = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
     return hashlib.sha256(json.dumps(table).encode()).hexdigest()
@@ -47,12 +47,12 @@ class TextCodec:
             self.tokenizer = Tokenizer.from_str(files.tokenizer_json)
         except Exception as error:  # the library raises bare Exception
             raise ModelNotUsable(f"the tokenizer cannot be read: {error}") from error
-        # A checkpoint may carry the limits it was trained with; here length is checked, never cut.
+        # A checkpoint may carry its training limits; prompts are checked for length, never cut.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self._special_tokens = special_tokens_of(self.tokenizer)
         self._special = _any_of(one.content for one in self._special_tokens.values())
-        # Then other text than a token's own may become that token.
+        # If so, text that differs from a special token's own may become that token.
         self._normalizes = self.tokenizer.normalizer is not None and any(
             one.normalized for one in self._special_tokens.values()
         )
@@ -68,13 +68,13 @@ class TextCodec:
 
     @cached_property
     def longest_token_characters(self) -> int:
-        """Characters of the longest token, in what is left of a text once it is normalized."""
+        """The length of the longest token in characters of normalized text."""
         return max(map(len, self.tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Turn a prompt in any of its forms into token ids.
+        """Turn a prompt of any form into token ids.
 
-        Special tokens are those of the template, or of a text that has none: what a user says is never one.
+        Special tokens come from the template, or from plain text without one. Nothing in a user's message becomes one.
         """
         if isinstance(prompt, TokenIds):
             return list(prompt.values)
@@ -90,7 +90,7 @@ class TextCodec:
         return self._normalizes and any(self._special_spans(message))
 
     def _encode_forged(self, message: str) -> list[int]:
-        """Of a message that spells special tokens: those become text, and the template's stay what they are."""
+        """Encode a message that spells special tokens. Those become plain text; the template's stay special."""
         secret = secrets.token_hex(16)
         spelled: list[str] = []
 
@@ -103,17 +103,17 @@ class TextCodec:
         if self._normalizes:
             hidden = _replaced(hidden, ((span, hide(hidden[span])) for _, span in self._special_spans(hidden)))
         rendered = self._render(hidden)
-        # What is special now is the template's, and lies where the tokenizer itself says.
+        # The remaining special tokens are the template's; the tokenizer itself locates them.
         plain = self._plain_tokenizer
         meant = _replaced(rendered, ((span, plain.words[one]) for one, span in self._special_spans(rendered)))
         return plain.encode(re.sub(_unknown_word(secret, r"(\d+)"), lambda found: spelled[int(found[1])], meant))
 
     def _special_spans(self, text: str) -> Iterator[tuple[int, slice]]:
-        """Yield the special tokens of a text by their ids, with where they lie: spaces that a token takes are of it."""
+        """Yield the ids and places of a text's special tokens. A place includes the spaces that its token absorbs."""
         encoding = self.tokenizer.encode_batch([text], add_special_tokens=False)[0]
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             one = self._special_tokens.get(token_id)
-            # The token for what is unknown may be special, and then stands for other text than its own.
+            # The unknown token may be special and then stands for text that is not its own.
             if one and self._normal(text[start:end].strip()) == self._normal(one.content.strip()):
                 yield token_id, slice(start, end)
 
@@ -126,7 +126,7 @@ class TextCodec:
         return _PlainTokenizer(self.tokenizer)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # A batch of one: unlike `encode`, which takes seconds for a megabyte, it lets other threads run meanwhile.
+        # A megabyte takes seconds, and `encode_batch` lets other threads run meanwhile, unlike `encode`.
         return self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _render(self, message: str) -> str:
@@ -143,7 +143,7 @@ class TextCodec:
 
 
 class _PlainTokenizer:
-    """A tokenizer to which special tokens are text like any other. Words that nobody knows stand for them."""
+    """A tokenizer that reads special tokens as plain text. Secret words stand for the special tokens that are meant."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         secret, special = secrets.token_hex(16), special_tokens_of(tokenizer)
@@ -164,7 +164,7 @@ class _PlainTokenizer:
 
 
 def _unknown_word(secret: str, number: int | str) -> str:
-    """What nobody can have written. Its ends are no characters: no token of a vocabulary reaches into it."""
+    """Return a word that nobody can have written. Noncharacters at its ends keep a vocabulary's tokens out of it."""
     return f"\ufdd0{secret}{number}\ufdd0"
 
 
@@ -173,7 +173,7 @@ def special_tokens_of(tokenizer: Tokenizer) -> dict[int, AddedToken]:
 
 
 def _replaced(text: str, parts: Iterable[tuple[slice, str]]) -> str:
-    """Return the text with other words in some places, which come in their order."""
+    """Return the text with the parts' words in their places, which must be in order."""
     pieces, at = [], 0
     for place, word in parts:
         pieces += [text[at : place.start], word]
@@ -182,13 +182,13 @@ def _replaced(text: str, parts: Iterable[tuple[slice, str]]) -> str:
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern of the words, the longest first; None without any."""
+    """Return a pattern of the words, longest first; None without words."""
     pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     return re.compile(pattern) if pattern else None
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What chat templates in the wild expect; sandboxed, for a template comes with the checkpoint."""
+    """Return the environment that chat templates expect, sandboxed because a template comes with the checkpoint."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     environment.globals["raise_exception"] = _raise_template_error

@@ -1,4 +1,4 @@
-"""The commands and what they share. Each command has a module of its own."""
+"""The command line app and its commands, each from its own module."""
 
 import sys
 from importlib.metadata import version
@@ -39,7 +39,7 @@ def _before_any_command(
 
 class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
-        # Not before all commands, which would be before their help.
+        # A check in the app's callback would also run before a command's help.
         check_variables()
         return super().invoke(ctx)
 
@@ -59,7 +59,7 @@ for _name, _module in {
 
 
 def main() -> None:
-    """Run the command line. A failure that has an explanation is one line on stderr and exit status 1."""
+    """Run the command line. A PacelineError becomes one line on stderr and exit status 1."""
     try:
         with named_extras():
             app()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured when no flag says so."""
+    """Defaults for how much is measured."""
 
     batch_sizes: str
     prompt_count: int | None
@@ -92,7 +92,7 @@ def command(
         gguf,
     )
     lines = selected_lines(input_file, category, prompt_count or extent.prompt_count)
-    # torch and matplotlib are slow to import, and not every installation has them.
+    # Imported late: torch and matplotlib are slow to import, and not every installation has them.
     from paceline.measure.figures import check_plots
 
     check_plots()
@@ -112,7 +112,7 @@ def _draft_counts(value: str) -> tuple[str, ...]:
 
 
 class _Reporting:
-    """Keeps the result after every pass, so that an interruption loses none; shows and plots it at the end."""
+    """Saves the result after every pass, so that an interruption loses none; shows and plots it at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

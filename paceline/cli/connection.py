@@ -1,4 +1,4 @@
-"""How a command reaches a coordinator: one that runs somewhere, or services of its own."""
+"""The connection of a command to a running coordinator or to services that it starts itself."""
 
 import functools
 import inspect
@@ -27,7 +27,7 @@ NOTICE_INTERVAL_S = 15.0
 
 @dataclass(frozen=True)
 class Connection:
-    """Flags of every command that calls a coordinator. Its calls are made once."""
+    """Flags of every command that calls a coordinator. Its calls are not retried."""
 
     address: Annotated[
         str | None,
@@ -50,7 +50,7 @@ class Connection:
         return NO_RETRIES
 
     def security(self) -> ChannelSecurity:
-        """Raises StartupError when a file is wrong, or a flag is of no use."""
+        """Return the security of the flags. Raise StartupError when a file is wrong or a flag has no use."""
         given = [one.name.replace("_", "-") for one in fields(Connection) if getattr(self, one.name) != one.default]
         if given and self.address is None:
             raise StartupError(f"--{given[0]} is for a coordinator that runs already; give its --address too")
@@ -65,7 +65,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class LastingConnection(Connection):
-    """Flags of the commands that wait for their coordinator to come back."""
+    """Flags of the commands that wait for their coordinator to return."""
 
     retry_for_s: Annotated[
         float,
@@ -82,7 +82,7 @@ class LastingConnection(Connection):
 
 
 def _with_flags_of(kind: type[Connection]) -> Callable[[Command], Command]:
-    """Give a command the flags of `kind`. With an address, those of services of one's own are refused."""
+    """Return a decorator that gives a command the flags of `kind`. `--address` excludes flags of own services."""
 
     def decorate(command: Command) -> Command:
         flagged = with_flags("connection", kind, kind)(command)
@@ -110,7 +110,7 @@ with_connection_flags_for_single_calls = _with_flags_of(Connection)
 def _refuse_flags_of_own_services(context: typer.Context, address: str) -> None:
     for flag in fields(ClusterFlags):
         source = context.get_parameter_source(flag.name)
-        # A request can say how many draft tokens it wants at most, and nothing else of these.
+        # A request can carry the most draft tokens, but no other of these flags.
         asked_of_requests = flag.name == "draft_count" and context.params["draft_count"] != "auto"
         if source and source.name == "COMMANDLINE" and not asked_of_requests:
             raise StartupError(
@@ -120,14 +120,14 @@ def _refuse_flags_of_own_services(context: typer.Context, address: str) -> None:
 
 
 class RetryNotices:
-    """Says on standard error what a command waits for, at the first failure and now and then."""
+    """Prints to standard error what a command waits for, at most every `NOTICE_INTERVAL_S`."""
 
     def __init__(self) -> None:
         self._told_s: float | None = None
 
     def __call__(self, retry: Retry) -> None:
         now_s = time.monotonic()
-        # A command may have many calls in flight, and all of them fail at once.
+        # A command may have many calls in flight that fail at once.
         if self._told_s is None or now_s - self._told_s >= NOTICE_INTERVAL_S:
             self._told_s = now_s
             print(_notice(retry), file=sys.stderr, flush=True)
@@ -136,7 +136,7 @@ class RetryNotices:
 def _notice(retry: Retry) -> str:
     if retry.remaining_s is None:
         return f"coordinator {retry.address}: {retry.error.message}; waiting for room"
-    # gRPC tells all it did; what the system said stands last.
+    # gRPC reports every step; the system's reason comes last.
     why = retry.error.message.rpartition(": ")[2]
     return f"coordinator {retry.address} is away ({why}); trying again for up to {retry.remaining_s:.0f} s"
 
@@ -145,10 +145,10 @@ def _notice(retry: Retry) -> str:
 async def connected(
     connection: Connection, options: ClusterOptions, *, tell: Tell | None = None
 ) -> AsyncIterator[tuple[Client, ClusterDescription]]:
-    """Yield a client of the coordinator at the address, or of a cluster that lives as long as the block.
+    """Yield a client of the coordinator at the address, or of a cluster that runs as long as the block.
 
-    Calls are made again as the connection says, and the user is told. `tell` is as for `running_cluster`. Raises
-    InvalidRequest where the coordinator cannot give as many draft tokens as are asked for.
+    Calls are retried by the connection's policy, and the user is told. `tell` is passed to `running_cluster`. Raise
+    InvalidRequest when the coordinator cannot draft as many tokens as asked for.
     """
     security, notices = connection.security(), RetryNotices()
     if connection.address is not None:
@@ -165,7 +165,7 @@ async def connected(
 
 
 async def _described(client: Client, addresses: str, security: ChannelSecurity) -> ClusterDescription:
-    """Ask once before waiting: raises StartupError where no waiting helps, naming what is at an address instead."""
+    """Describe the cluster. Raise StartupError when waiting cannot help, naming what answers at the address."""
     try:
         return await client.describe_once()
     except (MethodNotFound, PeerUnavailable) as error:
@@ -175,13 +175,13 @@ async def _described(client: Client, addresses: str, security: ChannelSecurity) 
 
 
 async def _check_is_coordinator(address: str, security: ChannelSecurity, error: PacelineError) -> None:
-    """Raises StartupError where the address, of which a call failed with `error`, is not a coordinator's."""
+    """Raise StartupError when the address is not a coordinator's. `error` is the failure of a call."""
     if isinstance(error, MethodNotFound):
         try:
             async with open_channel(address, security=security) as channel:
                 found = await service_at(channel)
         except PacelineError:
-            return  # the call failed at another address, and this one is away
+            return  # this address is away; the call failed at another one
         if found != COORDINATOR:
             raise StartupError(
                 f"{address} is {found} and no coordinator; give --address a coordinator's, "

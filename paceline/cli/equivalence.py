@@ -1,4 +1,4 @@
-"""`paceline equivalence`: are the outputs those of the target alone?"""
+"""`paceline equivalence`: a comparison of outputs with those of the target alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,7 @@ def command(
     prepare_folder(output)
     codec = read_text_codec(pair.target_model, pair.draft_model)
     prompts = encode_lines(lines, codec, chat=False, max_prompt_tokens=max_prompt_tokens)
-    # torch is slow to import.
+    # Imported late: torch is slow to import.
     from paceline.measure.equivalence.equivalence import EquivalencePlan, EquivalenceResult
 
     plan = EquivalencePlan(replace(pair, draft_count=draft_count), max_new_tokens, batches, chosen, precisions)
@@ -76,7 +76,7 @@ def command(
 
 
 class _Reporting:
-    """Shows and keeps every agreement as it comes, so that an interruption loses none."""
+    """Shows and saves every agreement as it comes, so that an interruption loses none."""
 
     def __init__(self, result: "EquivalenceResult", folder: Path, codec: TextCodec) -> None:
         self._result = result

@@ -1,4 +1,4 @@
-"""`paceline load`: requests at random times, whether or not the cluster keeps up, and what each of them waited."""
+"""`paceline load`: requests at random times, independent of the cluster's speed, and their latencies."""
 
 import asyncio
 import math
@@ -38,12 +38,12 @@ from paceline.types import ClusterDescription, GenerationRequest, SamplingParame
 
 DEFAULT_DURATION_S = 30.0
 INTERRUPTED = 130
-"""Exit status of a run that Ctrl-C or SIGTERM ended."""
+"""Exit status after Ctrl-C or SIGTERM."""
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What is sent and when."""
+    """The requests to send and their times."""
 
     prompts: tuple[str, ...]
     rate_per_s: float
@@ -56,7 +56,7 @@ class LoadPlan:
     sampling: SamplingParameters
 
     def arrivals(self, cluster: ClusterDescription) -> Iterator[tuple[float, GenerationRequest]]:
-        """Times and requests; the prompts come round again when they are through."""
+        """Yield times in seconds and requests. The prompts repeat when all are used."""
         times = poisson_arrivals(self.rate_per_s, self.seed, duration_s=self.duration_s, count=self.request_count)
         for number, (at_s, prompt) in enumerate(zip(times, cycle(self.prompts), strict=False)):
             yield (
@@ -71,7 +71,7 @@ class LoadPlan:
             )
 
     def settings(self) -> dict[str, Any]:
-        """As they are written beside results; of the prompts their count."""
+        """Return the settings to write beside the results, with the prompts' count in place of the prompts."""
         return asdict(self) | {"prompts": len(self.prompts)}
 
 
@@ -121,7 +121,7 @@ def command(
 
 
 def _can_plot(console: Console) -> bool:
-    """The figures are worth having without their plot, so a missing library is told and nothing more."""
+    """Return whether matplotlib is there. Without it the figures are still useful, so the user is only told."""
     try:
         check_plots()
     except StartupError as error:
@@ -150,7 +150,7 @@ def _seconds(milliseconds: float | None) -> float | None:
 async def _load(
     plan: LoadPlan, objectives: Objectives, connection: Connection, options: ClusterOptions, report: "Report"
 ) -> bool:
-    """Run the plan, report what came out, and tell whether it was interrupted."""
+    """Run the plan, report the results, and return whether the run was interrupted."""
     log, interrupted = LoadLog(), False
     with report.console.status("connecting") as status:
         async with connected(connection, options) as (client, cluster):
@@ -159,7 +159,7 @@ async def _load(
                 with Live(console=report.console, get_renderable=lambda: progress_table(log), transient=True):
                     await run_load(plan.arrivals(cluster), client.generate, log)
             except asyncio.CancelledError:
-                # Ctrl-C or SIGTERM: what was measured until then is worth having.
+                # After Ctrl-C or SIGTERM the measurements so far are still reported.
                 interrupted = True
     report.publish(plan, objectives, cluster, log)
     return interrupted
@@ -167,8 +167,6 @@ async def _load(
 
 @dataclass(frozen=True)
 class Report:
-    """Where results go."""
-
     console: Console
     folder: Path
     plot: bool

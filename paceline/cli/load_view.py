@@ -1,4 +1,4 @@
-"""How a load run looks in a terminal: while it goes on, and at its end."""
+"""Tables of a load run for a terminal, during the run and at its end."""
 
 from rich.table import Table
 
@@ -6,14 +6,14 @@ from paceline.measure.load.load import LoadLog, Outcome
 from paceline.measure.load.summary import LoadSummary, Percentiles
 
 RECENT_S = 5.0
-"""What rates that are shown as current look back on."""
+"""Seconds over which current rates are computed."""
 
 
 def progress_table(log: LoadLog) -> Table:
-    """One line of counts and current rates."""
+    """Return one line of counts and current rates."""
     elapsed_s = log.elapsed_s()
     since_s, window_s = max(0.0, elapsed_s - RECENT_S), max(1e-9, min(elapsed_s, RECENT_S))
-    # The lists grow while this reads them, in another thread; a copy is one step.
+    # The lists grow in another thread meanwhile; copying them is atomic.
     tokens = sum(count for at_s, count in list(log.token_times) if at_s >= since_s)
     ended = sum(one.ended_s >= since_s and one.outcome is Outcome.COMPLETED for one in list(log.records))
     table = Table("elapsed", "sent", "in flight", "done", "rejected", "failed", "requests/s", "tokens/s")

@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Options and helpers that several commands share."""
 
 import asyncio
 import functools
@@ -50,7 +50,7 @@ PromptCount = Annotated[int | None, typer.Option(min=1, help="Only so many promp
 class PairFlags:
     """Flags of every command that starts services of its own, one cluster or many.
 
-    One that is not given is as the services' variables say; the defaults named here are the services' own.
+    The services' variables decide a flag that is not given. The defaults in the help texts are the services' own.
     """
 
     target_model: Annotated[
@@ -121,7 +121,7 @@ Command = Callable[..., None]
 
 
 def with_flags(parameter: str, flags: type[Any], make: Callable[..., Any]) -> Callable[[Command], Command]:
-    """Give a command the flags of a dataclass, which reach it as one argument; `make()` has their defaults."""
+    """Return a decorator that adds a dataclass's flags to a command, passed as one argument; `make()` has defaults."""
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
@@ -152,12 +152,12 @@ with_sampling_flags = with_flags("sampling", SamplingFlags, SamplingParameters)
 
 
 def teller(console: Console) -> Tell:
-    """Return what shows words of what happens beside the work, such as a service that is started again."""
+    """Return a function that shows messages for people, such as the restart of a service."""
     return lambda words: console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's work. SIGTERM ends it as Ctrl-C does: orderly, with no service left behind."""
+    """Run a command's work. SIGTERM ends it as Ctrl-C does: in order, with no service left behind."""
 
     async def cancellable() -> Result:
         task = asyncio.current_task()
@@ -177,7 +177,7 @@ def as_prompt(text: str, chat: bool | None, cluster: ClusterDescription) -> Prom
 
 
 def draft_limit(speculation: bool, options: ClusterOptions) -> int | None:
-    """What `max_draft_count` of a request should be. Raises InvalidRequest for what is no draft count."""
+    """Return the `max_draft_count` for a request. Raise InvalidRequest when the flag is no draft count."""
     wanted = options.draft_count
     if wanted not in (None, "auto") and not (wanted.isdecimal() and int(wanted) <= MAX_DRAFT_COUNT):
         raise InvalidRequest(f"--draft-count is {wanted!r}; give 0 to {MAX_DRAFT_COUNT}, or auto", field="draft_count")
@@ -187,7 +187,7 @@ def draft_limit(speculation: bool, options: ClusterOptions) -> int | None:
 
 
 def answer_fields(completion: Completion) -> dict[str, Any]:
-    """What is written of an output as JSON."""
+    """Return the fields of an output that are written as JSON."""
     return {
         "text": completion.text,
         "token_ids": completion.token_ids,
@@ -198,7 +198,7 @@ def answer_fields(completion: Completion) -> dict[str, Any]:
 
 
 def comma_list(flag: str, value: str, choices: Sequence[str] = ()) -> tuple[str, ...]:
-    """Read `a,b`. Raises InvalidRequest for an empty list or a word that is none of the choices."""
+    """Read `a,b`. Raise InvalidRequest for an empty list or a word that is none of the choices."""
     words = tuple(word.strip() for word in value.split(",") if word.strip())
     if not words:
         raise InvalidRequest(f"{flag} is empty; give words with commas between them", field=flag)
@@ -208,7 +208,7 @@ def comma_list(flag: str, value: str, choices: Sequence[str] = ()) -> tuple[str,
 
 
 def comma_counts(flag: str, value: str) -> tuple[int, ...]:
-    """Read `1,8`: numbers of 1 and more. Raises InvalidRequest."""
+    """Read numbers such as `1,8`. Raise InvalidRequest for an empty list or a word that is no number from 1."""
     words = comma_list(flag, value)
     if wrong := [word for word in words if not word.isdecimal() or int(word) < 1]:
         raise InvalidRequest(f"{flag} has {wrong[0]!r}; give numbers from 1 with commas between them", field=flag)

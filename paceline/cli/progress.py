@@ -1,4 +1,4 @@
-"""A progress line for work in parts, on stderr."""
+"""Progress lines for work in parts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

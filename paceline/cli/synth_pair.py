@@ -29,7 +29,7 @@ def command(
     """Write a synthetic target and draft whose drafts are accepted as often as asked for."""
     if shape not in SHAPES:
         raise typer.BadParameter(f"{shape!r} is not one of {', '.join(SHAPES)}", param_hint="--shape")
-    # torch is slow to import, and `paceline` runs where it is not installed.
+    # Imported late: torch is slow to import, and `paceline` runs without it.
     from paceline.measure.synthetic.pair import PairOrder, write_pair
 
     console = Console(highlight=False)

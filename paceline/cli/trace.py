@@ -1,4 +1,4 @@
-"""`paceline trace`: where each millisecond went, from spans in files or as services send them."""
+"""`paceline trace`: reports on where time went, from spans in files or sent by services."""
 
 from pathlib import Path
 from typing import Annotated
@@ -48,9 +48,9 @@ async def _receive(listen: str) -> list[SpanRecord]:
 
 
 def report(console: Console, spans: list[SpanRecord], request: str | None, perfetto: Path | None) -> None:
-    """Print the waterfall of one request, the table of all that were answered and the verdict; write the Chrome trace.
+    """Print one request's waterfall, the table of all answered requests and the verdict; write the Chrome trace.
 
-    Raises InvalidRequest when there is no such request, or none at all.
+    Raise InvalidRequest when there is no such request, or none at all.
     """
     requests = requests_of(spans)
     console.width = max(console.width, LEAST_WIDTH)

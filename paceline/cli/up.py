@@ -15,7 +15,7 @@ from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.wire import termination
 
 PORTS = ClusterOptions(coordinator_port=7700, draft_port=7701, target_port=7702, metrics_port=7710, log_level="info")
-"""Where neither a flag nor a variable says otherwise."""
+"""Defaults for options that neither a flag nor a variable sets."""
 
 
 def _port(otherwise: int | None) -> Any:
@@ -56,7 +56,7 @@ async def _up(options: ClusterOptions) -> None:
         console.print(f"coordinator  {addresses.coordinator}")
         console.print(f"draft        {addresses.draft}   {options.draft_model}")
         console.print(f"target       {addresses.target}   {options.target_model}")
-        # A target that wants TLS, or that listens elsewhere, says so in its own log.
+        # A target that wants TLS or listens elsewhere cannot be asked here; its own log names its numerics.
         with suppress(PacelineError):
             console.print(f"numerics     {promise(await describe_target(addresses.target))}", soft_wrap=True)
         for url in addresses.metrics_urls:

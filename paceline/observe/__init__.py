@@ -1,1 +1,1 @@
-"""What can be seen of a running service: logs, metrics and spans; and what is read of spans afterwards."""
+"""Logs, metrics and spans of a running service, and reports made from spans afterwards."""

@@ -1,6 +1,6 @@
-"""Set up structured logs, and tell which span is active.
+"""Structured logs, and the span that is active.
 
-Logs go to stderr, so that stdout stays free for results. Text of prompts and outputs stays out of them.
+Logs go to stderr, so that stdout stays free for results. They never contain the text of prompts or outputs.
 """
 
 import logging
@@ -20,15 +20,15 @@ _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.
 
 @dataclass(frozen=True, slots=True)
 class SpanIds:
-    """What names a span elsewhere: 32 and 16 hexadecimal digits."""
+    """The ids of a span as 32 and 16 hexadecimal digits."""
 
     trace_id: str
     span_id: str
 
 
 def active_span() -> SpanIds | None:
-    """Return the ids of the span that is active here; None when there is none or it is not sampled."""
-    # Whoever started a span has imported the library; without it nothing needs to be loaded to know that none is.
+    """Return the ids of the active span; None when there is none or it is not sampled."""
+    # A started span means that the library is loaded already, so there is no need to import it here.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
@@ -43,7 +43,7 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> 
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
-        # Not the default traceback: that shows local variables, and prompts with them.
+        # The default traceback shows local variables, which may hold prompts.
         else structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
@@ -64,7 +64,7 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> 
 
 
 def forward_library_logs() -> None:
-    """Write what libraries log or warn of, and what nothing caught, as this process's own lines: in its format too."""
+    """Write libraries' logs and warnings, and uncaught exceptions, as this process's own log lines."""
     root = logging.getLogger()
     root.handlers = [_Forwarding()]
     root.setLevel(logging.WARNING)
@@ -75,12 +75,12 @@ def forward_library_logs() -> None:
 
 class _Forwarding(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a library's line. One that cannot be written raises nothing where it was logged: in a request's way."""
+        """Write a library's log line. A failure to format it is logged, not raised into the request that logged it."""
         own, level = structlog.get_logger(), _known_level(record.levelno)
         try:
             own.log(level, record.getMessage(), logger=record.name, exc_info=record.exc_info)
         except Exception as error:
-            # Where, and neither what nor with which arguments: they may hold prompts.
+            # The message and its arguments may hold prompts, so only the place is logged.
             where = f"{record.pathname}:{record.lineno}"
             own.log(
                 level, "a line that cannot be written", logger=record.name, where=where, reason=type(error).__name__
@@ -88,7 +88,7 @@ class _Forwarding(logging.Handler):
 
 
 def _known_level(number: int) -> int:
-    """The highest of the levels with a name of their own that a library's reaches; the lowest where it reaches none."""
+    """Return the highest named level that `number` reaches, or the lowest named level when it reaches none."""
     return max((known for known in _LEVELS if known <= number), default=_LEVELS[0])
 
 
@@ -97,7 +97,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, traceback: Traceb
 
 
 class Lossy:
-    """A stream that drops what it cannot write: a full disk under the log must not end what is logged."""
+    """A stream that drops what it cannot write, because a full disk under the log must not stop the service."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -113,7 +113,7 @@ class Lossy:
 
 def _add_active_span(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     span = active_span()
-    # What the event says itself wins: it may be written when its span is over.
+    # Ids in the event itself win, because it may be written after its span has ended.
     return {**asdict(span), **event} if span else event
 
 

@@ -1,7 +1,7 @@
-"""What the services' metrics share: registry, buckets, the HTTP port they are read from, counting of calls.
+"""The shared part of the services' metrics: registry, buckets, HTTP port and the counting of calls.
 
-Owns how metrics are kept and served; knows nothing of what they mean. No registry is global: each service makes one and
-hands it down.
+Owns how metrics are kept and served; knows nothing of their meaning. Each service makes its own registry and hands it
+down.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ ROUND_BUCKETS_S = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048, 0.064, 0.096),
     *(0.128, 0.192, 0.256, 0.512, 1.0, 2.5, 10.0),
 )
-"""For rounds and their parts, which take 1 to 100 ms: steps of a third to a half there."""
+"""Seconds, for rounds and their parts, which take 1 to 100 ms. In that range the steps are a third to a half."""
 REQUEST_BUCKETS_S = (
     0.005,
     0.01,
@@ -50,17 +50,17 @@ Exemplar = dict[str, str] | None
 
 
 def exemplar_of(span: SpanIds | None) -> Exemplar:
-    """What links an observation to the trace of a span."""
+    """Return the exemplar that links an observation to the trace of a span; None without a span."""
     return {"trace_id": span.trace_id} if span else None
 
 
 def active_exemplar() -> Exemplar:
-    """As `exemplar_of`, for the span that is active here; None when no sampled one is."""
+    """Return the exemplar of the active span; None when no sampled span is active."""
     return exemplar_of(active_span())
 
 
 def new_registry(service: str) -> CollectorRegistry:
-    """Make the registry of a service; it tells of the process already."""
+    """Make the registry of a service, with metrics of its process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     started = Gauge(
@@ -71,7 +71,7 @@ def new_registry(service: str) -> CollectorRegistry:
 
 
 def count_tasks(registry: CollectorRegistry, service: str) -> None:
-    """Tell how many tasks the running loop has: without calls as many as ever, or some are left behind."""
+    """Register a gauge of the running loop's tasks. Growth while the service is idle shows leaked tasks."""
     loop = asyncio.get_running_loop()
     tasks = Gauge("paceline_tasks", "Tasks of the event loop.", ["service"], registry=registry)
     tasks.labels(service).set_function(lambda: len(asyncio.all_tasks(loop)))
@@ -79,9 +79,9 @@ def count_tasks(registry: CollectorRegistry, service: str) -> None:
 
 @contextmanager
 def metrics_served(registry: CollectorRegistry, host: str, port: int | None) -> Iterator[str | None]:
-    """Serve the registry over HTTP, from a thread of its own, while the block runs; yield the URL.
+    """Serve the registry over HTTP from a separate thread while the block runs; yield the URL.
 
-    Nothing is served, and None yielded, without a port. Raises AddressInUse or StartupError.
+    Without a port, serve nothing and yield None. Raise AddressInUse or StartupError.
     """
     if port is None:
         yield None
@@ -132,7 +132,7 @@ class CallCounter(WrappingInterceptor):
         return counted
 
     def _counted_exchange(self, behavior: Handler, method: str) -> Handler:
-        """Every request counts as a call; the end of a stream that has none in work is nothing that failed."""
+        """Count every request as a call. The cancellation of a stream without a request in progress is no failure."""
 
         async def counted(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             in_work = 0

@@ -1,6 +1,6 @@
-"""A span as `paceline trace` reads it, and its line in a file of spans.
+"""Spans as `paceline trace` reads them, and their lines in a file.
 
-Knows neither the OpenTelemetry SDK nor its wire format: `file_exporter` and `receiver` make records of those.
+Knows neither the OpenTelemetry SDK nor its wire format; `file_exporter` and `receiver` convert those into records.
 """
 
 import glob
@@ -27,7 +27,7 @@ class LinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """Ids are lower-case hexadecimal; times are nanoseconds by the clock of the machine that made the span."""
+    """A span. Ids are lower-case hexadecimal; times are nanoseconds on the clock of the machine that made the span."""
 
     name: str
     trace_id: str
@@ -37,7 +37,7 @@ class SpanRecord:
     """`internal`, `server` or `client`."""
     service: str
     instance: str
-    """Differs between runs and replicas of one service."""
+    """An id that differs between runs and replicas of one service."""
     start_ns: int
     end_ns: int
     is_error: bool = False
@@ -61,11 +61,9 @@ def from_line(line: str) -> SpanRecord:
 
 
 def read_spans(patterns: Iterable[str]) -> list[SpanRecord]:
-    """Read the files that paths or globs name, and of a folder its `.jsonl`.
+    """Read the spans in files, globs and the `.jsonl` files of folders.
 
-    A last line cut short, as a killed process leaves it, is passed over.
-
-    Raises InvalidRequest, naming file and line.
+    A truncated last line, as a killed process leaves it, is skipped. Raise InvalidRequest, naming file and line.
     """
     spans: list[SpanRecord] = []
     for pattern in patterns:
@@ -81,7 +79,7 @@ def _read(path: Path) -> list[SpanRecord]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} cannot be read: {error}") from error
     spans = []
-    for number, line in enumerate(lines[:-1], 1):  # what follows the last line end was never finished
+    for number, line in enumerate(lines[:-1], 1):  # text after the last line end is a truncated line
         try:
             spans.append(from_line(line))
         except (ValueError, TypeError, KeyError) as error:

@@ -1,7 +1,6 @@
-"""What channels and servers are handed so that their calls have spans.
+"""Wrappers that give the calls of channels and servers spans.
 
-Nothing of OpenTelemetry is loaded where there is no tracer: its import alone reads its variables, and fails if one is
-wrong.
+OpenTelemetry is not loaded without a tracer, because its import reads its variables and fails when one is wrong.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def traced_channel(tracer: "Tracer | None") -> Callable[[grpc.aio.Channel, str], grpc.aio.Channel] | None:
-    """For `open_channel`: calls have spans; requests on streams with this project's own tracer only."""
+    """Return a wrapper for `open_channel` that gives calls spans. Stream requests need this project's own tracer."""
     if tracer is None:
         return None
     from paceline.observe.spans.client import TracedChannel
@@ -26,7 +25,7 @@ def traced_channel(tracer: "Tracer | None") -> Callable[[grpc.aio.Channel, str],
 
 
 def traced_calls(tracer: "Tracer | None") -> list[grpc.aio.ServerInterceptor]:
-    """For `running_server`: each call has a span, as a child of its caller's."""
+    """Return interceptors for `running_server` that give each call a span below its caller's."""
     if tracer is None:
         return []
     from paceline.observe.spans.server import TracingInterceptor
@@ -35,7 +34,7 @@ def traced_calls(tracer: "Tracer | None") -> list[grpc.aio.ServerInterceptor]:
 
 
 def traced_requests(tracer: "LeanTracer | None") -> Callable[[str, Any], AbstractContextManager[object]] | None:
-    """For `Exchanges`: each request of a stream has a span, as a call has."""
+    """Return the `around` of `Exchanges` that gives each request of a stream a span."""
     if tracer is None:
         return None
     from paceline.observe.spans.request_spans import RequestSpans

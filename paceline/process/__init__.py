@@ -1,1 +1,1 @@
-"""A process of ours: its settings, what it is watched with, how it starts, is supervised and ends."""
+"""A service process: its settings and instruments, and how it starts, is supervised and ends."""

@@ -1,4 +1,4 @@
-"""What a service is watched with: the registry of its metrics and its tracer. Made at start and handed down."""
+"""A service's metrics registry and tracer, made at start and handed down."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 class Instruments:
     registry: CollectorRegistry
     tracer: "LeanTracer | None" = None
-    """None: nothing is traced."""
+    """None when tracing is off."""
     metrics_url: str | None = None
-    """None: nobody can read the metrics."""
+    """None when metrics are not served."""
 
 
 @contextmanager
 def instruments(role: str, settings: ServiceSettings) -> Iterator[Instruments]:
-    """Serve metrics and send spans as the settings say while the block runs, in the service's event loop.
+    """Serve metrics and send spans by the settings while the block runs. Call it in the service's event loop.
 
-    Raises AddressInUse or StartupError.
+    Raise AddressInUse or StartupError.
     """
     registry = new_registry(role)
     count_tasks(registry, role)

@@ -1,7 +1,6 @@
-"""Run the three services as processes of this machine, for the command line and the tests.
+"""The three services as processes of this machine, for the command line and the tests.
 
-Owns the processes and the order of starting and stopping; knows nothing of models. What is done when one ends unasked
-is in `supervision`.
+Owns the processes and the order of starting and stopping; knows nothing of models. `supervision` restarts processes.
 """
 
 import asyncio
@@ -25,17 +24,17 @@ from paceline.wire.ports import check_ports_free
 
 STOP_TIMEOUT_S = 15.0
 PIECE_BYTES = 1 << 16
-"""Most that is read at once of what a service prints."""
+"""Most bytes of a service's output read at once."""
 HOST = "127.0.0.1"
 LOOPBACK = {"0.0.0.0": HOST, "[::]": "[::1]"}
-"""Where this machine reaches what listens on all its addresses."""
+"""The loopback address that reaches a listener on all addresses."""
 CORES = os.cpu_count() or 1
 _MODULES = {"coordinator": "coordinator", "draft": "draft_service", "target": "target_service"}
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What is asked of the services of a cluster. None: as a service's variable says, or else its default."""
+    """Settings of a cluster's services. None leaves a setting to the service's variable, or else its default."""
 
     target_model: str = "builtin:target"
     draft_model: str = "builtin:draft"
@@ -44,9 +43,9 @@ class ClusterOptions:
     kv_memory: str | None = None
     layout: str | None = None
     prefix_sharing: bool | None = None
-    """False where the same prompts are timed again: each is to be computed each time."""
+    """False for timing the same prompts repeatedly, so that each is computed every time."""
     numerics: str | None = None
-    """The target's; the draft's are always fast."""
+    """Numerics of the target; the draft's are always fast."""
     batch_size: int | None = None
     draft_count: str | None = None
     """A number, or `auto`."""
@@ -57,16 +56,16 @@ class ClusterOptions:
     draft_port: int | None = 0
     target_port: int | None = 0
     metrics_port: int | None = None
-    """The coordinator's; the draft's and the target's are the next two. 0: any free ones."""
+    """Metrics port of the coordinator; the draft's and the target's are the next two. 0 for any free ports."""
     log_level: str | None = None
     trace_dir: str | None = None
-    """Where each service writes its spans, `coordinator.jsonl` and so on; None: nowhere."""
+    """Folder for the services' spans, `coordinator.jsonl` and so on; None for no spans."""
     target_threads: int | None = None
-    """None: every core, except while there are drafts to verify."""
+    """None for every core, except in calls with draft tokens to verify."""
     threads_beside_draft: int | None = None
-    """The target's, for calls with drafts to verify."""
+    """Threads of the target in calls with draft tokens to verify."""
     draft_threads: int | None = None
-    """None: as `divided_threads` has it."""
+    """None for the number that `divided_threads` gives."""
 
 
 OTHERWISE = ClusterOptions(log_level="warning")
@@ -74,22 +73,22 @@ OTHERWISE = ClusterOptions(log_level="warning")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a service listens."""
+    """The addresses on which a service listens."""
 
     address: str
-    """`host:port`, as this machine reaches it."""
+    """`host:port` as seen from this machine."""
     metrics_url: str | None
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """`host:port` of each service, as this machine reaches it."""
+    """`host:port` of each service as seen from this machine."""
 
     coordinator: str
     draft: str
     target: str
     metrics_urls: tuple[str, ...]
-    """In the order of the services above; empty when no metrics are served."""
+    """URLs in the order of the services above; empty when metrics are not served."""
 
 
 @dataclass(frozen=True)
@@ -99,21 +98,21 @@ class ServicePlan:
     module: str
     flags: tuple[str, ...]
     settings: Any
-    """What it will read from the flags and the environment."""
+    """The settings that it will read from the flags and the environment."""
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
     coordinator: ServicePlan
-    """Without the flags that tell where the models are, which is known when they run."""
+    """Without the models' addresses, which are known only once the model services run."""
     draft: ServicePlan
     target: ServicePlan
 
 
 def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE) -> ClusterPlan:
-    """Decide the services' flags: what `options` ask wins over variables, and variables over `otherwise`.
+    """Decide the services' flags: `options` win over variables, and variables over `otherwise`.
 
-    Raises StartupError for settings that a service would refuse: better before the models load than after.
+    Raise StartupError for settings that a service would refuse, so that the error comes before the models load.
     """
     nowhere = f"{HOST}:1"
     coordinator = _plan("coordinator", options, otherwise, "--draft", nowhere, "--target", nowhere)
@@ -125,8 +124,11 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
 
 
 def divided_threads(lane_count: int) -> tuple[int, int]:
-    """Cores for the draft, and for the target while there are drafts. Two lanes keep both models busy, so they divide
-    the cores; with one they take turns, and only a draft is too small to gain from all."""
+    """Return the threads of the draft, and of the target in calls with draft tokens.
+
+    With two lanes both models are busy at once, so they divide the cores. With one lane they take turns, and only the
+    draft model is too small to gain from all cores.
+    """
     if lane_count == 1:
         return max(1, CORES // 2), CORES
     draft_threads = max(1, CORES // 4)
@@ -138,13 +140,13 @@ def _plan(role: str, options: ClusterOptions, otherwise: ClusterOptions, *placeh
     chosen = unsaid | _asked(role, options)
     flags = tuple(word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value)))
     module = _MODULES[role]
-    # By name, as the process is started: what is shared imports no service.
+    # Imported by name, because shared code must not import a service.
     kind = getattr(import_module(f"{module}.config"), f"{role.capitalize()}Settings")
     return ServicePlan(module, flags, read_settings(kind, module, [*flags, *placeholders]))
 
 
 def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
-    """What the options say of a service, by the names of its settings."""
+    """Return the values that the options give for a service, by the names of its settings."""
     shared: dict[str, object] = {
         "host": options.host,
         "port": getattr(options, f"{role}_port"),
@@ -166,11 +168,11 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
 async def running_cluster(
     options: ClusterOptions, tell: Tell | None = None, otherwise: ClusterOptions = OTHERWISE
 ) -> AsyncIterator[Addresses]:
-    """Start the services, yield their addresses, stop them: the coordinator first, so that no request loses its models.
+    """Start the services and yield their addresses; on exit stop the coordinator first, so no request loses its models.
 
-    Settings are those of `plan_cluster`. With `tell`, which gets words for people, a service that ends is started again
-    at its address. Without, its end ends the block with PeerFailed. Raises StartupError when a setting is wrong, when a
-    service ends before it listens, or does not start again; its own message is on stderr by then.
+    `plan_cluster` decides the settings. With `tell`, which gets messages for people, a service that ends is restarted
+    at its address. Without it, the end of a service ends the block with PeerFailed. Raise StartupError when a setting
+    is wrong or a service ends before it listens or cannot be restarted; its own message is on stderr by then.
     """
     plan = plan_cluster(options, otherwise)
     check_ports_free([*plan.coordinator.settings.listens, *plan.draft.settings.listens, *plan.target.settings.listens])
@@ -180,7 +182,6 @@ async def running_cluster(
     async with AsyncExitStack() as stack:
         for model in (target, draft):
             stack.push_async_callback(model.stop)
-        # The two models load side by side, and so start side by side.
         async with side_by_side() as starting:
             starts = [starting.create_task(model.start()) for model in (target, draft)]
         at_target, at_draft = (start.result() for start in starts)
@@ -203,7 +204,7 @@ async def running_cluster(
 
 @asynccontextmanager
 async def running_service(module: str, flags: Sequence[str]) -> AsyncIterator[Endpoint]:
-    """Run `python -m module`; yield where it listens, and stop it with SIGTERM. Raises StartupError."""
+    """Run `python -m module`, yield its addresses, and stop it with SIGTERM. Raise StartupError."""
     service = ServiceProcess(module, flags)
     try:
         yield await service.start()
@@ -212,7 +213,7 @@ async def running_service(module: str, flags: Sequence[str]) -> AsyncIterator[En
 
 
 class ServiceProcess:
-    """`python -m module`, started as often as it is wanted: after the first time on the same ports."""
+    """`python -m module`, which can be started repeatedly. Restarts use the ports of the first start."""
 
     def __init__(self, module: str, flags: Sequence[str]) -> None:
         self.module = module
@@ -223,25 +224,25 @@ class ServiceProcess:
 
     @property
     def name(self) -> str:
-        """As people call it: `target`."""
+        """The short name for people, such as `target`."""
         return self.module.removesuffix("_service")
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """Id of the process that was started last."""
         assert self._process is not None
         return self._process.pid
 
     async def start(self) -> Endpoint:
-        """Start it and wait until it listens. Raises StartupError when it ends first; its message is on stderr then."""
+        """Start it and wait until it listens. Raise StartupError when it ends first; its message is on stderr then."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            # Of a flag that is given twice the last one holds.
+            # The last occurrence of a repeated flag wins.
             *("-m", self.module, *self._flags, *self._ports, "--stop-with-stdin", "true"),
-            # Ends when this process does, however it does: no service outlives who started it.
+            # The pipe closes whenever this process ends, so no service outlives it.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # Ctrl-C reaches this process only, which then stops the services in order.
+            # So that Ctrl-C reaches only this process, which then stops the services in order.
             start_new_session=True,
         )
         assert self._process.stdout is not None
@@ -249,7 +250,7 @@ class ServiceProcess:
         self._reading = asyncio.create_task(self._read(self._process.stdout, announced))
         await asyncio.wait({announced, self._reading}, return_when=asyncio.FIRST_COMPLETED)
         if not announced.done():
-            await self.kill()  # should it live: nobody would ever learn where it listens
+            await self.kill()  # if it still runs: its address could never be learned
             raise StartupError(f"{self.module} {await self.ended()} before it listened; see above")
         listening, _, metrics_url = announced.result().strip().partition(", metrics on ")
         endpoint = Endpoint(_reachable(listening.rpartition(" ")[2]), metrics_url or None)
@@ -257,9 +258,9 @@ class ServiceProcess:
         return endpoint
 
     async def _read(self, stdout: asyncio.StreamReader, announced: asyncio.Future[Any]) -> None:
-        """Take the line that says where it listens; pass on what else is printed, for as long as there is any.
+        """Take the line that announces the address, and copy all other output to stderr until the pipe closes.
 
-        Whatever is printed and wherever it goes: a pipe that nobody empties would stop the service.
+        The pipe must be read even when nothing can be written, because a full pipe would block the service.
         """
         decoder, unread = getincrementaldecoder("utf-8")("replace"), ""
         while piece := await stdout.read(PIECE_BYTES):
@@ -276,26 +277,26 @@ class ServiceProcess:
         _pass_on(unread)
 
     async def ended(self) -> str:
-        """Wait until it has ended, and say how: `ended by signal 9`, `ended with status 1`."""
+        """Wait until it has ended; return how, as `ended by signal 9` or `ended with status 1`."""
         assert self._process is not None
         status = await self._process.wait()
         return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, such as SIGSTOP; nothing happens when it has ended."""
+        """Send a signal such as SIGSTOP to the process; do nothing when it has ended."""
         if self._process and self._process.returncode is None:
-            # Not by the process object: that would take its status away from whoever waits for it.
+            # The process object's own method could reap the process and lose its status for those who wait for it.
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
     async def kill(self) -> None:
-        """End it without warning, and wait until it is gone."""
+        """End it with SIGKILL and wait until it is gone."""
         self.send_signal(signal.SIGKILL)
         if self._process:
             await self._process.wait()
 
     async def stop(self) -> None:
-        """End it with SIGTERM, or without warning when that takes too long."""
+        """End it with SIGTERM, or with SIGKILL after `STOP_TIMEOUT_S`."""
         self.send_signal(signal.SIGTERM)
         if self._process:
             try:
@@ -309,7 +310,7 @@ def _pass_on(text: str) -> None:
 
 
 def _reachable(address: str) -> str:
-    """What to call where something listens at an address: one that means every address of a machine is none itself."""
+    """Return an address that can be called for a listening address, which may mean all addresses of the machine."""
     host, _, port = address.rpartition(":")
     return f"{LOOPBACK.get(host, host)}:{port}"
 

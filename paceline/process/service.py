@@ -1,4 +1,4 @@
-"""How a service process starts, says where it listens, and ends."""
+"""The start, announcement and end of a service process."""
 
 import gc
 import os
@@ -23,10 +23,10 @@ from paceline.wire.ports import check_ports_free
 
 
 def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, Any, None]) -> None:
-    """Run `serving` to its end. A failure that has an explanation is one line on stderr and exit status 1."""
+    """Run `serving` to its end. A PacelineError becomes one line on stderr and exit status 1."""
     configure_logs(settings.log_format, settings.log_level, name)
     forward_library_logs()
-    # The first process of a container is spared signals that nobody handles; until it serves, there is nothing to end.
+    # The kernel drops unhandled signals to a container's first process. Before it serves, it can exit at once.
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         with named_extras():
@@ -42,31 +42,31 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
 
 
 async def _served(settings: ServiceSettings, serving: Coroutine[Any, Any, None]) -> None:
-    """Ask for the ports before anything of the service opens one of them."""
+    """Check the ports before the service opens any of them."""
     with closing(serving):
         check_ports_free(settings.listens)
         await serving
 
 
 def freeze_heap() -> None:
-    """Call once all is loaded, before the first request.
+    """Exempt all present objects from garbage collection. Call it once all is loaded, before the first request.
 
-    What was made until then lasts as long as the process; looking for garbage in it stops a model service for 0.15 s.
+    These objects last as long as the process, and scanning them stops a model service for 0.15 s.
     """
     gc.collect()
     gc.freeze()
 
 
 def announce(name: str, address: str, metrics_url: str | None) -> None:
-    """Print the one line that stdout gets, so that whoever started the process learns the ports."""
+    """Print the only line on stdout, from which the starting process learns the ports."""
     metrics = f", metrics on {metrics_url}" if metrics_url else ""
     print(f"{name} listening on {address}{metrics}", flush=True)
 
 
 def server_options(settings: ServiceSettings, *more_checks: Check) -> ServerOptions:
-    """What the settings say of a service's server.
+    """Make a server's options from the settings.
 
-    Raises StartupError where a file is wrong, or plaintext would leave the machine unasked.
+    Raise StartupError when a file is wrong or plaintext would leave the machine without permission.
     """
     check_listening(settings.host, encrypted=settings.tls_certificate is not None, plaintext=settings.plaintext)
     certificates = None

@@ -1,7 +1,7 @@
-"""Settings of the services: flags, environment variables and their checks in one place.
+"""Settings of the services: flags, environment variables and their checks. Knows nothing of the settings' meaning.
 
-A field `kv_memory` of the target service is the flag `--kv-memory` and the variable `PACELINE_TARGET_KV_MEMORY`; flags
-win over variables. Knows nothing of what the settings mean to the services.
+A field `kv_memory` of the target service is the flag `--kv-memory` and the variable `PACELINE_TARGET_KV_MEMORY`. Flags
+win over variables.
 """
 
 import sys
@@ -54,7 +54,7 @@ class ServiceSettings(SecuritySettings):
 
     @property
     def listens(self) -> tuple[Listening, ...]:
-        """Where the service is to listen."""
+        """The places where the service will listen."""
         places = (
             ("--port", self.host, self.port),
             ("--metrics-port", self.metrics_host, self.metrics_port),
@@ -90,7 +90,7 @@ class ModelServiceSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _the_coordinator_may_ask(self) -> Self:
-        # It asks what the model is when it starts; only names tell it from others who could.
+        # The coordinator asks for the description when it starts, and only its name sets it apart from other callers.
         if not self.describe and not self.allowed_names:
             raise ValueError("--describe false would shut out the coordinator; name it in --tls-allowed-names")
         return self
@@ -100,14 +100,14 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
 def _flag(place: tuple[int | str, ...]) -> str:
-    """The flag of the setting an error is about; empty when it is about several. A union's parts are of no interest."""
+    """Return the flag that an error at `place` concerns; empty when the error concerns several settings."""
     return "--" + str(place[0]).replace("_", "-") if place else ""
 
 
 def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
     """Read settings from `arguments` (the command line's when None) and the environment.
 
-    Raises StartupError with one line a wrong setting, naming flag or variable, value and remedy.
+    Raise StartupError with one line per wrong setting, naming flag or variable, value and remedy.
     """
     values: dict[str, Any] = {
         "_cli_parse_args": True if arguments is None else list(arguments),
@@ -133,7 +133,7 @@ def _line(flag: str, problem: ErrorDetails) -> str:
 
 
 def parse_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
-    """Read settings as `read_settings` does. Exits with status 2 where one is wrong, with its message on stderr."""
+    """Read settings as `read_settings` does. Exit with status 2 and a message on stderr when one is wrong."""
     try:
         return read_settings(kind, program, arguments)
     except StartupError as error:

@@ -1,6 +1,6 @@
-"""What is done when a service ends that nobody asked to end.
+"""Supervision of services that end unexpectedly.
 
-Owns when it is started again, how often, and what is said of it. How a process starts is the launcher's.
+Owns the times and number of restarts and the messages about them. The launcher starts the processes.
 """
 
 import asyncio
@@ -14,30 +14,30 @@ from paceline.errors import PeerFailed, StartupError
 Tell = Callable[[str], None]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Before the second start in a row, and before any of them; the first is at once."""
+"""Seconds of pause before the second restart in a row, and at most; the first restart is immediate."""
 STEADY_S = 60.0
-"""A service that ran for so long ends for a new reason: the starts in a row begin anew."""
+"""Seconds that a service must run before its end counts as the first in a row again."""
 MOST_STARTS = 5
-"""In a row; when the last of them fails too, the next would."""
+"""Restarts in a row; supervision gives up when the last of them fails."""
 
 
 class Service(Protocol):
-    """What can end, and be started again where it was."""
+    """A service that can end and be restarted at its address."""
 
     @property
     def name(self) -> str: ...
 
     async def start(self) -> object:
-        """Return when it listens. Raises StartupError when it ends first."""
+        """Return when it listens. Raise StartupError when it ends first."""
         ...
 
     async def ended(self) -> str:
-        """Wait until it has ended, and say how: `ended by signal 9`."""
+        """Wait until it has ended; return how, such as `ended by signal 9`."""
         ...
 
 
 async def fail_at_end(service: Service) -> NoReturn:
-    """Raise PeerFailed when the service ends: what is measured across a restart is no measurement."""
+    """Raise PeerFailed when the service ends, because a measurement across a restart would be invalid."""
     raise PeerFailed(
         f"{service.name} {await service.ended()} while it was in use; see above, and run the command again"
     )
@@ -49,7 +49,7 @@ async def keep_running(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> NoReturn:
-    """Start the service again whenever it ends, after pauses that double. Raises StartupError when that is no use."""
+    """Restart the service whenever it ends, after pauses that double. Raise StartupError when that is of no use."""
     starts_in_a_row = 0
     listening_since: float | None = clock()
     for number in count(1):
@@ -66,7 +66,7 @@ async def keep_running(
         try:
             await service.start()
         except StartupError:
-            listening_since = None  # why is on stderr, in its own words
+            listening_since = None  # the service's own message is on stderr
         else:
             listening_since = clock()
             tell(f"{service.name} is back")

@@ -1,6 +1,6 @@
-"""The environment variables that services read their settings from: their names, and what a wrong name gets.
+"""Names of the environment variables with the services' settings, and errors for wrong names.
 
-Knows which services there are, and not what settings they have.
+Knows the services but not their settings.
 """
 
 import os
@@ -12,25 +12,25 @@ from paceline.errors import StartupError
 
 SERVICES = ("coordinator", "draft", "target")
 _PREFIX = "PACELINE_"
-# What Kubernetes tells every pod of a namespace about a Service named paceline-..., wanted or not.
+# Kubernetes sets these in every pod of a namespace with a Service named paceline-...
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)$")
 _LINKED_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def prefix(service: str) -> str:
-    """How the variables of a service begin."""
+    """Return the prefix of a service's variables."""
     return f"{_PREFIX}{service.upper()}_"
 
 
 def is_set(service: str, setting: str) -> bool:
-    """Whether the environment says a setting of a service."""
+    """Return whether the environment has a variable for the setting of a service."""
     return prefix(service) + setting.upper() in os.environ
 
 
 def check_variables(own_prefix: str = "", settings: Collection[str] = ()) -> None:
-    """Raise StartupError for a variable that no service reads, or that has the own prefix and is no setting of it.
+    """Raise StartupError for a variable that no service reads, or that has `own_prefix` and names none of `settings`.
 
-    Those of the other services are theirs to check: all may share one environment.
+    Each service checks only its own variables, because all may share one environment.
     """
     for name, value in sorted(os.environ.items()):
         if not name.startswith(_PREFIX) or _SERVICE_LINK.search(name):

@@ -1,4 +1,4 @@
-"""Who may call and how calls are kept private: certificates, tokens, names.
+"""Certificates, tokens and names: they decide who may call and keep calls private. Knows nothing of models.
 
-Knows nothing of models. What is secret is read from files, again whenever they change, and never written anywhere.
+Secrets are read from files, read again when the files change, and never written anywhere.
 """

@@ -1,4 +1,4 @@
-"""What a call must show before it is read: a certificate of a certain name, a token. Knows nothing of what calls do."""
+"""Checks of a caller's certificate name and token, made before a request is read. Knows nothing of what calls do."""
 
 from collections.abc import Callable, Collection
 from hashlib import blake2b
@@ -12,27 +12,27 @@ from paceline.security.tokens import KnownTokens
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[str, Context], None]
-"""Is given the method's path; raises Unauthenticated or PermissionDenied."""
+"""Takes the method's path and the call's context; raises Unauthenticated or PermissionDenied."""
 
 
 def caller_names(context: Context) -> frozenset[str]:
-    """Names that the caller's certificate bears: its alternative names, or else its common name; none without one."""
+    """Return the alternative names of the caller's certificate, or else its common name; empty without one."""
     shown = context.auth_context()
     names = shown.get("x509_subject_alternative_name") or shown.get("x509_common_name") or []
     return frozenset(name.decode(errors="replace") for name in names)
 
 
 def caller_scope(context: Context) -> str:
-    """What sets the caller's sequences apart from those of others: the same for each certificate of its names.
+    """Return the prefix that keeps the caller's sequences apart from others'; certificates of the same names share it.
 
-    Empty where callers show no certificate: then only that ids cannot be guessed keeps them apart.
+    It is empty without a certificate. Only unguessable ids keep such callers' sequences apart.
     """
     names = caller_names(context)
     return blake2b(repr(sorted(names)).encode(), digest_size=16).hexdigest() + "/" if names else ""
 
 
 def allowed_names(allowed: Collection[str]) -> Check:
-    """Let in callers whose certificate bears one of the names."""
+    """Return a check that lets in callers whose certificate bears one of the names."""
 
     def check(method: str, context: Context) -> None:
         if caller_names(context).isdisjoint(allowed):
@@ -42,7 +42,7 @@ def allowed_names(allowed: Collection[str]) -> Check:
 
 
 def bearer_tokens(file: Path) -> Check:
-    """Let in callers that send a token of the file as `authorization: Bearer TOKEN`."""
+    """Return a check that lets in callers that send a token of the file as `authorization: Bearer TOKEN`."""
     known = KnownTokens(file)
 
     def check(method: str, context: Context) -> None:
@@ -55,6 +55,6 @@ def bearer_tokens(file: Path) -> Check:
 
 
 def nothing_described(method: str, context: Context) -> None:
-    """Let in nobody who asks what a service is and does."""
+    """Refuse every call that asks for a description of the service."""
     if method.rpartition("/")[2].startswith("Describe"):
         raise PermissionDenied("descriptions are switched off here with --describe false")

@@ -1,7 +1,7 @@
 """Certificates for both ends of a hop, from PEM files that may be replaced while a service runs.
 
-A server takes what the files hold at each handshake. A channel keeps what it was opened with; `rpc.reopening` opens
-another when the files change.
+A server uses the current files at each handshake. A channel keeps the certificates that it was opened with;
+`wire.reopening` opens a new channel when the files change.
 """
 
 import ssl
@@ -15,19 +15,19 @@ from paceline.security.files import WatchedFiles
 
 @dataclass(frozen=True)
 class Pem:
-    """What the files hold at one moment; None where there is no such file."""
+    """Contents of the files at one moment; None for a file that was not given."""
 
     certificate: bytes | None
     key: bytes | None = field(repr=False)
     ca: bytes | None
-    """Whom the other end's certificate must come from."""
+    """The CA that must have issued the other end's certificate."""
 
 
 Certificates = WatchedFiles[Pem]
 
 
 def watch_certificates(name: str, certificate: Path | None, key: Path | None, ca: Path | None) -> Certificates:
-    """Read the files. Raises StartupError when one of them is no PEM, or the key is not the certificate's."""
+    """Read and watch the files. Raise StartupError when one is not PEM or the key does not fit the certificate."""
     paths = [path for path in (certificate, key, ca) if path]
 
     def read() -> Pem:
@@ -38,17 +38,17 @@ def watch_certificates(name: str, certificate: Path | None, key: Path | None, ca
 
 
 def _check(certificate: Path | None, key: Path | None, ca: Path | None) -> None:
-    """Raise OSError or ValueError unless TLS can take the files: gRPC would find out at the first handshake only."""
+    """Raise OSError or ValueError unless TLS can use the files. gRPC would notice only at the first handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if certificate:
-        # A key that has a password must not ask the terminal for it.
+        # Without this, a key with a password would ask for it on the terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
     if ca:
         context.load_verify_locations(ca)
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Credentials that follow the files; where there is a CA, callers must show a certificate that it vouches for."""
+    """Return credentials that follow the files. With a CA, callers must show a certificate that it vouches for."""
     served = certificates.value()
 
     def changed() -> grpc.ServerCertificateConfiguration | None:

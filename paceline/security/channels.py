@@ -1,4 +1,4 @@
-"""What a caller shows of itself, and how it makes sure of whom it calls."""
+"""The caller's side of security: how a caller verifies a server and identifies itself to it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +11,16 @@ from paceline.security.tokens import Token, watch_token
 
 @dataclass(frozen=True)
 class ChannelSecurity:
-    """How a caller makes sure of a server, and what it shows of itself."""
+    """How a caller verifies a server and identifies itself to it."""
 
     certificates: Certificates | None = None
-    """The CA of the server's certificate and perhaps a certificate to show; None: plaintext."""
+    """The CA of the server's certificate and, optionally, the caller's own certificate; None for plaintext."""
     token: Token | None = None
     plaintext: bool = False
-    """Plaintext, and a token in it, is wanted to other addresses than loopback too."""
+    """True allows plaintext, with the token in it, to addresses other than loopback."""
 
     def check(self, address: str) -> None:
-        """Raise StartupError where there is no port, or plaintext would leave the machine unasked."""
+        """Raise StartupError when the address has no port or plaintext would leave the machine without permission."""
         if not address.startswith("unix:") and not address.rpartition(":")[2].isdecimal():
             raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
         if self.certificates is None and not self.plaintext and not is_loopback(_host(address)):
@@ -30,12 +30,12 @@ class ChannelSecurity:
             )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What is to be sent with each call."""
+        """Return the metadata to send with each call."""
         return (("authorization", f"Bearer {self.token.value()}"),) if self.token else ()
 
 
 LOCAL = ChannelSecurity()
-"""Plaintext, to this machine only."""
+"""Plaintext to this machine only."""
 
 
 def channel_security(
@@ -46,10 +46,10 @@ def channel_security(
     token_file: str | Path | None = None,
     plaintext: bool = False,
 ) -> ChannelSecurity:
-    """Make what a client needs from PEM files and a file with a token; all are read again when they change.
+    """Make a client's security from PEM files and a token file. All of them are read again when they change.
 
-    TLS is spoken when there is a `ca`, whose certificates the server's must come from. Raises StartupError when a file
-    is wrong, or a part is missing.
+    TLS is used when `ca` is given; it must have issued the server's certificate. Raise StartupError when a file is
+    wrong or a part is missing.
     """
     if (certificate is None) != (key is None):
         raise StartupError("a certificate and its key go together; give both or neither")
@@ -64,5 +64,5 @@ def channel_security(
 
 
 def _host(address: str) -> str:
-    """Host of `host:port`, or of a gRPC target such as `dns:///host:port`."""
+    """Return the host of `host:port`, or of a gRPC target such as `dns:///host:port`."""
     return address.rpartition("/")[2].rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""What is read from files that may be replaced while it is in use, as Kubernetes and cert-manager replace them."""
+"""Values read from files that may be replaced while in use, as Kubernetes and cert-manager do."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,15 +14,15 @@ Value = TypeVar("Value")
 
 
 class WatchedFiles(Generic[Value]):
-    """A value made of the content of files. Any thread may ask for it."""
+    """A value made from the contents of files. Any thread may read it."""
 
     def __init__(
         self, name: str, paths: Sequence[Path], read: Callable[[], Value], *, otherwise: Value | None = None
     ) -> None:
-        """`name` says in messages what the files are: the flags that gave them.
+        """Read the files. Raise StartupError when they are wrong.
 
-        `read` raises OSError or ValueError, without a secret in it, where the files are wrong; then StartupError is
-        raised here. `otherwise` is the value while they are wrong or gone later on; None: what they held last.
+        `name` names the files in messages, by their flags. `read` raises OSError or ValueError for wrong files; its
+        message holds no secret. `otherwise` is the value while the files are wrong or gone later; None keeps the last.
         """
         self._name = name
         self._paths = tuple(paths)
@@ -36,9 +36,9 @@ class WatchedFiles(Generic[Value]):
             raise StartupError(f"{name}: {files} cannot be used: {error}") from error
 
     def value(self) -> Value:
-        """Return what the files hold; `otherwise`, or what they held last, while they are wrong or being replaced.
+        """Return the files' value: the same object until the content changes.
 
-        Returns the same object until the content changes.
+        While they are wrong or being replaced, return `otherwise`, or the last value when that is None.
         """
         stamps = self._stamps()
         if stamps == self._seen:
@@ -57,7 +57,7 @@ class WatchedFiles(Generic[Value]):
                     "replaced files cannot be used; what they held no longer holds", files=self._name, error=error
                 )
             return self._value
-        # Only files that stood still meanwhile are surely of one piece; otherwise the next call looks again.
+        # Files that changed during the read may not belong together, so the next call reads them again.
         if self._stamps() == stamps:
             self._seen = stamps
             if value != self._value:
@@ -70,7 +70,7 @@ class WatchedFiles(Generic[Value]):
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is replaced or written to; None when it is not there."""
+    """Return a value that changes when a file is replaced or written to; None when it does not exist."""
     try:
         status = path.stat()
     except OSError:

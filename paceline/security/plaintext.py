@@ -1,4 +1,4 @@
-"""Plaintext leaves the machine only where that was asked for."""
+"""The rule that plaintext leaves the machine only when a flag allows it."""
 
 import ipaddress
 
@@ -6,7 +6,7 @@ from paceline.errors import StartupError
 
 
 def check_listening(host: str, *, encrypted: bool, plaintext: bool) -> None:
-    """Raise StartupError where a server would be open to other machines in plaintext and that was not asked for."""
+    """Raise StartupError when a server would accept plaintext from other machines without permission."""
     if not (encrypted or plaintext or is_loopback(host)):
         raise StartupError(
             f"--host {host} is not loopback and there is no certificate; give --tls-certificate and --tls-key, or "
@@ -15,7 +15,7 @@ def check_listening(host: str, *, encrypted: bool, plaintext: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the name or address means this machine whatever the network says."""
+    """Return whether the name or address means this machine on any network."""
     if host == "localhost":
         return True
     try:

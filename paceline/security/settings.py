@@ -1,4 +1,4 @@
-"""Settings of every service that say who may call it, how calls are kept private, and how much a caller may ask."""
+"""Settings of every service for admission, encryption and the limits on what a caller may send."""
 
 from pathlib import Path
 from typing import Annotated, Self

@@ -1,4 +1,4 @@
-"""Bearer tokens of clients, from secret files."""
+"""Clients' bearer tokens, read from secret files."""
 
 import hashlib
 import hmac
@@ -9,12 +9,12 @@ from paceline.security.files import WatchedFiles
 
 
 class KnownTokens:
-    """The tokens that a service lets in: one a line of its file. Only their hashes are kept."""
+    """The tokens that a service accepts, one per line of its file. Only their hashes are kept."""
 
     def __init__(self, path: Path) -> None:
-        """Raises StartupError when the file cannot be read or has no token.
+        """Read the file. Raise StartupError when it cannot be read or has no token.
 
-        Emptied, deleted or made unreadable later, it lets nobody in: who did that may have meant to revoke its tokens.
+        A file that is later emptied, deleted or made unreadable lets nobody in, for that may be meant as revocation.
         """
         self._hashes: WatchedFiles[list[bytes]] = WatchedFiles(
             "--token-file", [path], lambda: [_hash(token) for token in _tokens(path)], otherwise=[]
@@ -23,7 +23,7 @@ class KnownTokens:
             raise StartupError(f"--token-file: {path} holds no token; write one a line, or leave the flag out")
 
     def know(self, token: str) -> bool:
-        # Hashes are of one length, and each is compared whole: the time it takes tells nothing of a token.
+        # Hashes have one length and all of them are compared, so the time taken tells nothing about a token.
         given = _hash(token.encode())
         return sum(hmac.compare_digest(given, known) for known in self._hashes.value()) > 0
 
@@ -32,7 +32,7 @@ Token = WatchedFiles[str]
 
 
 def watch_token(path: Path) -> Token:
-    """The token that a client shows: the first of its file. Raises StartupError when there is none."""
+    """Watch the token that a client shows, the first of its file. Raise StartupError when there is none."""
 
     def read() -> str:
         for token in _tokens(path):
@@ -44,7 +44,7 @@ def watch_token(path: Path) -> Token:
 
 def _tokens(path: Path) -> list[bytes]:
     tokens = path.read_bytes().split()
-    # Others cannot be sent in metadata.
+    # Metadata cannot carry other characters.
     if not all(token.isascii() and token.decode().isprintable() for token in tokens):
         raise ValueError("a token may hold printable ASCII characters only")
     return tokens

@@ -1,4 +1,4 @@
-"""How calls are carried: servers, channels, statuses, the end of a process. Knows nothing of tokens or models."""
+"""Transport of calls: servers, channels, statuses and process termination. Knows nothing of tokens or models."""
 
 from paceline.wire.channel import open_channel
 from paceline.wire.exchange import Exchange

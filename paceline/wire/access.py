@@ -1,4 +1,4 @@
-"""Checks who calls. Stands outside `ErrorInterceptor`, which parses: a stranger's request is never looked at."""
+"""The interceptor that checks callers. It runs before `ErrorInterceptor`, so a stranger's request is never parsed."""
 
 from collections.abc import AsyncIterator, Collection
 from typing import Any
@@ -17,7 +17,7 @@ _OPEN = "/grpc.health."
 
 
 class AccessInterceptor(WrappingInterceptor):
-    """Lets a call through when it passes every check. Health checks are open to all."""
+    """Admits a call that passes every check. Health checks are open to all."""
 
     def __init__(self, checks: Collection[Check]) -> None:
         self._checks = tuple(checks)

@@ -1,4 +1,4 @@
-"""Channels: options, retries, and who is at the other end."""
+"""Channels: their options, retries and security."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from paceline.wire.reopening import ReopeningChannel
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # without it a minute (seen with grpcio 1.85.1)
-    # A peer that restarts is found again soon: by default the pauses between attempts grow to two minutes.
+    ("grpc.http2.ping_timeout_ms", 10_000),  # a minute without this (seen with grpcio 1.85.1)
+    # By default the pauses between attempts grow to two minutes; a restarted peer should be found sooner.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
@@ -30,11 +30,11 @@ def open_channel(
     security: ChannelSecurity = LOCAL,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Channel:
-    """Open a channel. Raises StartupError where it would be plaintext to another machine and that was not asked for.
+    """Open a channel. Raise StartupError when it would be plaintext to another machine without permission.
 
-    Calls to `retried_services` are repeated while the peer is UNAVAILABLE, 4 times in all: only for services whose
-    every method is safe to repeat. `wrap` makes another channel of it and its address, such as one whose calls have
-    spans. `authority` is the name that the peer is known by, in its certificate too, where that is not its address.
+    Calls to `retried_services` are tried up to 4 times while the peer is UNAVAILABLE; every method of those services
+    must be safe to repeat. `wrap` takes the channel and its address and returns another channel, such as one whose
+    calls have spans. `authority` is the peer's name, also in its certificate, when that differs from its address.
     """
     security.check(address)
     options: list[tuple[str, Any]] = [

@@ -1,8 +1,7 @@
-"""Requests to a peer over streams that are kept: in Python a message on an open stream takes half the time of a call.
+"""Requests to a peer over streams that stay open. In Python a message on an open stream takes half the time of a call.
 
-Owns the streams of one method. Each carries one request at a time, so there are as many as were asked at once of late;
-one that was not needed for a while is ended. A request that fails ends its stream, with the status that a call of its
-own would have had.
+Owns the streams of one method. Each stream carries one request at a time; an unused stream is ended after a while. A
+request that fails ends its stream with the status that a separate call would have had.
 """
 
 import asyncio
@@ -13,22 +12,22 @@ from typing import Any
 import grpc
 
 UNUSED_S = 30.0
-"""A stream that no request needed for so long is ended: it was opened for a moment that is over."""
+"""Seconds after which a stream without requests is ended."""
 
 
 class Exchange:
-    """For a method whose requests are safe to repeat and have a field `context`, a `RequestContext`."""
+    """Streams of one method. Its requests must be safe to repeat and have a field `context`, a `RequestContext`."""
 
     def __init__(self, open_stream: Callable[[], Any]) -> None:
-        """`open_stream` is a stub's method; it returns a `grpc.aio.StreamStreamCall`."""
+        """`open_stream` is a stub's method that returns a `grpc.aio.StreamStreamCall`."""
         self._open_stream = open_stream
         self._kept: list[tuple[float, Any]] = []
-        """With the time of its last answer, in that order: the last is used first."""
+        """Idle streams with the times of their last answers, oldest first. The newest is used first."""
         self._trimming: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     async def ask(self, request: Any, timeout_s: float) -> Any:
-        """Return the answer, None for one that cannot be parsed. Raises AioRpcError, all as a call would."""
+        """Return the answer, or None when it cannot be parsed. Raise AioRpcError as a call would."""
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return await self._ask(request, limit)
@@ -47,7 +46,7 @@ class Exchange:
             try:
                 return await self._ask_on(stream, request, limit)
             except _Gone:
-                pass  # while nobody used it, its peer may have ended and another may be there
+                pass  # the peer may have been replaced while the stream was idle
         try:
             return await self._ask_on(self._open_stream(), request, limit)
         except _Gone as gone:
@@ -87,7 +86,7 @@ class Exchange:
         self._trimming = None if next_s is None else loop.call_at(next_s, self._end_unused)
 
     def _take(self) -> Any:
-        """A stream that is kept and not over, as far as is known here; None without one."""
+        """Return the newest idle stream that is not known to have ended; None without one."""
         while self._kept:
             _, stream = self._kept.pop()
             if not stream.done():
@@ -96,19 +95,19 @@ class Exchange:
 
 
 async def _send(stream: Any, request: Any) -> None:
-    """Raises _Gone, for a stream that took no request."""
+    """Send a request. Raise _Gone when the stream did not take it."""
     try:
         await stream.write(request)
     except asyncio.InvalidStateError as error:
         raise _Gone from error
     except grpc.aio.AioRpcError as error:
-        # INTERNAL is the stub's own, in the place of what the peer may have said when it ended the stream.
+        # INTERNAL comes from the stub itself and hides any status that the peer ended the stream with.
         raise _Gone(None if error.code() is grpc.StatusCode.INTERNAL else error) from error
 
 
 async def half_close(stream: Any) -> None:
-    """Tell the peer that no more requests come on a stream."""
-    with suppress(Exception):  # it may have ended meanwhile, which gRPC tells by errors of its own
+    """Tell the peer that no more requests will come on a stream."""
+    with suppress(Exception):  # gRPC raises various errors when the stream has already ended
         await stream.done_writing()
 
 
@@ -117,7 +116,7 @@ def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 class _Gone(Exception):
-    """The stream took no request, or its peer is not there: another may do."""
+    """The stream took no request, or its peer is unavailable. Another stream may work."""
 
     def __init__(self, reason: grpc.aio.AioRpcError | None = None) -> None:
         self.reason = reason or _error(grpc.StatusCode.UNAVAILABLE, "the peer ended the stream without an answer")

@@ -1,6 +1,6 @@
-"""The serving side of `Exchange`: requests of a stream are answered one after another.
+"""The serving side of `Exchange`: the requests of a stream are answered one after another.
 
-Owns the streams' ends: whoever serves can end those that wait for a request, for their callers keep them open.
+Owns the end of the streams. Callers keep idle streams open, so the server must be able to end them.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ Around = Callable[[str, Any], AbstractContextManager[object]]
 
 class Exchanges:
     def __init__(self, around: Around | None = None) -> None:
-        """`around` makes, of a method's path and a request's context, what each request is answered within."""
+        """`around` takes a method's path and a request's context; each request is answered within its result."""
         self._around = around
         self._waiting: set[asyncio.Task[Any]] = set()
         self._generation = 0
@@ -21,13 +21,13 @@ class Exchanges:
 
     @property
     def waiting_count(self) -> int:
-        """Streams that have no request in work."""
+        """The number of streams without a request in progress."""
         return len(self._waiting)
 
     async def answers(
         self, method: str, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
     ) -> AsyncIterator[Any]:
-        """Answer each request. `method` is its path."""
+        """Answer each request of a stream. `method` is the path of the method."""
         generation = self._generation
         while (request := await self._next(requests, generation)) is not None:
             with self._within(method, request):
@@ -37,19 +37,19 @@ class Exchanges:
                 return
 
     def end_streams(self) -> None:
-        """End the streams there are: those that have no request in work now, and the others after their answer."""
+        """End all open streams: idle ones now, the others after their current answer."""
         self._generation += 1
         waiting, self._waiting = self._waiting, set()
         for task in waiting:
             task.cancel()
 
     def close(self) -> None:
-        """End the streams there are, and let those that are yet to begin have one answer each."""
+        """End all open streams. Streams that begin later get one answer each."""
         self._is_closed = True
         self.end_streams()
 
     async def _next(self, requests: AsyncIterator[Any], generation: int) -> Any:
-        """The next request; None when there is none, or the stream is to end."""
+        """Return the next request; None when there is none or the stream must end."""
         if generation != self._generation:
             return None
         task = asyncio.current_task()

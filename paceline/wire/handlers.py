@@ -1,4 +1,4 @@
-"""What an interceptor does to handlers: put the behaviour of each into another."""
+"""The base of interceptors that wrap a handler's behavior in another."""
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
@@ -20,16 +20,16 @@ class WrappingInterceptor(grpc.aio.ServerInterceptor):
         return self.wrapped(handler, handler_call_details) if is_concerned else handler
 
     def concerns(self, method: str) -> bool:
-        """Whether calls of this method pass here: those of our own services, where nothing else is said."""
+        """Return whether the interceptor handles this method; by default, every method of Paceline's own services."""
         return method.startswith("/paceline.")
 
     @abstractmethod
     def wrapped(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler, or another around it."""
+        """Return the handler itself or a handler that wraps it."""
 
 
 def wrap(handler: Any, *, unary: Callable[[Handler], Handler], stream: Callable[[Handler], Handler]) -> Any:
-    """Return the handler with its behaviour within `unary` where it answers once, within `stream` where it goes on."""
+    """Return the handler with its behavior wrapped: by `unary` for a single response, by `stream` for a stream."""
     kind = f"{_kind(handler.request_streaming)}_{_kind(handler.response_streaming)}"
     around = stream if handler.response_streaming else unary
     return handler._replace(**{kind: around(getattr(handler, kind))})

@@ -1,15 +1,13 @@
-"""A gRPC server that goes on where grpc.aio gives up.
+"""A gRPC server that survives two faults of grpc.aio, both seen with grpcio 1.85.1.
 
-In the loop that accepts calls, grpc.aio reads the path of a call as UTF-8. One that is not ends that loop and with it
-the server: a single frame from anyone who can open a connection. (Seen with grpcio 1.85.1, found by `benchmarks.fuzz`.)
-What it then frees of methods registered with gRPC's core the core writes to later, which crashes the process.
+grpc.aio decodes the path of each call as UTF-8 in its accept loop. A path that is not UTF-8 ends the loop and thereby
+the server, so anyone who can open a connection can stop it with one frame (found by `benchmarks.fuzz`). grpc.aio then
+frees memory of methods registered with gRPC's core. The core later writes to it, which crashes the process. So methods
+are not registered, which costs only a look-up, and a failed server is replaced on the same port. Its calls go on.
 
-So no methods are registered, which only saves a look-up, and a server that failed has a successor on the same port;
-calls under way go on.
-
-A call that comes as a server stops may be neither heard nor refused (seen in two of thirty stops of a coordinator with
-a call under way, grpcio 1.85.1). It would wait, and keep the server, for all of the grace. So the grace ends with the
-last call that is heard.
+A call that arrives while a server stops may be neither handled nor refused (seen in two of thirty stops of a
+coordinator with a call under way). It would keep the server for the whole grace. So the grace ends with the last call
+that reached a handler.
 """
 
 import asyncio
@@ -24,21 +22,21 @@ from paceline.errors import StartupError
 log = structlog.get_logger()
 
 LOOK_EVERY_S = 0.2
-"""grpc.aio tells of a failed loop to those who ask only."""
+"""Seconds between checks for a failed accept loop, which grpc.aio reports only when asked."""
 FAILED_GRACE_S = 600.0
-"""For the calls of a server that accepts no more."""
+"""Seconds for the remaining calls of a failed server."""
 UNHEARD_GRACE_S = 1.0
-"""For gRPC to end by itself, as it does where no call is under way, heard or not."""
+"""Seconds for gRPC to stop by itself, which it does when no call is under way."""
 
 
 def without_registration(server: grpc.aio.Server) -> grpc.aio.Server:
-    """Keep generated code from registering its methods with the core: the generic handlers it adds too serve them."""
+    """Keep generated code from registering its methods with the core. Its generic handlers serve the same methods."""
     server.add_registered_method_handlers = lambda service_name, method_handlers: None  # type: ignore[method-assign]
     return server
 
 
 class HeardCalls(grpc.aio.ServerInterceptor):
-    """The calls under way, from where gRPC hands one over to where its status is sent."""
+    """The calls under way, from gRPC's handing over to the sending of the status."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -53,7 +51,7 @@ class HeardCalls(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        # The whole call is one task of grpc.aio's.
+        # grpc.aio runs the whole call in one task.
         task = asyncio.current_task()
         assert task
         self._tasks.add(task)
@@ -69,9 +67,9 @@ class LastingServer:
         calls: HeardCalls,
         on_failure: Callable[[], None],
     ) -> None:
-        """`make` returns a server bound to a port, and that port; it is asked for it again when the server failed.
+        """`make` binds a server to a port and returns both; it is called again after a failure, with the same port.
 
-        `calls` sees the calls of all those servers. `on_failure` is called when one failed: it may end what else would
+        `calls` sees the calls of all servers made. `on_failure` is called when a server failed, to end whatever would
         keep that server for long.
         """
         self._calls = calls
@@ -86,7 +84,7 @@ class LastingServer:
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more calls; those under way have so long to end."""
+        """Accept no more calls, and give those under way `grace_s` seconds to end."""
         if self._watching:
             self._watching.cancel()
         servers = (self._server, *self._failed)
@@ -97,7 +95,7 @@ class LastingServer:
             unheard.cancel()
 
     async def _end_unheard(self, servers: Iterable[grpc.aio.Server]) -> None:
-        """Wait until no call is under way, then end those that nobody heard: their callers ask elsewhere."""
+        """Wait until every handled call has ended, then end the unhandled ones. Their callers ask elsewhere."""
         await asyncio.sleep(UNHEARD_GRACE_S)
         await self._calls.ended()
         await asyncio.gather(*(_end(server, 0) for server in servers))
@@ -120,7 +118,7 @@ class LastingServer:
             try:
                 self._server, _ = self._make(self.port)
                 break
-            except StartupError:  # whatever keeps it from listening where it did: it may pass
+            except StartupError:  # whatever keeps the port from being bound may pass
                 await asyncio.sleep(LOOK_EVERY_S)
         await self._server.start()
 
@@ -128,5 +126,5 @@ class LastingServer:
 async def _end(server: grpc.aio.Server, grace_s: float) -> None:
     try:
         await server.stop(grace_s)
-    except Exception:  # raised by a loop that failed unseen; from then on there is only its calls' end to wait for
+    except Exception:  # the accept loop failed unnoticed; the second stop only waits for the calls
         await server.stop(grace_s)

@@ -1,4 +1,4 @@
-"""What answers at an address, for errors that are to name it."""
+"""Probes of an unknown peer, so that errors can name what answers at an address."""
 
 import asyncio
 import ssl
@@ -20,11 +20,11 @@ _NOT_SERVED = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
 
 
 async def service_at(channel: grpc.aio.Channel) -> str:
-    """Ask the standard health service what is served, which anybody may ask; return it in words.
+    """Ask the standard health service, which is open to all, what is served; return it in words.
 
-    Raises a PacelineError where nothing answers, for then nobody knows.
+    Raise a PacelineError when nothing answers.
     """
-    stub: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
+    stub: Any = health_pb2_grpc.HealthStub(channel)  # the published type stubs lack the methods
     with translated_errors():
         for name, kind in _KINDS.items():
             try:
@@ -38,7 +38,7 @@ async def service_at(channel: grpc.aio.Channel) -> str:
 
 
 async def speaks_tls(address: str) -> bool:
-    """Whether a TLS handshake with `host:port` gets as far as a certificate."""
+    """Return whether a TLS handshake with `host:port` gets as far as a certificate."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""Whether a service will be able to listen: asked before it loads a model, which takes long."""
+"""Checks that a service can listen, made before it spends a long time loading a model."""
 
 import errno
 import socket
@@ -10,15 +10,15 @@ from paceline.errors import AddressInUse, StartupError
 
 
 class Listening(NamedTuple):
-    """Where a service is to listen, and by which flag."""
+    """A place to listen, and the flag that set it."""
 
     flag: str
     host: str
     port: int
-    """0: any free one."""
+    """0 for any free port."""
 
     def refused(self, error: OSError) -> StartupError:
-        """What to raise for what the system said: AddressInUse only where another has the port."""
+        """Return the error to raise for the system's: AddressInUse when the port is taken, else StartupError."""
         what = f"cannot listen on {self.host}:{self.port}"
         if error.errno == errno.EADDRINUSE:
             return AddressInUse(f"{what}: the port is taken; choose another {self.flag}, or 0 for any free one")
@@ -27,7 +27,7 @@ class Listening(NamedTuple):
         )
 
     def refused_by_grpc(self, error: RuntimeError) -> StartupError:
-        """As `refused`. gRPC keeps the system's reason to itself, so the system is asked again."""
+        """Return the same as `refused`. gRPC hides the system's reason, so the system is asked again."""
         try:
             _bound(self).close()
         except StartupError as known:
@@ -36,7 +36,7 @@ class Listening(NamedTuple):
 
 
 def check_ports_free(places: Iterable[Listening]) -> None:
-    """Raise AddressInUse where a port is taken or asked for twice, StartupError where something else forbids it."""
+    """Raise AddressInUse when a port is taken or asked for twice, StartupError when listening fails otherwise."""
     with ExitStack() as held:
         for one in places:
             if one.port:
@@ -44,7 +44,7 @@ def check_ports_free(places: Iterable[Listening]) -> None:
 
 
 def _bound(place: Listening) -> socket.socket:
-    """A socket that holds the port and accepts nothing. Raises as `refused` says."""
+    """Return a socket that holds the port and accepts nothing. Raise the errors of `refused`."""
     try:
         found = socket.getaddrinfo(place.host.strip("[]"), place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         with ExitStack() as opened:

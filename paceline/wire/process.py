@@ -1,4 +1,4 @@
-"""When a service process should stop."""
+"""The signals that stop a service process."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import signal
 
 
 async def termination(*, stop_with_stdin: bool = False) -> None:
-    """Wait for SIGTERM or SIGINT, or for the end of standard input: then whoever started the process is gone."""
+    """Wait for SIGTERM or SIGINT, or for the end of standard input, which means that the starting process is gone."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)

@@ -1,6 +1,6 @@
-"""Server reflection under both of its names: tools ask for v1 first, and older ones know v1alpha only.
+"""Server reflection under both of its names: current tools ask for v1 first, older ones know only v1alpha.
 
-The published package has v1alpha alone. The two differ in their package's name and in nothing that is sent.
+The published package has only v1alpha. The two versions differ in the package name and send the same messages.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ V1 = "grpc.reflection.v1.ServerReflection"
 
 
 def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
-    """Let callers ask which services and methods there are."""
+    """Let callers list the services and methods."""
     servicer = reflection.aio.ReflectionServicer([*service_names, reflection.SERVICE_NAME])
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,

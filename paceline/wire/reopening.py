@@ -1,7 +1,7 @@
-"""A channel that opens itself anew when what it was opened with changes, as certificates do that are rotated.
+"""A channel that reopens when its opening value changes, such as rotated certificates.
 
-New calls go over the new one; calls in flight end on the old one, which is closed after the last of them. Streams of
-requests could be kept for ever, so they are told that there will be no more.
+New calls use the new channel. Calls in flight end on the old one, which closes after the last of them. Request streams
+could stay open for ever, so they are half-closed.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ Opening = TypeVar("Opening")
 
 
 class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
-    """Is to a stub what any other channel is."""
+    """A channel that stubs use like any other."""
 
     def __init__(self, current: Callable[[], Opening], open_one: Callable[[Opening], grpc.aio.Channel]) -> None:
-        """`current` returns what a channel is to be opened with: the same object until that changes."""
+        """`current` returns the value that a channel is opened with: the same object until it changes."""
         self._current = current
         self._open_one = open_one
         self._opened = self._open()
@@ -51,7 +51,7 @@ class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
     async def channel_ready(self) -> None:
         await self._latest().channel.channel_ready()
 
-    # What a stub asks for when it is made; it calls what it gets once for each call.
+    # A stub asks for these when it is made, and calls each result once per call.
 
     def unary_unary(self, method: str, *codec: Any, **named: Any) -> Any:
         return partial(self._call, "unary_unary", (method, *codec), named)
@@ -89,7 +89,7 @@ class _Opened(Generic[Opening]):
     def __init__(self, opening: Opening, channel: grpc.aio.Channel) -> None:
         self.opening = opening
         self.channel = channel
-        # Weak, as in gRPC itself: a stream that nobody reads any more is cancelled when it is collected.
+        # Weak, as in gRPC itself: an abandoned stream is cancelled when it is garbage-collected.
         self.calls: WeakSet[Any] = WeakSet()
 
     async def close_after_calls(self) -> None:

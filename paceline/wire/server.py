@@ -1,4 +1,4 @@
-"""Servers: options, health, reflection, who may call, graceful stop."""
+"""Servers: options, health, reflection, admission and graceful stop."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -22,44 +22,44 @@ from paceline.wire.status import ErrorInterceptor
 log = structlog.get_logger()
 
 _OPTIONS = [
-    # Without this a second server shares the port silently instead of failing.
+    # Without this a second server silently shares the port instead of failing.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
-"""A caller that vanished without a word is noticed, and its calls are cancelled: gRPC itself waits for two hours."""
+"""Milliseconds after which a vanished caller is noticed and its calls cancelled; gRPC's default is two hours."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How a server is reached and what it admits; made from a service's settings."""
+    """Options of a server, made from a service's settings."""
 
     certificates: Certificates | None = None
-    """None: plaintext. With a CA, callers must show a certificate that it vouches for."""
+    """None for plaintext. With a CA, callers must show a certificate that it vouches for."""
     checks: tuple[Check, ...] = ()
-    """What a call must pass before it is read; health checks need not."""
+    """Checks that every call except a health check must pass before it is read."""
     health_port: int | None = None
-    """Health checks are answered there too, in plaintext; 0 takes any free port, None serves none."""
+    """Additional plaintext port for health checks; 0 for any free port, None for no such port."""
     reflection: bool = True
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_concurrent_streams: int = MAX_CONCURRENT_STREAMS
     max_connection_age_s: float | None = None
-    """After so long, less or more a tenth, a connection takes no new calls, and callers look up the name again. Calls
-    under way go on to their ends."""
+    """Seconds, plus or minus a tenth, until a connection takes no new calls and callers look up the name again.
+    Calls under way finish. None for no limit."""
 
 
 @dataclass(frozen=True)
 class RunningServer:
     address: str
-    """`host:port`, with the port that was really bound."""
+    """`host:port` with the bound port."""
     health: health.aio.HealthServicer
     service_names: tuple[str, ...]
     health_address: str | None = None
-    """Where health checks are answered besides, in plaintext."""
+    """`host:port` of the additional plaintext health checks; None without them."""
 
     async def set_serving(self, serving: bool) -> None:
-        """Tell health checks whether this server is ready, for each of its services and for all (``)."""
+        """Set the health status of each service and of the whole server (``)."""
         state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self.service_names):
             await self.health.set(name, state)
@@ -78,10 +78,10 @@ async def running_server(
     admitted_interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     exchanges: Exchanges | None = None,
 ) -> AsyncIterator[RunningServer]:
-    """Serve while the block runs; NOT_SERVING until `set_serving`. Leaving lets calls end for up to `grace_s`.
+    """Serve while the block runs; NOT_SERVING until `set_serving`. On exit, calls have up to `grace_s` to end.
 
-    `interceptors` see all calls, `admitted_interceptors` those whose caller may call. `exchanges` are told when their
-    streams should end, which would keep the server from ending. Raises AddressInUse or StartupError.
+    `interceptors` see all calls, `admitted_interceptors` only those that passed the checks. `exchanges` are told to end
+    their streams, which would keep the server from stopping. Raise AddressInUse or StartupError.
     """
     health_servicer = health.aio.HealthServicer()
     credentials = server_credentials(options.certificates) if options.certificates else None
@@ -121,7 +121,7 @@ def _make_server(
         ("grpc.max_concurrent_streams", options.max_concurrent_streams),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # without it a minute (seen with grpcio 1.85.1)
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # a minute without this (seen with grpcio 1.85.1)
     ]
     if options.max_connection_age_s is not None:
         limits.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
@@ -130,9 +130,9 @@ def _make_server(
 
 @asynccontextmanager
 async def _health_server(host: str, port: int | None, servicer: health.aio.HealthServicer) -> AsyncIterator[str | None]:
-    """Answer health checks, and nothing else, to callers that cannot speak TLS, as Kubernetes' probes cannot.
+    """Serve only health checks, in plaintext for callers without TLS such as Kubernetes' probes.
 
-    Yields the address; None without a port.
+    Yield the address; None without a port.
     """
     if port is None:
         yield None

@@ -1,4 +1,4 @@
-"""Errors become statuses on the server, and statuses errors again on the client."""
+"""Translation of errors into statuses on the server and of statuses into errors on the client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,17 +18,17 @@ from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 log = structlog.get_logger()
 
 DEADLINE_SLACK_S = 0.05
-"""A call that ended so near to its deadline ended for that. The wire rounds timeouts, which comes on top."""
+"""Seconds: a call that ended this close to its deadline counts as timed out. The wire's rounding is added to it."""
 
 Deserializer = Callable[[bytes], Any]
 AnswerT = TypeVar("AnswerT")
 
 
 class ErrorInterceptor(WrappingInterceptor):
-    """Turn exceptions into statuses, for methods of any kind but client-streaming.
+    """Turns exceptions into statuses, for methods of any kind except client-streaming.
 
-    Requests are parsed here too, for gRPC answers those that cannot be with UNKNOWN and a traceback in the log. A
-    streaming method without a deserializer gets them as they came.
+    It parses requests too, because gRPC answers a malformed one with UNKNOWN and logs a traceback. A streaming method
+    without a deserializer gets the raw bytes.
     """
 
     def wrapped(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
@@ -77,7 +77,7 @@ def _guard_exchange(behavior: Handler, deserialize: Deserializer) -> Handler:
 
 
 def parsed(request: bytes, deserialize: Deserializer) -> Any:
-    """Read a request; InvalidRequest when it is none."""
+    """Return the parsed request. Raise InvalidRequest when it cannot be parsed."""
     try:
         return deserialize(request)
     except DecodeError as error:
@@ -95,20 +95,20 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
-    """What `abort` ends a call with."""
+    """Return the status code that `abort` ends a call with."""
     return error.code if isinstance(error, PacelineError) else PeerFailed.code
 
 
 def ended_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
-    """What a call ended with, asked in a done callback of its context; it had `timeout_s` when it began."""
+    """Return the status code of a call, in the done callback of its context. `timeout_s` is what it began with."""
     return context.code() or grpc.StatusCode.OK if context.done() else cut_off_code(context.time_remaining(), timeout_s)
 
 
 def cut_off_code(remaining_s: float | None, timeout_s: float | None) -> grpc.StatusCode:
-    """Why a call ended under its servicer, with so much of its time left: it was cancelled, or its deadline passed.
+    """Return whether a call ended by cancellation or by its deadline, with `remaining_s` of its `timeout_s` left.
 
-    The client says the same of both, and perhaps before the deadline that is known here, for the message takes its
-    time, and the wire rounds timeouts up by as much as 1 %. Whoever cancels as late as that is taken for timed out.
+    The server sees the same event for both, and it may come before the deadline known here: messages take time, and
+    the wire rounds timeouts up by as much as 1 %. A cancellation that late counts as a timeout.
     """
     if timeout_s is not None and remaining_s is not None and remaining_s <= DEADLINE_SLACK_S + timeout_s / 100:
         return grpc.StatusCode.DEADLINE_EXCEEDED
@@ -117,10 +117,10 @@ def cut_off_code(remaining_s: float | None, timeout_s: float | None) -> grpc.Sta
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Raise whatever a call to a peer fails with as the `PacelineError` that it means.
+    """Raise the failure of a call to a peer as the matching `PacelineError`.
 
-    Only the cancellation of this task passes as it is. gRPC raises the same error in a task that nobody cancelled when
-    the channel is closed under its call, which would end whoever waits for the call.
+    Only the cancellation of this task passes unchanged. gRPC also raises CancelledError in a task that nobody cancelled
+    when the channel closes during its call; unchanged, that would end whoever waits for the call.
     """
     try:
         yield
@@ -138,7 +138,7 @@ def translated_errors() -> Iterator[None]:
 
 
 def answered(message: AnswerT | None) -> AnswerT:
-    """Return what a peer answered. Raises PeerFailed for what cannot be parsed, of which gRPC makes None."""
+    """Return a peer's answer. Raise PeerFailed for None, which gRPC gives when an answer cannot be parsed."""
     if message is None:
         raise PeerFailed("the answer cannot be parsed; the peer is not compatible")
     return message
@@ -147,6 +147,6 @@ def answered(message: AnswerT | None) -> AnswerT:
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
     try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    except (DecodeError, ValueError):  # what stands between the hops wrote its own beside ours
+    except (DecodeError, ValueError):  # a proxy on the way added a status of its own
         status = None
     return status or status_pb2.Status(code=error.code().value[0], message=error.details() or "")

@@ -1,1 +1,1 @@
-"""`paceline run`: a file of prompts, and its answers as they come."""
+"""The command `paceline run` and the file of its partial outputs."""

@@ -38,12 +38,12 @@ from paceline.tasks import side_by_side
 from paceline.types import ClusterDescription, GenerationRequest, ModelDescription, SamplingParameters
 
 IN_FLIGHT = 64
-"""Prompts under way at once: enough to keep any batch full, few enough to leave the queue to others."""
+"""Prompts in progress at once: enough to keep any batch full, few enough to leave the queue to others."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is asked of each line."""
+    """The settings for the request of each line."""
 
     max_new_tokens: int
     chat: bool | None
@@ -59,12 +59,12 @@ class RunPlan:
             max_draft_count=self.max_draft_count,
             sampling=self.sampling,
             seed=self.seed,
-            # All lines are to be of one model.
+            # One model must answer all lines.
             model_digest=cluster.target.identity.model_digest,
         )
 
     def settings(self) -> dict[str, Any]:
-        """What answers depend on beside prompt and model."""
+        """Return the settings that answers depend on besides prompt and model."""
         own = ("max_new_tokens", "max_draft_count", "chat", "seed")
         return {name: getattr(self, name) for name in own} | asdict(self.sampling)
 
@@ -140,14 +140,14 @@ async def _run(
 
 
 def _model_of(target: ModelDescription) -> dict[str, Any]:
-    """What says that answers are one model's: its digest, or where it tells none its name."""
+    """Return the identity of the model that answers: its digest, or its name and numerics without one."""
     if digest := target.identity.model_digest:
         return {"model_digest": digest}
     return {"model": target.model_id, "dtype": target.dtype, "numerics": target.numerics}
 
 
 class _Run:
-    """The lines under way."""
+    """The lines in progress."""
 
     def __init__(
         self,
@@ -160,13 +160,13 @@ class _Run:
     ) -> None:
         self.failures: dict[int, dict[str, Any]] = {}
         self.again = False
-        """Whether a line failed that may be answered another time."""
+        """True when a failed line may succeed in another run."""
         self._plan, self._client, self._cluster, self._partial = plan, client, cluster, partial
         self._progress = progress
         self._task = progress.add_task("answering", total=line_count, completed=len(partial))
 
     async def answer_all(self, lines: Iterator[tuple[int, InputLine]]) -> None:
-        """Take lines until there are no more; several tasks do so at once."""
+        """Answer lines until there are no more. Several tasks share one iterator."""
         for number, line in lines:
             try:
                 answer = await self._answer(line)
@@ -192,7 +192,7 @@ class _Run:
         return answer
 
     async def _has_coordinator(self) -> bool:
-        """Tell whether one is there, now: the call that failed has waited for one already."""
+        """Return whether a coordinator answers now. The failed call has already waited for one."""
         with suppress(PeerUnavailable):
             await self._client.describe_once()
             return True

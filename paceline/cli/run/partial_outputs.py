@@ -1,6 +1,6 @@
-"""Answers on their way into an output file: kept in a file beside it as they come, until all are there.
+"""Answers of an unfinished run, kept in a file beside the output until all are there.
 
-Owns that file, and what a run must have in common with the one that began it. Knows nothing of how lines are answered.
+Owns that file and the check that a resumed run matches the one that began it. Knows nothing of how lines are answered.
 """
 
 import fcntl
@@ -16,21 +16,21 @@ from paceline.errors import InvalidRequest, PacelineError
 from paceline.files import place_of, replacing, try_writing
 
 RUN = "paceline_run"
-"""Key of the first line, which says what run the answers are of."""
+"""Key of the first line, which describes the run."""
 
 Row = dict[str, Any]
 
 
 class PartialOutputs:
-    """Answers by the number of their line. The file is there from the first answer on, until all are in the output."""
+    """Answers by line number. The file exists from the first answer until all are in the output."""
 
     def __init__(self, output: Path, run: Mapping[str, Any], *, resume: bool) -> None:
-        """`run` has what the answers depend on, by names for people. With `resume` the answers of such a run are read.
+        """`run` has the settings that the answers depend on, by readable names. `resume` reads the earlier answers.
 
-        Raises InvalidRequest when they are of another run, or would be lost without `resume`.
+        Raise InvalidRequest when earlier answers belong to another run, or would be lost without `resume`.
         """
         place = place_of(output)
-        # What has no place, such as a pipe, has none for a file beside it.
+        # A pipe or device has no place for a file beside it.
         self._has_place, place = place is not None, place or output
         self.output, self.path = output, place.parent / f"{place.name}.partial"
         self._run: Row = json.loads(json.dumps(run))
@@ -54,7 +54,7 @@ class PartialOutputs:
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is a file to go on from."""
+        """True when there is a file to resume from."""
         return self._file is not None and self.path.exists()
 
     def _begin(self, resume: bool) -> None:
@@ -93,7 +93,7 @@ class PartialOutputs:
         place = file.tell()
         for line in file:
             if not line.endswith(b"\n"):
-                file.truncate(place)  # cut off by what interrupted the run
+                file.truncate(place)  # the interruption cut this line short
                 break
             row = _parsed(line)
             if "line" in row:
@@ -101,7 +101,7 @@ class PartialOutputs:
             place += len(line)
 
     def _take(self, file: IO[bytes]) -> None:
-        """Raise InvalidRequest when another process writes to the file."""
+        """Lock the file. Raise InvalidRequest when another process writes to it."""
         self._file = file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,13 +123,13 @@ class PartialOutputs:
                 )
 
     def answered_by(self, model: Mapping[str, Any]) -> None:
-        """Tell what model answers, by names as of `run`. Raises InvalidRequest when the answers are another's."""
+        """Add the answering model to `run`. Raise InvalidRequest when the earlier answers are another model's."""
         if self._file:
             self._compare(self._run, model)
         self._run |= model
 
     def add(self, number: int, row: Row) -> None:
-        """Keep an answer. Raises InvalidRequest when the disk refuses, or another run has begun to write there."""
+        """Keep an answer. Raise InvalidRequest when the disk refuses it or another run has begun to write the file."""
         try:
             file = self._opened()
             place = file.seek(0, os.SEEK_END)
@@ -155,15 +155,15 @@ class PartialOutputs:
         try:
             file = self.path.open("x+b")
         except FileExistsError:
-            # Both were started before either had an answer.
+            # Both runs were started before either had an answer.
             raise self._of_another() from None
         self._has_made_file = True
         return file
 
     def publish(self, failures: Mapping[int, Row], *, again: bool) -> None:
-        """Write the whole output, in the order of the lines, and drop the answers, unless some are to be tried again.
+        """Write the whole output in the order of the lines; delete the partial file unless failed lines may be retried.
 
-        Raises InvalidRequest when the disk refuses.
+        Raise InvalidRequest when the disk refuses.
         """
         with replacing(self.output) as beside, beside.open("wb") as whole:
             for number in sorted((*self._places, *failures)):
@@ -181,12 +181,12 @@ class PartialOutputs:
 
     def close(self) -> None:
         if self._file:
-            with suppress(OSError):  # what could not be written still cannot
+            with suppress(OSError):  # closing repeats a write that failed
                 self._file.close()
 
 
 def _parsed(line: bytes) -> Row:
-    """What is no JSON object, as a disk may leave it, is passed over as an empty one."""
+    """Return the line's JSON object, or an empty one when a damaged line holds none."""
     with suppress(ValueError):
         row = json.loads(line)
         if isinstance(row, dict):
@@ -195,5 +195,5 @@ def _parsed(line: bytes) -> Row:
 
 
 def _line(row: Row) -> bytes:
-    # Half a surrogate pair has no UTF-8, and is written as JSON's escape.
+    # Half a surrogate pair has no UTF-8 form and is written as a JSON escape.
     return json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"

@@ -1,1 +1,1 @@
-"""Spans read again: where a request's time went, in a terminal or in Perfetto."""
+"""Reports from spans on where a request's time went, for a terminal or Perfetto."""

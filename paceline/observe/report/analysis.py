@@ -1,11 +1,11 @@
-"""Where a request's time went, hop by hop, from spans.
+"""Analysis of where a request's time went, hop by hop, from spans.
 
-Uses the coordinator's spans alone, whose durations come from one clock; what a model service did with a call is in them
-as the durations that it reported with its answer. So clocks of different machines are never compared.
+Uses only the coordinator's spans, whose durations come from one clock. They include the durations that a model service
+reported with its answers, so clocks of different machines are never compared.
 
-A request's latency is: queued for a place in the pool, and for each of its rounds waiting to be grouped and the round
-itself (both calls, each divided into wire, queue and execute, and the coordinator's own work between them). What is
-left is `other`: reading the request, and streaming the last tokens out.
+A request's latency is the time queued for a place in the pool, plus for each round the wait to be grouped and the round
+itself. A round is both calls, each divided into wire, queue and execute, and the coordinator's own work between them.
+The rest is `other`: reading the request and streaming the last tokens.
 """
 
 import math
@@ -18,7 +18,7 @@ from statistics import fmean
 from paceline.observe.records import SpanRecord
 
 CALL_HOPS = {"draft": "draft", "target": "verify"}
-"""The services' names in attributes, and their hops' names."""
+"""The services' names in span attributes, mapped to the names of their hops."""
 PARTS = ("wire", "queue", "execute")
 ROUND_HOPS = (
     "queued",
@@ -44,11 +44,11 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class RequestRound:
-    """A round as one of its requests lived it."""
+    """A round from the view of one of its requests."""
 
     span: SpanRecord
     hops_s: Mapping[str, float]
-    """Seconds by name, all of `ROUND_HOPS`."""
+    """Seconds by hop name, for all of `ROUND_HOPS`."""
     drafted_count: int
     accepted_count: int
     committed_count: int
@@ -62,7 +62,7 @@ class RequestRound:
 class RequestTrace:
     span: SpanRecord
     rounds: tuple[RequestRound, ...]
-    """In their order; of a request with several outputs those of the one that ended last."""
+    """In order of time; for a request with several outputs, the rounds of the output that ended last."""
 
     @property
     def latency_s(self) -> float:
@@ -74,7 +74,7 @@ class RequestTrace:
 
     @cached_property
     def hops_s(self) -> dict[str, float]:
-        """Seconds by name, all of `HOPS`; they add up to the latency."""
+        """Seconds by hop name, for all of `HOPS`; they add up to the latency."""
         sums = {hop: sum(one.hops_s[hop] for one in self.rounds) for hop in ROUND_HOPS}
         return sums | {"other": self.latency_s - sum(sums.values())}
 
@@ -85,13 +85,13 @@ class HopSummary:
     p50_s: float
     p90_s: float
     p99_s: float
-    """Over the rounds of all requests; of `other` over the requests."""
+    """Percentiles in seconds over the rounds of all requests; for `other`, over the requests."""
     share: float
-    """Of the requests' latency."""
+    """Share of the requests' latency, 0 to 1."""
 
 
 def requests_of(spans: Iterable[SpanRecord]) -> list[RequestTrace]:
-    """Find the requests and their rounds, the first to start first. Spans may come in any order, from any service."""
+    """Return the requests with their rounds, ordered by start. Spans may come in any order and from any service."""
     spans = list(spans)
     children: defaultdict[tuple[str, str], list[SpanRecord]] = defaultdict(list)
     rounds: defaultdict[tuple[str, str], list[_Membership]] = defaultdict(list)
@@ -111,13 +111,13 @@ def requests_of(spans: Iterable[SpanRecord]) -> list[RequestTrace]:
 
 @dataclass(frozen=True)
 class _Membership:
-    """A round, and which of its links is a request's."""
+    """A round, and the index of the link that belongs to a request."""
 
     span: SpanRecord
     place: int
 
     def own(self, name: str) -> float:
-        """What the round's `paceline.request.NAME` tells of the request; 0 where it tells nothing."""
+        """Return the request's value in the round's attribute `paceline.request.NAME`; 0 when it is missing."""
         values = self.span.attributes.get(f"paceline.request.{name}", ())
         return float(values[self.place]) if self.place < len(values) else 0.0
 
@@ -146,7 +146,7 @@ def _hops(member: _Membership, calls: Iterable[SpanRecord]) -> dict[str, float]:
     hops = {"queued": member.own("queued_s"), "waiting": member.own("waited_s")}
     called_s = {call.name.partition(".")[0]: call.duration_s for call in calls}
     for service, name in CALL_HOPS.items():
-        # A round that failed tells nothing of its calls: their whole time is the wire's, as that of any failed call.
+        # A failed round reports no parts of its calls, so their whole time counts as wire.
         hops[f"{name} wire"] = span.attributes.get(f"paceline.{service}.wire_s", called_s.get(service, 0.0))
         hops[f"{name} queue"] = span.attributes.get(f"paceline.{service}.queued_s", 0.0)
         hops[f"{name} execute"] = span.attributes.get(f"paceline.{service}.executed_s", 0.0)
@@ -155,7 +155,7 @@ def _hops(member: _Membership, calls: Iterable[SpanRecord]) -> dict[str, float]:
 
 
 def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
-    """Summarize the hops of some requests, at least one, in their order."""
+    """Summarize each hop over one or more requests, in the order of `HOPS`."""
     latency_s = sum(one.latency_s for one in requests)
     rounds = [one for request in requests for one in request.rounds]
     summaries = []
@@ -167,12 +167,12 @@ def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
 
 
 def nearest_rank(values: Sequence[float], percent: int) -> float:
-    """The smallest value that so many percent of the values do not exceed."""
+    """Return the smallest value that at least `percent` percent of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 def verdict(requests: Sequence[RequestTrace]) -> str:
-    """Say in one sentence which hop to fix first."""
+    """Return one sentence that names the hop to fix first."""
     worst = max(summarize(requests), key=lambda one: one.share)
     mean_ms = 1e3 * fmean(one.latency_s for one in requests)
     return (

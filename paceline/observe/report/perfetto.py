@@ -1,8 +1,8 @@
 """Spans as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
 
-A service is a process there, and its spans lie in rows without overlap, which have the name of what begins in them.
-Clocks of different machines differ by more than a hop takes, so a service's span is moved to the middle of the call
-that caused it: half of its wire before, half after. Only where it lies is made up; how long it took is not.
+Each service is shown as a process. Its spans lie in rows without overlap, named after their root spans. Clocks of
+different machines differ by more than a hop takes, so a service's span is centered within the call that caused it, with
+half of the call's wire time on each side. Its position is thus an estimate; its duration is measured.
 """
 
 import json
@@ -17,12 +17,12 @@ from paceline.observe.records import SpanRecord
 
 
 def write_perfetto(spans: Iterable[SpanRecord], path: Path) -> None:
-    """Raises InvalidRequest where the file cannot be written."""
+    """Write the trace to a file. Raise InvalidRequest when it cannot be written."""
     replace_file(path, json.dumps({"traceEvents": trace_events(spans), "displayTimeUnit": "ms"}))
 
 
 def trace_events(spans: Iterable[SpanRecord]) -> list[dict[str, Any]]:
-    """Complete events (`X`) with microseconds since the first span, and the names of their processes and rows."""
+    """Return complete events (`X`), in microseconds since the first span, and the names of processes and rows."""
     spans = aligned(list(spans))
     origin_ns = min((span.start_ns for span in spans), default=0)
     processes = {key: number for number, key in enumerate(sorted({_process(span) for span in spans}), 1)}
@@ -60,7 +60,7 @@ def _process(span: SpanRecord) -> tuple[str, str]:
 
 
 def aligned(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
-    """Move every span that another process caused, and what lies under it, to the middle of its cause."""
+    """Center every span that another process caused within its parent, and move its descendants with it."""
     by_id = {(span.trace_id, span.span_id): span for span in spans}
     shifts: dict[tuple[str, str], int] = {}
 
@@ -84,8 +84,7 @@ def aligned(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def _rows(spans: Sequence[SpanRecord]) -> dict[tuple[str, str], tuple[str, int]]:
-    """Give each span that no other of its process caused the first row of its name that is free then, and its children
-    the same."""
+    """Assign rows. A span without a parent in its process gets the first free row of its name; children share it."""
     by_id = {(span.trace_id, span.span_id): span for span in spans}
     ends: defaultdict[tuple[tuple[str, str], str], list[int]] = defaultdict(list)
     rows: dict[tuple[str, str], tuple[str, int]] = {}

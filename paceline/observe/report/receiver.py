@@ -1,7 +1,4 @@
-"""A small OTLP/gRPC receiver: what `paceline trace --listen` and the tests send spans to.
-
-Keeps all it gets in memory, for as long as someone looks on; it is no store.
-"""
+"""A small OTLP/gRPC receiver for `paceline trace --listen` and the tests. It keeps all spans in memory."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -40,7 +37,7 @@ class Receiver(TraceServiceServicer):
 
 @asynccontextmanager
 async def running_receiver(host: str, port: int) -> AsyncIterator[Receiver]:
-    """Receive while the block runs. Raises AddressInUse or StartupError."""
+    """Receive while the block runs. Raise AddressInUse or StartupError."""
     receiver = Receiver()
     async with running_server(
         host, port, [SERVICE_NAME], lambda server: add_receiver(receiver, server), grace_s=1

@@ -1,4 +1,4 @@
-"""Show requests in a terminal: a waterfall of one, a table of the hops of many."""
+"""Tables for a terminal: a waterfall of one request and a summary of the hops of many."""
 
 from collections.abc import Sequence
 
@@ -29,14 +29,14 @@ LEGEND = {
 }
 SHOWN = ("waiting", "coordinator", *(hop for hop in HOPS if " " in hop))
 COLUMNS_WIDTH = 66
-"""Of all columns but the bar."""
+"""Width of all columns except the bar, in cells."""
 LEAST_BAR_CELLS = 12
 LEAST_WIDTH = COLUMNS_WIDTH + LEAST_BAR_CELLS
-"""Of a waterfall: a narrower terminal wraps its lines, for figures that are cut short are none."""
+"""Least width of a waterfall. A narrower terminal wraps lines, because cut figures would be useless."""
 
 
 def waterfall(request: RequestTrace, width: int) -> Table:
-    """One row a round: when it began, its hops in milliseconds, what it gained, and where it lies in the request."""
+    """Return a table with one row per round: its start, its hops in milliseconds, its tokens and its place in time."""
     code = request.span.attributes.get("rpc.response.status_code", "")
     legend = Text.assemble(*((f"█{word} ", STYLES[hop]) for hop, word in LEGEND.items()))
     title = f"request {request.span.trace_id}: {1e3 * request.latency_s:.0f} ms, {code}"
@@ -65,14 +65,14 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _offset_s(request: RequestTrace, one: RequestRound) -> float:
-    """From the request's start to the round's: both are the coordinator's spans."""
+    """Return the seconds from the request's start to the round's. Both are spans of the coordinator."""
     return (one.span.start_ns - request.span.start_ns) / 1e9
 
 
 def _bar(request: RequestTrace, one: RequestRound, cells: int) -> Text:
-    """The request's whole time in so many cells, each with the style of what this round did at its middle, if it did.
+    """Return the request's whole time as a bar. A cell has the style of the round's hop at the middle of its time.
 
-    A round too short for that has its last hop in the cell it ends in.
+    A round too short to cover the middle of a cell fills the cell that it ends in.
     """
     cell_s = max(request.latency_s, 1e-9) / cells
     at_s = began_s = _offset_s(request, one) - one.hops_s["queued"] - one.hops_s["waiting"]

@@ -1,5 +1,4 @@
-"""Spans: made by the services (`setup`, `client`, `server`, `work`), and read again by `paceline trace`.
+"""Spans of the services, made with the OpenTelemetry API and listed in docs/tracing.md.
 
-Written with the OpenTelemetry API. A tracer is passed to whoever makes spans; None is passed where tracing is off, and
-then neither interceptors nor spans exist. docs/tracing.md lists the spans and their attributes.
+Each user of spans gets a tracer. When tracing is off it gets None, and neither interceptors nor spans exist.
 """

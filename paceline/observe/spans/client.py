@@ -1,7 +1,7 @@
-"""A channel whose calls have spans, and carry their context in their metadata; see `TracedStream` for streams.
+"""A channel whose calls have spans and carry the span's context in their metadata; see `TracedStream` for streams.
 
-A call is traced inside a trace; outside of any, only where it begins one (`conventions.starts_trace`). Why not gRPC's
-interceptors: they run every unary call in a task of its own, at a quarter of a millisecond a round.
+A call is traced inside a trace, or when it begins one (`conventions.starts_trace`). gRPC's own interceptors are not
+used, because they run every unary call in a separate task, at a quarter of a millisecond per round.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class TracedChannel(grpc.aio.Channel):
-    """Is to a stub what the channel within is, but that its unary calls begin when they are awaited."""
+    """A channel that stubs use like the wrapped one, except that unary calls begin when they are awaited."""
 
     def __init__(self, channel: grpc.aio.Channel, tracer: Tracer, address: str) -> None:
         self._channel = channel
@@ -83,7 +83,7 @@ class TracedChannel(grpc.aio.Channel):
             if span is None:
                 return make_call(request, metadata=tuple(metadata), **how)
             made = make_call(request, metadata=_carrying(span, metadata), **how)
-            # The stream may be left before its end, so not its reader ends the span but whoever sees the call end.
+            # The reader may leave the stream early, so a task that waits for the call's end closes the span.
             watcher = asyncio.create_task(_end_with(made, span))
             self._watchers.add(watcher)
             watcher.add_done_callback(self._watchers.discard)
@@ -106,7 +106,7 @@ class TracedChannel(grpc.aio.Channel):
         return call
 
     def _start(self, method: str) -> Span | None:
-        """Start the call's span; None where the call is not traced."""
+        """Start the call's span; return None when the call is not traced."""
         if not trace.get_current_span().is_recording() and not starts_trace(method):
             return None
         return start_call(self._tracer, method, SpanKind.CLIENT, server=self._server)

@@ -1,7 +1,6 @@
-"""Names that spans of a call carry, and what its status makes of its span.
+"""Names, attributes and statuses of a call's span, by OpenTelemetry's semantic conventions 1.44.
 
-RPC attributes follow OpenTelemetry's semantic conventions 1.44. So does what counts as an error: any code but OK to a
-client, and to a server only those that are its own fault.
+To a client any code except OK is an error; to a server only the codes that are its own fault are.
 """
 
 from collections.abc import Mapping
@@ -28,12 +27,12 @@ _SERVER_FAULTS = {
 
 
 def _span_name(method: str) -> str:
-    """Short for the calls of the hot path, else the convention's: `package.Service/Method`."""
+    """Return a short name for calls of the hot path, else the convention's `package.Service/Method`."""
     return SPAN_NAMES.get(method, method.removeprefix("/"))
 
 
 def starts_trace(method: str) -> bool:
-    """Whether a call outside any trace begins one. Health, descriptions and releases would only be noise."""
+    """Return whether a call outside any trace begins one. Health, descriptions and releases would only be noise."""
     return method == GENERATE
 
 
@@ -45,13 +44,13 @@ def start_call(
     server: Mapping[str, str | int] = {},
     **how: Any,
 ) -> Span:
-    """Start a call's span; `server` is what a client's says of the server, `how` is the tracer's."""
+    """Start a call's span. `server` has a client's attributes of the server; `how` is passed to the tracer."""
     attributes = {**server, "rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
     return tracer.start_span(_span_name(method), context, kind, attributes, **how)
 
 
 def end_call(span: Span, kind: SpanKind, code: grpc.StatusCode, end_ns: int | None = None) -> None:
-    """Give a call's span its status and end it; None: now."""
+    """Set the status of a call's span and end it at `end_ns`; None for now."""
     span.set_attribute("rpc.response.status_code", code.name)
     if code is not grpc.StatusCode.OK and (kind is SpanKind.CLIENT or code in _SERVER_FAULTS):
         span.set_attribute("error.type", code.name)

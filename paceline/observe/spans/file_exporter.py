@@ -1,4 +1,4 @@
-"""Write ended spans to a file, one JSON object a line: `--trace-file`."""
+"""The exporter of `--trace-file`, which writes ended spans to a file, one JSON object per line."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 class FileExporter(SpanExporter):
     def __init__(self, path: Path) -> None:
-        """Append to `path`. Raises StartupError where it cannot be written."""
+        """Open `path` for appending. Raise StartupError when it cannot be written."""
         try:
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -33,7 +33,7 @@ class FileExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        with suppress(OSError):  # what could not be written still cannot
+        with suppress(OSError):  # closing repeats a write that failed
             self._file.close()
 
 

@@ -1,7 +1,7 @@
-"""A caller's span on its way over a stream, whose metadata is sent only once: in each request's `RequestContext`.
+"""A caller's span in each request's `RequestContext`, because a stream sends its metadata only once.
 
-Ids go as such: to write and read W3C's headers takes the propagators 60 us a hop between passes that empty the caches.
-What else they carry, `tracestate` and `baggage`, is left to them, for there seldom is any.
+Ids are sent as plain fields: W3C headers cost the propagators 60 us per hop between model passes that empty the caches.
+The rarer `tracestate` and `baggage` are left to the propagators.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ _EMPTY = Context()
 
 
 def set_caller(request: Any, span: SpanContext) -> None:
-    """Name the span, and the current baggage, in a `RequestContext`."""
+    """Write the span and the current baggage into a `RequestContext`."""
     caller = request.span
     caller.trace_id = span.trace_id.to_bytes(16, "big")
     caller.span_id = span.span_id
@@ -25,7 +25,7 @@ def set_caller(request: Any, span: SpanContext) -> None:
 
 
 def caller_of(request: Any) -> tuple[Context, SpanContext] | None:
-    """The context that came in a `RequestContext`, and the span in it; None without a valid one."""
+    """Return the context in a `RequestContext` and its span; None without a valid span."""
     if not request.HasField("span"):
         return None
     caller = request.span
@@ -38,5 +38,5 @@ def caller_of(request: Any) -> tuple[Context, SpanContext] | None:
     traceparent = f"00-{trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
     context = propagate.extract({**caller.headers, "traceparent": traceparent})
     extracted = trace.get_current_span(context).get_span_context()
-    # Propagators that know nothing of traces, as OTEL_PROPAGATORS may have it, leave the ids that came as such.
+    # OTEL_PROPAGATORS may name only propagators without trace ids; then the plain fields count.
     return context, extracted if extracted.is_valid else span

@@ -1,9 +1,9 @@
-"""Spans for the SDK's exporters at a fifth of what its own cost.
+"""Spans for the SDK's exporters at a fifth of the cost of the SDK's own.
 
-A live span of the SDK takes 13 us, and several times that between passes that empty the caches: locks, bounded copies
-for writers of any kind in any thread. These are written by one thread, and by this project only. What decides stays
-the SDK's: sampler, ids, resource. Inside a span of the same service nothing is left to decide. Processors hear of a
-span when it has ended; those of exporters need no more.
+An SDK span takes 13 us, and several times that between model passes that empty the caches, because it locks and copies
+for any writer in any thread. These spans are written only by this project and by one thread. Sampler, ids and resource
+stay the SDK's; a span inside one of the same service is not sampled anew. Processors hear only of a span's end, which
+is all that exporting ones need.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ LATER_S = 0.5
 
 class LeanTracer(Tracer):
     def __init__(self, provider: sdk.TracerProvider, name: str, limits: sdk.SpanLimits) -> None:
-        """`limits` are of what a span may hold; events have none."""
+        """`limits` bound a span's attributes and links; events are unbounded."""
         sdk_tracer = provider.get_tracer(name)
         assert isinstance(sdk_tracer, sdk.Tracer)
         self._sdk = sdk_tracer
@@ -38,17 +38,17 @@ class LeanTracer(Tracer):
         self._random_flag = TraceFlags.RANDOM_TRACE_ID if self._ids.is_trace_id_random() else 0
 
     def later(self, make: Callable[[], None]) -> None:
-        """Make spans when there is time: twice a second, in the event loop, all that have gathered.
+        """Defer the making of spans: every half second the event loop makes all that have gathered.
 
-        Between two passes of a model the caches hold nothing of the code that makes spans. It takes five to ten times
-        as long then, and all the while the model's thread waits for the interpreter.
+        Between two passes of a model the CPU caches hold none of the code that makes spans. Making them would take five
+        to ten times as long, and the model's thread would wait for the interpreter.
         """
         self._later.append(make)
         if len(self._later) == 1:
             asyncio.get_running_loop().call_later(LATER_S, self.flush)
 
     def flush(self) -> None:
-        """Make the spans that were left for later."""
+        """Make the deferred spans."""
         waiting, self._later = self._later, []
         for make in waiting:
             make()
@@ -69,7 +69,7 @@ class LeanTracer(Tracer):
         *,
         span_id: int | None = None,
     ) -> Span:
-        """As the SDK's; `span_id` is one of `new_span_id`, where it had to be known before."""
+        """Start a span as the SDK does. `span_id` comes from `new_span_id` when it had to be known before."""
         around = trace.get_current_span(context)
         parent = around.get_span_context()
         span_id = span_id or self.new_span_id()
@@ -123,14 +123,14 @@ class LeanTracer(Tracer):
 
 
 class LeanSpan(sdk.ReadableSpan, Span):
-    """What exporters read is the span itself, so nothing is written to it any more once it has ended."""
+    """A span that exporters read directly, so it cannot change after its end."""
 
     _attributes: Any
     _links: Any
     _events: Sequence[sdk.Event]
 
     def __init__(self, processor: sdk.SpanProcessor, limits: sdk.SpanLimits, *known: Any, **more: Any) -> None:
-        """`known` and `more` are what a `ReadableSpan` takes."""
+        """`known` and `more` are the arguments of `ReadableSpan`."""
         super().__init__(*known, **more)
         self._processor = processor
         self._limits = limits
@@ -178,12 +178,12 @@ class LeanSpan(sdk.ReadableSpan, Span):
         timestamp: int | None = None,
         escaped: bool = False,
     ) -> None:
-        # The type only: a message may quote a request.
+        # Only the type, because a message may quote a request.
         self.add_event("exception", {"exception.type": type(exception).__qualname__, **(attributes or {})}, timestamp)
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
         if self.is_recording():
-            # The code only, likewise.
+            # Only the code, because a description may quote a request.
             self._status = Status(status.status_code if isinstance(status, Status) else status)
 
     def update_name(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The OpenTelemetry SDK, put together: who this service is, what is sampled, where spans go."""
+"""The assembled OpenTelemetry SDK: the service's identity, sampling and exporters."""
 
 import os
 import threading
@@ -19,14 +19,14 @@ from paceline.observe.spans.sampler import LinkedSampler
 SCOPE = "paceline"
 FLUSH_TIMEOUT_S = 3.0
 MAX_LINKS = 1024
-"""A request has a link to each of its rounds; the SDK would keep 128."""
+"""Links per span. A request links to each of its rounds, and the SDK would keep only 128."""
 
 
 @contextmanager
 def running_tracer(service: str, *, sends_otlp: bool, trace_file: Path | None) -> Iterator[LeanTracer]:
-    """Export spans while the block runs, in threads of the SDK; on leaving, what is left.
+    """Export spans in threads of the SDK while the block runs, and the remaining ones on exit.
 
-    Raises StartupError for a file that cannot be written, ValueError for a variable that is wrong.
+    Raise StartupError for a file that cannot be written, ValueError for a wrong variable.
     """
     exporters: list[SpanExporter] = [FileExporter(trace_file)] if trace_file else []
     if sends_otlp:
@@ -45,35 +45,35 @@ def running_tracer(service: str, *, sends_otlp: bool, trace_file: Path | None) -
 
 
 def make_provider(service: str) -> TracerProvider:
-    """Make a provider without exporters, with the sampler and the resource that the standard variables ask for."""
+    """Make a provider without exporters, with the sampler and the resource of the standard variables."""
     provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
     provider.sampler = LinkedSampler(provider.sampler)
     return provider
 
 
 def make_tracer(provider: TracerProvider) -> LeanTracer:
-    """Make the tracer that this project's spans come from."""
+    """Make the tracer for this project's spans."""
     return LeanTracer(provider, SCOPE, _limits())
 
 
 def _limits() -> SpanLimits:
-    """What the standard variables say, but for links."""
+    """Return the limits of the standard variables, with `MAX_LINKS` as the default for links."""
     return SpanLimits() if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ else SpanLimits(max_links=MAX_LINKS)
 
 
 def _close(provider: TracerProvider, exporters: Iterable[SpanExporter]) -> None:
-    """Send what is left, for `FLUSH_TIMEOUT_S` at most: the SDK would wait half a minute for a dead collector."""
+    """Send the remaining spans for at most `FLUSH_TIMEOUT_S`. The SDK would wait half a minute for a dead collector."""
     closing = threading.Thread(target=provider.shutdown, daemon=True)
     closing.start()
     closing.join(FLUSH_TIMEOUT_S)
     if closing.is_alive():
         for exporter in exporters:
-            exporter.shutdown()  # ends the call that hangs, and all that would follow
+            exporter.shutdown()  # ends the hanging call and prevents further ones
         closing.join(FLUSH_TIMEOUT_S)
 
 
 class HashedResource(Resource):
-    """Hashed once: the OTLP exporter looks up every span by its resource, which the SDK writes as JSON each time."""
+    """A resource with a cached hash. The OTLP exporter hashes it for every span, which the SDK does by writing JSON."""
 
     def __init__(self, resource: Resource) -> None:
         super().__init__(resource.attributes, resource.schema_url)

@@ -1,6 +1,6 @@
-"""Spans of requests on streams: each request's own, and those of its work, `queue_wait` and `execute`.
+"""Spans of requests on streams: one per request, with its `queue_wait` and `execute` below it.
 
-What is known is noted while a request is served, the spans are made later: see `LeanTracer.later`.
+The facts are noted while a request is served; the spans are made later (see `LeanTracer.later`).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class RequestSpans:
 
     @contextmanager
     def request(self, method: str, request: Any) -> Iterator[None]:
-        """Trace the request that the block serves as a call of its own, if its `RequestContext` names a span."""
+        """Trace the request that the block serves like a separate call, if its `RequestContext` names a span."""
         caller = caller_of(request)
         if caller is None:
             yield

@@ -1,8 +1,8 @@
-"""Sampling of spans that link others instead of having a parent.
+"""Sampling of spans that link to others instead of having a parent.
 
-A round serves many requests, so it is the root of a trace of its own, and its own roll of the dice would lose most
-rounds of a sampled request. It links the sampled ones of its members, and a root span that links a sampled span is
-sampled. All else is decided by the sampler that `OTEL_TRACES_SAMPLER` names.
+A round serves many requests, so it is the root of a separate trace. Sampling it independently would lose most rounds of
+a sampled request. It links to its sampled requests, and a root span that links to a sampled span is sampled. The
+sampler of `OTEL_TRACES_SAMPLER` decides all other cases.
 """
 
 from collections.abc import Sequence

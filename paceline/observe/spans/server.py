@@ -1,9 +1,8 @@
-"""Server interceptor for grpc.aio: a span a call, as a child of what the call's metadata names.
+"""The server interceptor that makes a span per call, as a child of the span in the call's metadata.
 
-Streams of requests have theirs from `RequestSpans`.
-
-Stands outside `wire.ErrorInterceptor`, which lets no exception but an abort through. The span is current while the
-handler runs. A unary call's ends with its handler, a stream's with the call, however that comes about.
+Request streams get theirs from `RequestSpans`. The interceptor runs outside `wire.ErrorInterceptor`, which lets only
+aborts through. The span is current while the handler runs. A unary call's span ends with its handler, a response
+stream's with the call, whatever the cause.
 """
 
 import asyncio
@@ -64,28 +63,28 @@ class TracingInterceptor(WrappingInterceptor):
             answered_ns: int | None = None
 
             def ended(_: object) -> None:
-                # Soon, not now: handlers' own callbacks run after this one and may yet add to the span.
+                # Not now, because handlers' own callbacks run after this one and may still add to the span.
                 end = partial(end_call, span, SpanKind.SERVER, ended_code(context, timeout_s), answered_ns)
                 asyncio.get_running_loop().call_soon(end)
 
-            # A stream's handler is not always there to see the call's end: it may be held up between two messages.
+            # The handler may be suspended between two messages and would not see the call's end.
             context.add_done_callback(ended)  # type: ignore[arg-type]
             async for response in behavior(request, context):
                 yield response
-            # Before the client can know: it would have seen the end before the server did.
+            # Taken before the client can see the end; the done callback comes after that.
             answered_ns = time.time_ns()
 
         return traced
 
     def _start(self, method: str, parent: contexts.Context) -> Span:
-        """Start the call's span and make it current in the call's task, of which nothing remains after the call."""
+        """Start the call's span and make it current in the call's task. It need not be detached: the task ends too."""
         span = start_call(self._tracer, method, SpanKind.SERVER, parent)
         contexts.attach(trace.set_span_in_context(span, parent))
         return span
 
 
 def _carrier(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """Text entries by key; of those that repeat, the first."""
+    """Return the text entries by key, the first of each key."""
     carrier: dict[str, str] = {}
     for key, value in metadata:
         if isinstance(value, str):
@@ -94,6 +93,6 @@ def _carrier(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
 
 
 def _answered(context: ServicerContext) -> grpc.StatusCode | None:
-    """The code that was set, None where none was."""
+    """Return the status code that was set; None without one."""
     code: Any = context.code()
     return code if isinstance(code, grpc.StatusCode) else None

@@ -1,7 +1,7 @@
-"""Turn tracing on and off: OpenTelemetry's standard variables, and `--trace-file`.
+"""The switch for tracing, set by OpenTelemetry's standard variables and `--trace-file`.
 
-Off unless `OTEL_TRACES_EXPORTER` or `--trace-file` says otherwise; then the SDK is not even imported. Spans leave in
-the background: an exporter that is slow or away loses spans and holds up nothing.
+Tracing is off, and the SDK is not imported, unless `OTEL_TRACES_EXPORTER` or `--trace-file` turns it on. Spans are sent
+in the background; a slow or missing exporter loses spans and delays nothing.
 """
 
 import os
@@ -20,9 +20,9 @@ PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_
 
 @contextmanager
 def tracing(service: str, trace_file: Path | None) -> Iterator["LeanTracer | None"]:
-    """Yield the service's tracer, None where tracing is off; on leaving, send what is left within a few seconds.
+    """Yield the service's tracer, or None when tracing is off. On exit, send the remaining spans within a few seconds.
 
-    Raises StartupError when a variable or the file is wrong.
+    Raise StartupError when a variable or the file is wrong.
     """
     sends_otlp = _sends_otlp(os.environ)
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not (sends_otlp or trace_file):
@@ -30,7 +30,7 @@ def tracing(service: str, trace_file: Path | None) -> Iterator["LeanTracer | Non
         return
     with ExitStack() as stack:
         try:
-            # Imports read some of the variables already.
+            # These imports read some of the variables and may raise ValueError.
             from opentelemetry import propagate  # noqa: F401
 
             from paceline.observe.spans.provider import running_tracer

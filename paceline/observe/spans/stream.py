@@ -1,4 +1,4 @@
-"""The calling side of a stream of requests: from a request to its answer is a span, as of a call of its own."""
+"""The calling side of a request stream. Each request with its answer has a span, like a separate call."""
 
 import asyncio
 import time
@@ -17,16 +17,16 @@ from paceline.wire.status import cut_off_code
 
 
 class TracedStream:
-    """Is to an `Exchange` what the stream within is. Requests outside of any span are not traced."""
+    """A stream that an `Exchange` uses like the wrapped one. Requests outside any span are not traced."""
 
     def __init__(self, stream: Any, tracer: LeanTracer, method: str, server: Mapping[str, str | int]) -> None:
-        """`server` is what the attributes of its spans say of the server."""
+        """`server` has the span attributes that describe the server."""
         self._stream = stream
         self._tracer = tracer
         self._method = method
         self._server = server
         self._around: Span | None = None
-        """What the request in work is asked from; None: it is not traced."""
+        """The span around the current request; None when the request is not traced."""
         self._span_id = self._began_ns = 0
         self._timeout_s = 0.0
 
@@ -35,7 +35,7 @@ class TracedStream:
         try:
             await self._stream.write(request)
         except asyncio.InvalidStateError:
-            self._around = None  # it was over before, nothing was sent
+            self._around = None  # the stream had ended, so nothing was sent
             raise
         except BaseException as error:
             self._end(self._code_of(error))
