@@ -1,4 +1,4 @@
-"""Several targets over fakes: who serves what, what moves when one goes away, and what waits while there is none."""
+"""Several fake targets: placement, moves when one goes away, and waiting while there is none."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ KILLED = PeerUnavailable("killed")
 
 
 def dying(after: int) -> FakeVerifier:
-    """A target that is away from a certain call on."""
+    """Return a target that is away from a certain call on."""
 
     def die(number: int) -> None:
         if number > after:
@@ -72,7 +72,7 @@ def test_outputs_are_the_targets_own_whichever_targets_die_while_one_lives(
             requests = [submit(running, (n, n)) for n in range(4, 16)]
             assert await asyncio.gather(*map(output, requests)) == [whole((n, n)) for n in range(4, 16)]
             for verifier, replica in zip(verifiers, running.targets, strict=False):
-                verifier.away = None  # it comes back, and is told what it still holds for nobody
+                verifier.away = None  # it comes back and is told to free its sequences
                 verifier.before = lambda number: None
                 await replica.look()
         assert not any(one.token_ids for one in (*verifiers, survivor, drafter))
