@@ -103,7 +103,6 @@ async def test_a_coordinator_that_is_told_to_stop_refuses_new_requests_and_ends_
 
 
 async def is_accepted(address: str) -> bool:
-    """Return whether a coordinator takes a new request."""
     async with Client(address, NO_RETRIES) as client:
         try:
             await client.complete(GenerationRequest(TokenIds((5,)), 1))

@@ -61,7 +61,7 @@ def with_cache(verifier: FakeVerifier, used_bytes: int) -> ModelDescription:
     lanes=st.integers(1, 2),
     batch_size=st.integers(1, 5),
 )
-@example(deaths=[12, 9], lanes=2, batch_size=4)  # one death counted twice where the other lane took what it had struck
+@example(deaths=[12, 9], lanes=2, batch_size=4)  # one death counted twice if the other lane took its generation
 def test_outputs_are_the_targets_own_whichever_targets_die_while_one_lives(
     deaths: list[int], lanes: int, batch_size: int
 ) -> None:

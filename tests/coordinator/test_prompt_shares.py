@@ -110,7 +110,6 @@ class Here:
 
 
 async def rounds_to_first_token(target: Here, token_ids: Sequence[int], name: str, chunk_tokens: int) -> int:
-    """Return how many rounds a prompt takes alone."""
     generation, limits = generation_of(token_ids, name=name), RoundLimits(MODEL_VOCABULARY_SIZE, chunk_tokens)
     for count in range(1, 1000):
         await run_round([generation], FakeDrafter(1.0), target, limits, [0])

@@ -123,9 +123,9 @@ class Place:
 async def test_a_coordinator_whose_only_target_is_swapped_serves_each_model_as_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Review C1, C2: the coordinator served the other model as the first, because the names were equal.
+    """Review C1, C2: with equal names it served the other model as the first; then it waited 900 s.
 
-    It then waited 900 s. A request without tokens begins anew by itself.
+    A request without tokens begins anew by itself.
     """
     place = Place(tmp_path)
     monkeypatch.setattr(replica, "CHECK_INTERVAL_S", 3600.0)  # checks run only when something happens

@@ -110,8 +110,6 @@ async def test_a_draft_address_that_leads_to_a_target_is_refused_and_not_waited_
 
 
 class Nobody:
-    """Uses no replica."""
-
     def changed(self, replica: Replica[Remote]) -> None: ...
 
     def left(self, replica: Replica[Remote]) -> None: ...
