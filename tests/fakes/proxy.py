@@ -20,7 +20,7 @@ class Proxy:
         self.refuses = False
         """True if new connections are closed at once."""
         self.connection_count = 0
-        """Connections let through so far."""
+        """Connections let through; from then on `cut` breaks them."""
         self.cut_count = 0
 
     def lead_to(self, address: str) -> None:
