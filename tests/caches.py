@@ -15,14 +15,14 @@ PAGE_BYTES = PAGE_TOKENS * SHAPE.token_bytes
 
 
 def vectors(prefix: Sequence[int], purpose: str) -> torch.Tensor:
-    """A made-up model: keys or values of the last token of a prefix, in all layers: [layers, KV heads, D]."""
+    """Return a made-up model's keys or values of a prefix's last token, in all layers: [layers, KV heads, D]."""
     numbers = random.Random(f"{purpose}{tuple(prefix)}")
     values = [numbers.gauss(0, 1) for _ in range(SHAPE.layer_count * SHAPE.kv_head_count * SHAPE.head_size)]
     return torch.tensor(values).view(SHAPE.layer_count, SHAPE.kv_head_count, SHAPE.head_size)
 
 
 def content(token_ids: Sequence[int], purpose: str) -> torch.Tensor:
-    """[layers, KV heads, tokens, D]"""
+    """Return keys or values of all tokens: [layers, KV heads, tokens, D]."""
     return torch.stack([vectors(token_ids[: stop + 1], purpose) for stop in range(len(token_ids))], dim=2)
 
 
@@ -56,7 +56,7 @@ def run_pass(cache: KvCache, rows: dict[str, tuple[list[int], int]]) -> None:
 
 
 def fill(pool: KvCache, sequence_id: str, token_ids: Sequence[int]) -> int:
-    """Serve a whole prompt; return how many of its tokens were taken over."""
+    """Serve a whole prompt; return how many of its tokens were reused."""
     kept = pool.keep(sequence_id, 0, token_ids[:-1])
     pool.append(sequence_id, token_ids[kept:])
     run_pass(pool, {sequence_id: (list(token_ids), len(token_ids) - kept)})

@@ -1,4 +1,4 @@
-"""Authorities and certificates for tests, in files as a deployment has them."""
+"""Authorities and certificates for tests, in files as in a deployment."""
 
 import os
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class CertificateFiles:
 
 
 def watched(own: CertificateFiles, ca: Path | None = None) -> ServerOptions:
-    """What a server that shows these is opened with; with `ca` it asks its callers for theirs."""
+    """Return options of a server with these files; with `ca` it asks its callers for certificates."""
     return ServerOptions(watch_certificates("--tls-certificate", own.certificate, own.key, ca))
 
 
 class Authority:
-    """Issues certificates into a folder. Its file `ca` holds whom everyone with that file trusts: at first itself."""
+    """Issues certificates into a folder. Its file `ca` lists the trusted authorities: at first itself."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,15 +33,15 @@ class Authority:
         self.trust(self)
 
     def trust(self, *authorities: "Authority") -> None:
-        """Replace the trusted by these."""
+        """Trust these authorities instead."""
         _replace(self.ca, b"".join(one._authority.cert_pem.bytes() for one in authorities))
 
     def issue(self, *names: str) -> CertificateFiles:
-        """Issue a certificate of these names; the same first name again replaces its files."""
+        """Issue a certificate with these names; the same first name again replaces its files."""
         return self._write(self._authority, *names)
 
     def renew(self, by: "Authority") -> None:
-        """Replace all that was issued, in its files, by certificates of another authority."""
+        """Replace all issued certificates, in their files, by those of another authority."""
         for names in list(self._issued.values()):
             self._write(by._authority, *names)
 

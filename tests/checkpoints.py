@@ -38,7 +38,7 @@ def write_model(folder: Path, family: str, *, seed: int = 5, **changes: Any) -> 
 
 
 def write_related_draft(folder: Path, target: Path, family: str, *, noise: float) -> Path:
-    """Write the target with noise on its weights: a draft that is right about as often as `noise` is small."""
+    """Write the target with noise on its weights: the smaller `noise`, the more often the draft is right."""
     model = getattr(transformers, f"{family}ForCausalLM").from_pretrained(target)
     torch.manual_seed(99)
     with torch.no_grad():

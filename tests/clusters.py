@@ -1,4 +1,4 @@
-"""Real servers over real gRPC on free ports, in this process: what most tests of the services run against."""
+"""Real servers over real gRPC on free ports, in this process, for most tests of the services."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -40,13 +40,13 @@ class Cluster:
     draft: Runner
     target: Runner
     exchanges: tuple[Exchanges, Exchanges]
-    """Of draft and target."""
+    """Streams of draft and target."""
     registry: CollectorRegistry
-    """The coordinator's."""
+    """The coordinator's registry."""
 
     @property
     def addresses(self) -> tuple[str, str, str]:
-        """Of draft, target and coordinator."""
+        """Return the addresses of draft, target and coordinator."""
         return self.draft_address, self.target_address, self.coordinator_address
 
     @property
@@ -55,7 +55,7 @@ class Cluster:
 
     @property
     def kept_stream_count(self) -> int:
-        """Open streams of the coordinator's to the model services that have no request in work."""
+        """Return how many of the coordinator's open streams to the model services have no request in work."""
         return sum(one.waiting_count for one in self.exchanges)
 
 
@@ -82,7 +82,7 @@ async def model_server(
     """Serve one model as `draft` or `target`; its channel is opened with `security`."""
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
-    # One thread: the tests run on machines with few cores, where more only wait for each other.
+    # One thread: the tests run on machines with few cores, where more threads only wait for each other.
     worker, exchanges = ModelWorker(1), Exchanges(traced_requests(tracer))
     runner = Runner(await worker.run(load_model, str(model), dtype), options)
     async with running_server(
@@ -143,7 +143,7 @@ async def cluster(
 
 @asynccontextmanager
 async def cluster_here(options: ClusterOptions, *_: Any) -> AsyncIterator[Addresses]:
-    """As `running_cluster`, without processes: only their starting takes long."""
+    """As `running_cluster`, but without processes, which start slowly."""
 
     def asked(*names: str) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(options, name)) is not None}

@@ -1,4 +1,4 @@
-"""Commands and services as processes of their own, and commands in this one."""
+"""Commands and services run as processes, and commands run in this one."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ async def start(*arguments: str) -> Process:
 
 
 async def ended(process: Process) -> tuple[int, str, str]:
-    """Wait; return the exit status and what was printed on stdout and stderr."""
+    """Wait for the end; return the exit status, stdout and stderr."""
     out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
@@ -31,7 +31,7 @@ async def paceline(*arguments: str) -> tuple[int, str, str]:
 
 
 def python_code(code: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
-    """Run it in an interpreter of its own that finds this repository; return as `ended` does."""
+    """Run code in its own interpreter that finds this repository; return as `ended` does."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -39,7 +39,7 @@ def python_code(code: str, *arguments: str, **variables: str) -> tuple[int, str,
 
 
 def paceline_here(*arguments: str) -> tuple[int, str, str]:
-    """As `paceline`, in this process: without the seconds that it takes to import torch."""
+    """Run `paceline` in this process, which saves the seconds to import torch."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["paceline", *arguments]):
         try:

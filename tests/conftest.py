@@ -1,4 +1,4 @@
-"""The same random numbers in every test, and fixtures that cost seconds, made once a session."""
+"""The same random numbers in every test, and costly fixtures made once a session."""
 
 import random
 import signal
@@ -16,7 +16,7 @@ from tests.services import Models, model_flags, running_services
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is long is slow, too. Slow tests come first, so that no worker has one left when the other has nothing."""
+    """Mark long tests as slow. Slow tests run first, so that no worker ends with one while the other is idle."""
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker("slow")
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call() -> None:
-    """Whichever worker a test comes to, whatever ran there before it."""
+    """Seed random numbers regardless of the worker and its earlier tests."""
     random.seed(0)
     torch.manual_seed(0)
 
@@ -38,19 +38,19 @@ class PairOfCheckpoints:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_torch_thread() -> None:
-    """Small passes on few cores: more threads than cores only wait for each other."""
+    """Use one thread: on few cores more threads only wait for each other."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def heeded_interrupts() -> None:
-    """In a shell's background Ctrl-C is ignored, and commands that tests start would inherit that."""
+    """Heed Ctrl-C, which a shell ignores in the background; commands started by tests would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PairOfCheckpoints]:
-    """A tiny random target of each family, with a draft that is often right."""
+    """Write a tiny random target of each family, with a draft that is often right."""
     found = {}
     for family in FAMILIES:
         folder = tmp_path_factory.mktemp(family)
@@ -61,7 +61,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PairOfCheckpoin
 
 @pytest.fixture(scope="session")
 def models(pairs: dict[str, PairOfCheckpoints]) -> Iterator[Models]:
-    """Processes of two targets and two drafts."""
+    """Run processes of two targets and two drafts."""
     target = model_flags("target_service", pairs["Llama"].target)
     draft = model_flags("draft_service", pairs["Llama"].draft)
     with running_services(target, target, draft, draft) as (one, other, first_draft, second_draft):
@@ -70,6 +70,6 @@ def models(pairs: dict[str, PairOfCheckpoints]) -> Iterator[Models]:
 
 @pytest.fixture
 def services_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that start services of their own have them in this process."""
+    """Start the services of commands in this process."""
     for module in ("paceline.cli.connection", "paceline.measure.cluster"):
         monkeypatch.setattr(f"{module}.running_cluster", cluster_here)

@@ -1,4 +1,4 @@
-"""The rendered manifests of deploy/kubernetes, and what a pod's container is told by them."""
+"""The rendered manifests of deploy/kubernetes, and the settings of a pod's container."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -58,12 +58,10 @@ def resources(overlay: str) -> list[Resource]:
 
 
 def of_kind(found: list[Resource], kind: str) -> dict[str, Resource]:
-    """The resources of a kind by name."""
     return {one["metadata"]["name"]: one for one in found if one["kind"] == kind}
 
 
 def workloads(found: list[Resource]) -> dict[str, Workload]:
-    """By component."""
     config_maps = of_kind(found, "ConfigMap")
     return {
         made.component: made

@@ -1,4 +1,4 @@
-"""What hypothesis draws: the same examples in every run of the tests, new ones in every pass of `scripts/search`."""
+"""Hypothesis profiles: the same examples in every run of the tests, new ones in every pass of `scripts/search`."""
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
@@ -9,21 +9,18 @@ SEARCH = "search"
 
 
 def _constants() -> Constants:
-    """Hypothesis also draws constants of the project's modules that are loaded.
-
-    Which these are depends on what ran before, and on the folder that the project lies in. So only a search draws them.
-    """
+    """Let only a search draw constants of loaded modules, which depend on earlier tests and on the project's folder."""
     return Constants() if settings().derandomize else _loaded_constants()
 
 
 _loaded_constants = providers._get_local_constants
 providers._get_local_constants = _constants
 
-# Nothing here looks at a clock: a busy machine fails no test.
+# Nothing here depends on a clock: a busy machine fails no test.
 settings.register_profile(
     SAME, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-# One error a test, and no search for which arguments matter: time is for new examples.
+# One error a test, and no search for the arguments that matter: time is for new examples.
 settings.register_profile(
     SEARCH,
     settings.get_profile(SAME),

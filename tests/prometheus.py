@@ -17,7 +17,7 @@ from tests.tools import missing
 
 
 def prometheus_tool(name: str) -> str:
-    """Path of `prometheus` or `promtool`. Without it the test is skipped, or fails where `REQUIRE_TOOLS` is set."""
+    """Return the path of `prometheus` or `promtool`; without it skip the test, or fail it if `REQUIRE_TOOLS` is set."""
     found = shutil.which(name)
     if found is None:
         missing(f"{name} is not installed; scripts/prometheus installs the Debian package")
@@ -25,7 +25,7 @@ def prometheus_tool(name: str) -> str:
 
 
 async def promtool(*arguments: str, stdin: bytes | None = None, folder: Path | None = None) -> tuple[int, str]:
-    """Run promtool; return its status and all it said."""
+    """Run promtool; return its status and output."""
     process = await asyncio.create_subprocess_exec(
         prometheus_tool("promtool"), *arguments, stdin=PIPE, stdout=PIPE, stderr=STDOUT, cwd=folder
     )
@@ -39,7 +39,7 @@ class Prometheus:
     url: str
 
     async def get(self, path: str, **parameters: str) -> Any:
-        """Return `data` of an answer of the HTTP API; ValueError with its reason when it refuses."""
+        """Return `data` of an answer of the HTTP API; raise ValueError with the reason of a refusal."""
 
         def fetch() -> Any:
             query = urllib.parse.urlencode(parameters)
@@ -59,14 +59,14 @@ class Prometheus:
 
 @asynccontextmanager
 async def running_prometheus(folder: Path, targets: Sequence[str], rules: Path) -> AsyncIterator[Prometheus]:
-    """Run a Prometheus that scrapes `targets` every half second, until all of them are up; its data go to `folder`."""
+    """Run a Prometheus that scrapes `targets` every half second, once all of them are up; its data go to `folder`."""
     config = {
         "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
         "rule_files": [str(rules)],
         "scrape_configs": [{"job_name": "paceline", "static_configs": [{"targets": list(targets)}]}],
     }
     (folder / "prometheus.json").write_text(json.dumps(config))
-    # Prometheus cannot tell which port it took, so one is chosen for it.
+    # Prometheus cannot report its port, so it gets a chosen one.
     address = f"127.0.0.1:{port_for_later()}"
     process = await asyncio.create_subprocess_exec(
         prometheus_tool("prometheus"),

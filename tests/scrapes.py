@@ -4,14 +4,14 @@ from prometheus_client import CollectorRegistry
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
-    """Value of one sample, `name` as exposed and without its prefix."""
+    """Return the value of one sample, `name` as exposed and without its prefix."""
     found = registry.get_sample_value(f"paceline_{name}", labels)
     assert found is not None, f"paceline_{name}{labels} is not exposed"
     return found
 
 
 def by_label(registry: CollectorRegistry, name: str, label: str) -> dict[str, float]:
-    """Samples other than 0 of a metric, by one of its labels."""
+    """Return a metric's samples other than 0, by one of its labels."""
     return {
         sample.labels[label]: sample.value
         for family in registry.collect()

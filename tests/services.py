@@ -15,15 +15,15 @@ from tests.ports import port_for_later
 
 GRACE_S = 10
 IDLE_S = 6
-"""After which a model service drops what no call names: what a killed coordinator left."""
+"""Seconds after which a model service drops sequences that no call names, such as a killed coordinator's."""
 PATIENT = RetryPolicy(first_delay_s=0.05, max_delay_s=0.2)
 
 
 class Service:
-    """`python -m module`, which is to end with this process."""
+    """`python -m module`, which must end with this process."""
 
     def __init__(self, module: str, *flags: str, log_path: str | None = None) -> None:
-        """`log_path`: where its standard error goes; None: to this process's."""
+        """`log_path` is the file for its standard error; None: this process's."""
         self._module = module
         self._log_path = log_path
         self._flags = flags
@@ -48,7 +48,7 @@ class Service:
         self.address = line.split()[-1]
 
     def kill(self) -> None:
-        """As `kill -9`: nothing is told to anybody."""
+        """Kill as `kill -9`, which notifies nobody."""
         self.process.kill()
         self._ended()
 
@@ -72,12 +72,12 @@ class Service:
         return await asyncio.to_thread(self._ended)
 
     async def start_again(self) -> None:
-        """At the same port, after it ended."""
+        """Start it at the same port, after it ended."""
         self.process = self._spawn()
         await asyncio.to_thread(self.wait_until_listening)
 
     async def restart(self) -> None:
-        """As `kill -9`, and start it again."""
+        """Kill as `kill -9` and start again."""
         self.kill()
         await self.start_again()
 
@@ -93,7 +93,7 @@ class Service:
 
 @contextmanager
 def running_services(*services: Sequence[str], log_path: str | None = None) -> Iterator[list[Service]]:
-    """Start services, each a module and its flags, side by side."""
+    """Start services side by side; each has a module and its flags."""
     with ExitStack() as stack:
         running = []
         for module, *flags in services:
@@ -114,7 +114,7 @@ def model_flags(module: str, checkpoint: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Models:
-    """Processes that outlive a test: it is to leave them running, and empty."""
+    """Processes that outlive a test, which must leave them running and empty."""
 
     targets: tuple[Service, Service]
     drafts: tuple[Service, Service]
@@ -125,7 +125,7 @@ class Models:
 
 
 async def until_freed(*services: Service) -> None:
-    """Wait until the services hold nothing of any sequence; a leak lasts until the test times out."""
+    """Wait until the services hold no sequence; a leak lasts until the test times out."""
     for service in services:
         while (cache := await service.cache()).sequence_count or cache.used_bytes:
             await asyncio.sleep(0.05)

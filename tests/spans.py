@@ -13,14 +13,14 @@ from paceline.observe.spans.provider import make_provider, make_tracer
 
 class Spans:
     def __init__(self) -> None:
-        """Takes the sampler from the environment, as services do."""
+        """Take the sampler from the environment, as services do."""
         self._exporter = InMemorySpanExporter()
         provider = make_provider("test")
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = make_tracer(provider)
 
     def __call__(self, name: str = "", kind: str = "") -> list[SpanRecord]:
-        """All that have ended, of one name and kind where given."""
+        """Return all ended spans, of one name and kind where given."""
         self.tracer.flush()
         records = map(to_record, self._exporter.get_finished_spans())
         return [one for one in records if name in ("", one.name) and kind in ("", one.kind)]

@@ -1,4 +1,4 @@
-"""What the spans of one request must look like, whichever way it ended."""
+"""The required form of a request's spans, however it ended."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,8 +20,8 @@ class Tree:
 def tree_of(spans: Iterable[SpanRecord], trace_id: str, killed_ns: int = 0) -> Tree:
     """Check the last request of a trace from its span down to the model work, and return its parts.
 
-    A service that was killed at `killed_ns` took its last spans with it. Raises AssertionError where a span or a link
-    is missing, has another parent, or is there twice.
+    A service killed at `killed_ns` lost its last spans. Raise AssertionError if a span or a link is missing,
+    has another parent, or is there twice.
     """
     spans = list(spans)
     children: defaultdict[tuple[str, str], list[SpanRecord]] = defaultdict(list)
@@ -37,7 +37,7 @@ def tree_of(spans: Iterable[SpanRecord], trace_id: str, killed_ns: int = 0) -> T
     for one in rounds:
         assert one.parent_id is None
         names = [call.name for call in children[one.trace_id, one.span_id]]
-        # A round that failed may have been cut off anywhere.
+        # A failed round may have been cut off anywhere.
         assert one.is_error or names in (["draft.propose", "target.verify"], ["target.verify"])
     for call in calls:
         assert call.kind == "client"
@@ -52,7 +52,7 @@ def _names(request: SpanRecord, rounds: Sequence[SpanRecord]) -> bool:
 
 
 def _check_links(request: SpanRecord, rounds: Sequence[SpanRecord]) -> None:
-    """A round links its requests, and each that was still under way at its end links it back."""
+    """Check that a round links its requests, and that requests still running at its end link it back."""
     linked = {(link.trace_id, link.span_id) for link in request.links}
     ended_in_time = {(one.trace_id, one.span_id) for one in rounds if one.end_ns <= request.end_ns and not one.is_error}
     assert ended_in_time <= linked <= {(one.trace_id, one.span_id) for one in rounds}
@@ -61,7 +61,7 @@ def _check_links(request: SpanRecord, rounds: Sequence[SpanRecord]) -> None:
 def _check_served(
     call: SpanRecord, children: dict[tuple[str, str], list[SpanRecord]], killed_ns: int
 ) -> list[SpanRecord]:
-    """A call that was answered has the service's span, and that has its work."""
+    """Check that an answered call has the service's span, and that this has its work; return the spans."""
     served = children[call.trace_id, call.span_id]
     if call.attributes["rpc.response.status_code"] != "OK" or (not served and call.start_ns < killed_ns):
         return served

@@ -1,4 +1,4 @@
-"""The flags with which a command reaches a coordinator that guards itself."""
+"""The flags with which a command reaches a protected coordinator."""
 
 import inspect
 from dataclasses import replace
@@ -103,7 +103,7 @@ async def test_a_draft_count_with_an_address_is_asked_of_requests() -> None:
 def test_what_is_no_draft_count_is_refused_before_anything_is_asked(
     command: list[str], count: str, speculation: str
 ) -> None:
-    """A coordinator that chooses its own took none of it and said nothing."""
+    """A coordinator that chooses its own count ignored such counts silently."""
     flags = ["--address", "127.0.0.1:1", "--draft-count", count, speculation]
     result = CliRunner().invoke(app, [*command, *flags])
     assert isinstance(result.exception, InvalidRequest)
@@ -134,7 +134,7 @@ def test_the_token_shows_in_no_representation(tmp_path: Path) -> None:
 async def test_a_command_says_soon_that_it_waits_for_its_coordinator_and_gives_up_when_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Review C13: how long an outage may last could not be said, and nobody was told of one."""
+    """Review C13: the longest outage could not be set, and nobody was told of an outage."""
     with pytest.raises(PeerUnavailable, match=r"127\.0\.0\.1:1 could not be used for 0\.3 s"):
         await answer(LastingConnection("127.0.0.1:1", retry_for_s=0.3))
     (line,) = capsys.readouterr().err.splitlines()
@@ -143,7 +143,7 @@ async def test_a_command_says_soon_that_it_waits_for_its_coordinator_and_gives_u
 
 
 def test_only_commands_that_wait_take_the_time_to_wait() -> None:
-    """Calls of `load` are made once: what it measures is what a call meets."""
+    """Calls of `load` are made once, because it measures single calls."""
     for command, waits in ((generate.command, True), (run.command, True), (load.command, False)):
         assert ("retry_for_s" in inspect.signature(command).parameters) is waits
     assert Connection("127.0.0.1:1").retries == NO_RETRIES

@@ -1,4 +1,4 @@
-"""What `paceline generate` prints, of an answer that is given."""
+"""The output of `paceline generate` for a given answer."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.review
 
 @pytest.fixture(autouse=True)
 def _silent_coordinator() -> Iterator[None]:
-    """It has a process of its own elsewhere; here its log would stand among what the command prints."""
+    """Keep the coordinator's log, which in use is in another process, out of the command's output."""
     with capture_logs():
         yield
 

@@ -1,4 +1,4 @@
-"""`paceline bench` and `paceline equivalence`, whole, with little to do."""
+"""`paceline bench` and `paceline equivalence`, complete, with little work."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def test_a_bench_leaves_its_result_a_table_and_two_plots(tmp_path: Path, service
         assert all(0 < run.output_count <= 3 * 8 for run in system.runs)
     ours = result.systems[1]
     assert ours.rounds is not None
-    # Rounds are of the runs that count, and whether another process spoils one is not ours to say.
+    # Only counted runs have rounds, and another process may spoil a run.
     assert ours.rounds.committed_count == sum(run.output_count for run in counting(ours.runs))
     assert 1 <= ours.rounds.tokens_per_row <= 6
     assert min(ours.rounds.seconds.values()) >= 0
@@ -74,7 +74,7 @@ def test_equivalence_fails_exactly_when_outputs_differ_from_the_reference(tmp_pa
     assert all(not one["mismatches"] and one["rates"][0]["exact_count"] == 3 for one in agreements)
     assert out.count("3 of 3") == 3
 
-    # References are taken up again from the folder, so one that was changed there is what outputs are held against.
+    # References are read again from the folder, so outputs are compared with the changed one.
     reference = tmp_path / "reference-float32.jsonl"
     rows = [json.loads(line) for line in reference.read_text().splitlines()]
     right = rows[1]["token_ids"][4]

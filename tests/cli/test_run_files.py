@@ -1,4 +1,4 @@
-"""`paceline run` and files: what is there is replaced by a whole output or not at all, and no answer is lost."""
+"""`paceline run` and files: only a complete output replaces a file, and no answer is lost."""
 
 import fcntl
 import json
@@ -31,7 +31,7 @@ FORMER = "what a user made before\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current one, with `in.jsonl`."""
+    """Change to a folder with `in.jsonl`."""
     monkeypatch.chdir(tmp_path)
     write_input(PROMPTS)
     return tmp_path
@@ -47,7 +47,7 @@ def run(client: AnsweringClient, *flags: str, output: str = "out.jsonl") -> Resu
 
 
 def refusal(client: AnsweringClient, *flags: str, output: str = "out.jsonl") -> str:
-    """Run it; nothing may be asked."""
+    """Run the command, which must be refused before any prompt is sent; return its message."""
     result = run(client, *flags, output=output)
     assert client.prompts == []
     assert isinstance(result.exception, InvalidRequest)
@@ -60,7 +60,7 @@ def outputs(path: str = "out.jsonl") -> list[Any]:
 
 
 def lose_at_d(client: AnsweringClient | None = None) -> Result:
-    """Run it until the coordinator is lost while D is asked; the other four are answered."""
+    """Run the command until the coordinator is lost at prompt D; the other four prompts are answered."""
     client = client or AnsweringClient()
 
     def lose(prompt: str) -> None:
@@ -77,7 +77,7 @@ GO_ON = "lines are answered in out.jsonl.partial: the same command with --resume
 
 
 def test_an_output_stays_as_it_was_when_no_coordinator_is_there(folder: Path) -> None:
-    """Review G1: it was emptied before the connection was tried."""
+    """Review G1: the output was emptied before the connection was tried."""
     Path("out.jsonl").write_text(FORMER)
     assert isinstance(run(AnsweringClient(is_lost=True)).exception, PeerUnavailable)
     assert Path("out.jsonl").read_text() == FORMER
@@ -101,7 +101,7 @@ def test_an_output_that_is_the_input_is_refused_by_whatever_name(
 def test_an_interrupted_run_keeps_its_answers_and_resume_asks_for_the_rest(
     folder: Path, number: signal.Signals, status: int
 ) -> None:
-    """Review G1: the former output was lost at once, and the answers could not be gone on with."""
+    """Review G1: the former output was lost at once, and the answers could not be resumed."""
     Path("out.jsonl").write_text(FORMER)
     found, err = run_apart(f"run_interrupted('e', {int(number)}, *FLAGS)")
     assert found == status, err
@@ -128,14 +128,14 @@ def test_a_full_disk_ends_a_run_with_words_and_what_was_written_is_gone_on_with(
 
 
 def run_apart(code: str) -> tuple[int, str]:
-    """Run it in a process of its own; return its status and what it said."""
+    """Run code in its own process; return its status and output."""
     flags = ["--input", "in.jsonl", "--output", "out.jsonl"]
     status, _, err = python_code(f"from tests.fakes.answering import run_interrupted; FLAGS = {flags}; {code}")
     return status, err
 
 
 def test_a_lost_coordinator_ends_a_run_and_fails_no_line(folder: Path) -> None:
-    """Review G1: every line after it was written as failed, over what had been there."""
+    """Review G1: every later line was written as failed, over the former output."""
     result = lose_at_d()
     assert isinstance(result.exception, PeerUnavailable)
     assert f"4 of 5 {GO_ON}" in result.stderr
@@ -220,7 +220,7 @@ def test_what_is_of_another_run_is_not_gone_on_with(folder: Path) -> None:
 
 
 def test_a_model_is_the_one_that_a_run_was_begun_with_by_its_digest_whatever_its_name(folder: Path) -> None:
-    """Review C1: other weights under the same name were taken for the same model."""
+    """Review C1: other weights under the same name counted as the same model."""
     lose_at_d(AnsweringClient(model_digest="1" * 64))
     other = AnsweringClient(model_digest="2" * 64)
     assert "there model_digest is '1111" in refusal(other, "--resume")
@@ -243,7 +243,7 @@ def test_what_another_run_is_writing_is_left_to_it(folder: Path) -> None:
 
 
 def test_of_two_runs_begun_together_the_later_leaves_the_answers_of_the_other_alone(folder: Path) -> None:
-    """The later one took the other's file for one of its own that it could not write, and deleted it."""
+    """The later run took the other's file for an unwritable one of its own, and deleted it."""
     with closing(PartialOutputs(Path("out.jsonl"), {}, resume=False)) as first:
         with closing(PartialOutputs(Path("out.jsonl"), {}, resume=False)) as later:
             first.add(0, {"text": "A"})
@@ -266,7 +266,7 @@ def test_an_output_that_is_no_file_is_written_to_and_stays_what_it_is(folder: Pa
 
 
 def test_the_answers_of_a_linked_output_lie_beside_what_the_link_leads_to(folder: Path) -> None:
-    """They lay beside the link, so that by its other name the run could not be gone on with."""
+    """Answers lay beside the link, so the run could not be resumed by the output's other name."""
     Path("elsewhere").mkdir()
     os.symlink("elsewhere/real.jsonl", "out.jsonl")
     lose_at_d()
@@ -278,7 +278,7 @@ def test_the_answers_of_a_linked_output_lie_beside_what_the_link_leads_to(folder
 
 
 def test_an_output_that_is_an_open_file_is_the_file_of_that_name(folder: Path) -> None:
-    """As `/dev/stdout` is: the answers were to lie beside it, in `/dev`."""
+    """As `/dev/stdout` is one: the answers would have been written beside it, in `/dev`."""
     with Path("real.jsonl").open("wb") as file:
         result = run(AnsweringClient(), output=f"/dev/fd/{file.fileno()}")
     assert result.exit_code == 0, result.exception

@@ -12,7 +12,7 @@ def test_a_written_pair_answers_prompts_and_says_that_it_is_synthetic(tmp_path: 
     assert (status, err) == (0, "")
     assert "synthetic pair of the shape 100m/5m, factor 0.5, seed 0" in " ".join(out.split())
     assert "99.5 M parameters, float32" in out
-    # review G10: no file is its owner's alone where the others are not.
+    # review G10: no file may be more private than the others.
     assert len({file.stat().st_mode for file in (folder / "target").iterdir()}) == 1
     models = ["--target-model", str(folder / "target"), "--draft-model", str(folder / "draft")]
     (tmp_path / "in.jsonl").write_text('{"prompt": "Two and two"}')
@@ -21,7 +21,7 @@ def test_a_written_pair_answers_prompts_and_says_that_it_is_synthetic(tmp_path: 
     assert status == 0
     answer = json.loads((tmp_path / "out.jsonl").read_text())
     assert answer["text"]
-    # So small a factor drowns no link: every draft is right.
+    # At so small a factor no link is lost: every draft is right.
     assert answer["usage"]["accepted_count"] == answer["usage"]["drafted_count"] > 0
 
 

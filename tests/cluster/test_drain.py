@@ -1,4 +1,4 @@
-"""Services that are told to stop: what runs ends, what is new goes elsewhere, and a whole cluster can be restarted."""
+"""Services told to stop: running calls end, new ones go elsewhere, and a whole cluster can be restarted."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ REQUESTS = [
 
 
 class Load:
-    """Clients that ask again and again, and compare what they get."""
+    """Clients that repeat requests and compare the outputs."""
 
     def __init__(self, client: Client, expected: list[list[int]]) -> None:
         self.request_count = 0
@@ -42,7 +42,7 @@ class Load:
 
 
 async def all_up(coordinator: Client) -> None:
-    """Wait until a coordinator answers and has every replica in use."""
+    """Wait until a coordinator answers and uses every replica."""
     while True:
         with suppress(PeerUnavailable):
             described = await coordinator.describe()
@@ -103,7 +103,6 @@ async def test_a_coordinator_that_is_told_to_stop_refuses_new_requests_and_ends_
 
 
 async def is_accepted(address: str) -> bool:
-    """Whether a coordinator takes a new request."""
     async with Client(address, NO_RETRIES) as client:
         try:
             await client.complete(GenerationRequest(TokenIds((5,)), 1))

@@ -26,7 +26,7 @@ PROMPT_LENGTHS = (1, 2, 3, 5, 17, 33, 64, 70, 120, 250, 8, 130)
 
 
 def requests(seed: int) -> list[tuple[tuple[int, ...], int]]:
-    """Prompts of very different lengths with limits that make them leave at different times."""
+    """Return prompts of very different lengths; their limits make them end at different times."""
     rng = random.Random(seed)
     return [
         (tuple(rng.randrange(8, VOCABULARY_SIZE) for _ in range(length)), rng.choice([1, 9, 30, 48]))
@@ -64,7 +64,7 @@ async def test_tiny_pairs_equal_hugging_face(family: str, pairs: dict[str, PairO
                 assert outputs == expected, f"B = {batch_size}, {draft_count} drafts"
                 accepted += sum(usage.accepted_count for usage in usages)
                 assert all(usage.drafted_count == 0 for usage in usages) or draft_count > 0
-    # Rejections alone would leave the accepting path untried, and the other way round.
+    # Rejections alone would not test acceptance, nor the other way round.
     assert accepted > 100
 
 
@@ -124,7 +124,7 @@ async def test_the_built_in_draft_is_accepted_on_problems_it_never_saw() -> None
 
 
 def shared_requests(seed: int) -> list[tuple[tuple[int, ...], int]]:
-    """The prompts of `requests`, most of them behind one of two beginnings."""
+    """Return the prompts of `requests`, most of them behind one of two beginnings."""
     rng = random.Random(seed)
     openings = [tuple(rng.randrange(8, VOCABULARY_SIZE) for _ in range(length)) for length in (0, 37, 90)]
     return [(openings[number % 3] + prompt, limit) for number, (prompt, limit) in enumerate(requests(seed))]
@@ -144,7 +144,7 @@ CACHES = {
     "fixed shapes": EngineOptions(fixed_shapes=True),
 }
 SAMPLED_CACHES = ("pages of 16", "dense", "strict", "fixed shapes")
-"""Of the families but the first: those that a family's own layers may matter to."""
+"""Caches for families after the first: those that a family's own layers may affect."""
 
 
 def cache_case(family: str, name: str, memory: str) -> Any:
@@ -222,7 +222,7 @@ async def test_a_cache_for_4_serves_32(pairs: dict[str, PairOfCheckpoints]) -> N
     rng = random.Random(8)
     prompts = [(tuple(rng.randrange(8, VOCABULARY_SIZE) for _ in range(100)), 40) for _ in range(32)]
     reference = HuggingFaceReference(str(pair.target), "float32")
-    # 140 tokens of 512 bytes each, 9 pages of 16; sharing cannot help, for the prompts have nothing in common.
+    # 140 tokens of 512 bytes each need 9 pages of 16; the prompts have nothing in common to share.
     options = EngineOptions(kv_memory=str(4 * 9 * 16 * 512))
     async with cluster(pair.target, pair.draft, options=options) as running:
         outputs, _ = await generate(running, prompts, draft_count=5)

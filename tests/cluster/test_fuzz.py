@@ -1,4 +1,4 @@
-"""Bad input at the wire: a short run of the fuzz, and what longer ones found, each by name."""
+"""Bad input on the wire: a short fuzz run, and single cases found by longer runs."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def attacked() -> Iterator[tuple[asyncio.Runner, Arena]]:
 
 
 def answer(attacked: tuple[asyncio.Runner, Arena], call: Call) -> Answer:
-    """Make one call; raises Unsound when healthy requests beside it suffer, or something is left behind."""
+    """Make one call; raise Unsound if healthy requests beside it suffer or something is left behind."""
     runner, arena = attacked
     (found,) = runner.run(arena.attack([call], at_once=False))
     runner.run(arena.check())

@@ -1,4 +1,4 @@
-"""Real processes: how services and commands start, fail to start, and stop."""
+"""Real processes: services and commands start, fail to start, and stop."""
 
 import asyncio
 import json
@@ -121,7 +121,7 @@ async def test_the_coordinator_waits_for_services_that_come_later() -> None:
 
 async def test_sigterm_lets_a_running_stream_end_and_the_process_exits_cleanly() -> None:
     async with model_server("draft", "builtin:draft") as draft, model_server("target", "builtin:target") as target:
-        # Time enough for the stream on a machine that is busy with other things.
+        # Time enough for the stream on a busy machine.
         flags = ["--draft", draft.address, "--target", target.address, "--shutdown-grace-s", "200"]
         coordinator = await start("coordinator", *flags)
         assert coordinator.stdout is not None
@@ -217,9 +217,9 @@ async def test_up_prints_its_addresses_serves_and_stops_all_three() -> None:
 
 @pytest.mark.review
 async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(tmp_path: Path) -> None:
-    """Review G2: nothing was said or started again; a run froze without its target and failed without its coordinator.
+    """Review G2: nothing was reported or restarted. A run froze without its target and failed without its coordinator.
 
-    What it must hold: all lines answered, right, and `up` still whole.
+    All lines must be answered correctly, and `up` must still be complete.
     """
     up = await start(*UP_ON_FREE_PORTS)
     assert up.stdout is not None
@@ -256,12 +256,12 @@ async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(tmp_
     assert len(outputs[0]) == 40
     assert outputs[0] == outputs[1]
     assert len(psutil.Process(up.pid).children()) == 3
-    # Ctrl-C while one waits for its next start.
+    # Ctrl-C arrives while a service waits for its next start.
     _service_of(up, "draft").kill()
     await _said(up, "draft ended by signal 9; starting it again")
     up.send_signal(signal.SIGINT)
     assert (await ended(up))[0] == 0
-    # Each was started again with its port among its flags.
+    # Each service was started again with its port among its flags.
     ports = {address.rpartition(":")[2] for address in addresses}
     assert not [one for one in psutil.process_iter(["cmdline"]) if ports & set(one.info["cmdline"] or ())]
 
@@ -273,7 +273,7 @@ def _service_of(up: asyncio.subprocess.Process, role: str) -> psutil.Process:
 
 
 async def _said(process: asyncio.subprocess.Process, words: str) -> None:
-    """Wait until it says so on standard error."""
+    """Wait until the process prints these words on standard error."""
     assert process.stderr is not None
     while words not in (line := (await process.stderr.readline()).decode()):
         assert line, f"it ended without {words!r}"

@@ -1,4 +1,4 @@
-"""Real processes that are killed, paused and cut off while they work: outputs stay the same, and nothing stays held."""
+"""Real processes killed, paused and cut off at work: outputs stay the same, and nothing stays held."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -30,7 +30,7 @@ Outputs = list[list[int]]
 
 @asynccontextmanager
 async def coordinating(target: str, draft: str, **settings: Any) -> AsyncIterator[Client]:
-    """Run a coordinator here; when it has ended no task of it is left."""
+    """Run a coordinator here; none of its tasks is left after it has ended."""
     asked = CoordinatorSettings(target=target, draft=draft, draft_count=2, **settings)
     async with (
         running_coordinator(asked, Instruments(new_registry("coordinator"))) as server,
@@ -43,7 +43,7 @@ async def coordinating(target: str, draft: str, **settings: Any) -> AsyncIterato
 
 @pytest.fixture(scope="module")
 def expected(models: Models) -> Outputs:
-    """What the requests give when nothing happens."""
+    """Return the outputs of undisturbed requests."""
 
     async def run() -> Outputs:
         async with coordinating(models.targets[0].address, models.drafts[0].address) as client:
@@ -53,7 +53,7 @@ def expected(models: Models) -> Outputs:
 
 
 async def disturbed(client: Client, disturb: Disturb, requests: Sequence[GenerationRequest] = REQUESTS) -> Outputs:
-    """Run all requests; once each output has its first tokens, and long before its last, disturb them."""
+    """Run all requests; disturb them after each output's first tokens and long before its last."""
     outputs = [[list[int]() for _ in range(request.completion_count)] for request in requests]
     begun = asyncio.Event()
 
@@ -72,7 +72,7 @@ async def disturbed(client: Client, disturb: Disturb, requests: Sequence[Generat
 
 
 async def until(client: Client, address: str, wanted: ReplicaState) -> None:
-    """Wait until the replica at the address is as wanted."""
+    """Wait until the replica at the address is in the wanted state."""
     while True:
         described = await client.describe()
         (replica,) = (one for one in (*described.targets, *described.drafts) if one.address == address)
@@ -83,7 +83,7 @@ async def until(client: Client, address: str, wanted: ReplicaState) -> None:
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 async def test_a_service_killed_and_started_again_costs_no_token(role: str, expected: Outputs, models: Models) -> None:
-    """With the service its cache is gone: all of it is sent again."""
+    """The service loses its cache, so every sequence is sent again in full."""
     target, draft = models.targets[0], models.drafts[0]
     victim = target if role == "target" else draft
     async with coordinating(target.address, draft.address) as client:
@@ -113,7 +113,7 @@ async def test_of_two_targets_one_may_be_killed_and_one_paused(
         assert await disturbed(client, pause) == expected
         await until(client, other.address, ReplicaState.DOWN)
         other.resume()
-        # What it held when it was paused is freed now that it can hear of it.
+        # A resumed service frees what it held when it was paused, because it can be told now.
         await until_freed(one, other, draft, second)
 
 
@@ -194,7 +194,7 @@ async def test_a_coordinator_killed_and_started_again_and_one_that_is_told_to_st
 ) -> None:
     target, draft = models.targets[0], models.drafts[0]
     flags = ["coordinator", "--target", target.address, "--draft", draft.address, "--draft-count", "2"]
-    # Less time than a request needs: those that run are cut off and go on at the other one.
+    # A request needs more time than this: running requests are cut off and continue at the other coordinator.
     hasty = [*flags, "--shutdown-grace-s", "0.01"]
     with running_services(hasty, hasty) as (one, other):
         async with Client(one.address, PATIENT) as client, Client(f"{one.address},{other.address}", PATIENT) as both:
@@ -208,5 +208,5 @@ async def test_a_coordinator_killed_and_started_again_and_one_that_is_told_to_st
 
             assert await disturbed(both, stop_one) == expected
         assert await other.terminate() == 0
-    # The killed one could tell nobody what is to be freed: the services find out that nobody names it.
+    # The killed coordinator released nothing: the services drop sequences that nobody names.
     await until_freed(target, draft)

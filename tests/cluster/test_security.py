@@ -1,4 +1,4 @@
-"""The three services over mutual TLS: the same tokens, certificates that rotate under way, and nobody else let in."""
+"""The three services over mutual TLS: the same tokens, certificates rotated at run time, and strangers kept out."""
 
 import asyncio
 import math
@@ -62,7 +62,7 @@ def showing(authority: Authority, *names: str) -> ChannelSecurity:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A cluster in which every hop is mutual TLS, and clients show a token besides."""
+    """A cluster in which every hop is mutual TLS and clients show a token too."""
 
     address: str
     security: ChannelSecurity
@@ -103,13 +103,13 @@ Outcome = tuple[list[int], int, int]
 
 
 def outcome(completion: Completion) -> Outcome:
-    """Tokens, drafted and accepted: a hop that failed for a moment would show in the drafts, if nowhere else."""
+    """Return tokens, drafted and accepted counts: a brief failure of a hop may show only in the drafts."""
     usage = completion.finish.usage
     return completion.token_ids, usage.drafted_count, usage.accepted_count
 
 
 async def truth(pair: PairOfCheckpoints, *requests: GenerationRequest) -> list[Outcome]:
-    """What a cluster answers that knows no security."""
+    """Return the outcomes of a cluster without security."""
     async with cluster(pair.target, pair.draft, lanes=1) as plain:
         return [outcome(await plain.client.complete(request)) for request in requests]
 
@@ -130,7 +130,7 @@ async def test_over_mutual_tls_the_tokens_are_the_same(
 async def test_everything_moves_to_another_authority_while_requests_run(
     pairs: dict[str, PairOfCheckpoints], authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a busy machine a draft may be slower than it helps, and is then not asked for a while: no hop failed.
+    # On a busy machine a draft may be slower than it helps and not be asked for a while, though no hop failed.
     monkeypatch.setattr(guarded_draft, "LATE_S", math.inf)
     pair, successor = pairs["Llama"], Authority(tmp_path / "successor")
     long = GenerationRequest(TokenIds(PROMPT), 400, ignore_end_tokens=True)
@@ -198,7 +198,7 @@ async def test_the_same_id_of_two_callers_of_the_target_is_two_sequences(
         assert failed.sequence_id == "id"
         assert isinstance(error_from_pb(failed.status), SequenceNotFound)
         await other.release(["id"])
-        authority.issue("a.test")  # a new certificate of the old name
+        authority.issue("a.test")  # a new certificate with the old name
         assert (await owner.verify([rest])).results == [verdict]
         assert (await other.verify([whole])).results == [verdict]
         assert server.runner.cache.sequence_count == 2

@@ -1,4 +1,4 @@
-"""The model services over real gRPC: the state protocol row by row, health, reflection, and what bad input gets."""
+"""The model services over real gRPC: the state protocol row by row, health, reflection, and bad input."""
 
 import asyncio
 import threading
@@ -51,7 +51,7 @@ async def verify(server: ModelServer, *rows: VerifyRow) -> list[VerifyOutcome | 
 
 
 async def decode(server: ModelServer, prompt: tuple[int, ...], count: int) -> list[int]:
-    """Decode plainly, one whole resend a token: the slowest way that is surely right."""
+    """Decode plainly with one whole resend a token: slow but surely right."""
     token_ids = list(prompt)
     for _ in range(count):
         (verdict,) = await verify(server, VerifyRow("reference", 0, tuple(token_ids), ()))
@@ -181,7 +181,7 @@ async def test_a_model_without_tokenizer_says_so(target: ModelServer) -> None:
 
 
 async def test_health_answers_while_the_model_works(target: ModelServer) -> None:
-    stub: Any = health_pb2_grpc.HealthStub(target.channel)  # the published stubs know no methods
+    stub: Any = health_pb2_grpc.HealthStub(target.channel)  # the published stubs declare no methods
     finish = threading.Event()
     busy = asyncio.ensure_future(target.worker.run(finish.wait))
     waiting = asyncio.ensure_future(verify(target, VerifyRow("a", 0, PROMPT, ())))

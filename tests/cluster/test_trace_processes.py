@@ -1,4 +1,4 @@
-"""Real services that send their spans to a receiver: what a request's trace holds, however it ended."""
+"""Real services that send their spans to a receiver: the trace of a request, however it ended."""
 
 import asyncio
 import signal
@@ -41,7 +41,7 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Receiver]:
 
 @asynccontextmanager
 async def left_alone() -> AsyncIterator[Addresses]:
-    """Services as `running_cluster` runs them, but nobody minds when one ends."""
+    """Run services as `running_cluster` does, but ignore services that end."""
     async with (
         running_service("target_service", ["--threads", "1", "--log-level", "warning"]) as target,
         running_service("draft_service", ["--threads", "1", "--log-level", "warning"]) as draft,
@@ -55,7 +55,7 @@ def asked(max_new_tokens: int) -> GenerationRequest:
 
 
 def service(module: str) -> psutil.Process:
-    """The one that was started last: other tests keep some of their own."""
+    """Return the last one started: other tests keep some of their own."""
     return max((one for one in psutil.Process().children() if module in one.cmdline()), key=psutil.Process.create_time)
 
 
@@ -66,7 +66,7 @@ def kill(module: str) -> None:
 
 
 class Traced:
-    """Calls in a trace of their own each, and what the receiver has of it."""
+    """Calls, each in its own trace, and the receiver's spans of it."""
 
     def __init__(self, client: Client, spans: Spans, receiver: Receiver) -> None:
         self.client, self._spans, self.receiver = client, spans, receiver
@@ -77,7 +77,7 @@ class Traced:
             return await work
 
     async def tree(self, trace_id: str, accept: Callable[[Tree], bool], killed_ns: int = 0) -> Tree:
-        """Wait until the trace has all its spans."""
+        """Wait until the trace has all its spans; return them."""
         for _ in range(2000):
             try:
                 if accept(tree := tree_of(self.receiver.spans, trace_id, killed_ns)):
@@ -97,7 +97,7 @@ def ended_as(code: str) -> Callable[[Tree], bool]:
 
 
 async def check_answered(traced: Traced) -> None:
-    """Three requests at once: a whole tree each, rounds that serve several, and hops within its latency."""
+    """Check three requests at once: whole trees, shared rounds, and hops within the latency."""
     ids: list[str] = []
     answers = await asyncio.gather(*(traced(traced.client.complete(asked(60)), ids) for _ in range(3)))
     trees = [await traced.tree(trace_id, ended_as("OK")) for trace_id in ids]
@@ -106,13 +106,13 @@ async def check_answered(traced: Traced) -> None:
         assert tree.request.attributes["gen_ai.usage.output_tokens"] == len(answer.tokens) == 60
         (request,) = [one for one in requests_of(traced.receiver.spans) if one.span.trace_id == trace_id]
         assert len(tree.rounds) == len(request.rounds)
-        # A round may bring a request nothing: its prompt waits for an equal one that is under way.
+        # A round may bring a request nothing: its prompt waits for an equal prompt under way.
         assert sum(one.committed_count > 0 for one in request.rounds) == answer.finish.usage.round_count
         assert sum(one.committed_count for one in request.rounds) == 60
         assert sum(one.accepted_count for one in request.rounds) == answer.finish.usage.accepted_count
         assert {one.service for one in tree.rounds + tree.calls} == {"paceline-coordinator"}
         assert {(one.name, one.service) for one in tree.served} == SERVERS
-        # How near they come to each other depends on the machine: `paceline trace` shows what is left as `other`.
+        # The rest of the latency depends on the machine: `paceline trace` shows it as `other`.
         hops_s = sum(one.total_s for one in request.rounds)
         assert 0 < hops_s <= request.latency_s <= traced.client_latency_s(trace_id)
     assert any(len(one.links) > 1 for tree in trees for one in tree.rounds)
@@ -136,11 +136,11 @@ async def check_cancelled(traced: Traced) -> None:
 
 
 async def check_timed_out(traced: Traced) -> None:
-    """After a request's first tokens its target stands still, so that its deadline passes in a later round."""
+    """Pause the target after a request's first tokens, so that the deadline passes in a later round."""
     target = service("target_service")
 
     async def time_out(timeout_s: float) -> bool:
-        """Return whether the time was up in a later round, and not before the first tokens came or after the last."""
+        """Return whether time ran out in a later round, after the first tokens and before the last."""
         has_tokens = False
         try:
             async for _ in traced.client.generate(asked(2000), timeout_s=timeout_s):
@@ -163,7 +163,7 @@ async def check_timed_out(traced: Traced) -> None:
 
 @asynccontextmanager
 async def check_dead_target(traced: Traced, target: str) -> AsyncIterator[None]:
-    """Its rounds fail, and a new one at its address serves the request to its end, and runs while the block does."""
+    """Check that its rounds fail; run a new target at its address, which completes the request, during the block."""
     ids: list[str] = []
     await traced(traced.client.complete(asked(5)), ids)
     before = await traced.tree(ids[0], ended_as("OK"))
@@ -178,7 +178,7 @@ async def check_dead_target(traced: Traced, target: str) -> AsyncIterator[None]:
 
     answering = asyncio.ensure_future(traced(answer(), ids))
     await begun.wait()
-    kill("target_service")  # between two rounds of the request, or in the middle of one
+    kill("target_service")  # between two rounds of the request, or within one
     killed_ns = time.time_ns()
     async with running_service("target_service", ["--threads", "1", "--port", target.rpartition(":")[2]]):
         assert await answering == 400
@@ -193,7 +193,7 @@ async def check_dead_target(traced: Traced, target: str) -> AsyncIterator[None]:
 
 
 async def check_dead_draft(traced: Traced) -> None:
-    """It is an error of its calls, and of nothing else."""
+    """Check that only the draft's calls have errors."""
     ids: list[str] = []
     kill("draft_service")
     await traced(traced.client.complete(asked(5)), ids)
@@ -235,7 +235,7 @@ async def test_services_answer_and_end_though_their_collector_hangs(monkeypatch:
     others = set(psutil.Process().children())
     with socket.socket() as collector:
         collector.bind(("127.0.0.1", 0))
-        collector.listen()  # takes connections, and never reads from them
+        collector.listen()  # accepts connections and never reads from them
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.getsockname()[1]}")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")

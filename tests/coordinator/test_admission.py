@@ -1,4 +1,4 @@
-"""Requests that can never be served are refused before anything is queued."""
+"""Requests that can never be served are refused before they are queued."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def resumed(*received: ReceivedOutput, seed: int | None = 1, completion_count: i
 
 @pytest.mark.review
 def test_each_output_goes_on_after_what_was_received_of_it_and_those_that_ended_are_not_made() -> None:
-    """Review C13: only a request for one output could be continued."""
+    """Review C13: only a request for one output could be resumed."""
     received = (ReceivedOutput(2, (7, 8)), ReceivedOutput(1, (), ended=True))
     first, third = Admission(SERVED, default_max_new_tokens=40).admit(resumed(*received)).generations
     assert (first.completion_index, first.token_ids[:]) == (0, [5, 6])
@@ -72,7 +72,7 @@ def test_each_output_goes_on_after_what_was_received_of_it_and_those_that_ended_
 
 
 async def test_an_output_that_was_received_whole_but_for_its_finish_gets_that() -> None:
-    """The other, which ended, has no part in when the stream ends."""
+    """The other output, which ended, does not affect the end of the stream."""
     request = Admission(SERVED, default_max_new_tokens=40).admit(
         resumed(ReceivedOutput(0, (7, END_TOKEN_ID)), ReceivedOutput(1, ended=True), completion_count=2)
     )

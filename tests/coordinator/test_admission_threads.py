@@ -1,4 +1,4 @@
-"""Reading requests: long ones keep no short one from being admitted, and nothing of it is done by the event loop."""
+"""Reading requests: long requests delay no short one, and the event loop does none of this work."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ REQUEST = GenerationRequest(TokenIds((9, 9, 9)), 10, ignore_end_tokens=True)
 
 @contextmanager
 def threads_of(count: int, max_waiting_bytes: int) -> Iterator[tuple[AdmissionThreads, threading.Event]]:
-    """Yield threads, and what lets those go on that wait for it."""
+    """Yield threads and the event that their work waits for."""
     threads, go_on = AdmissionThreads(count, max_waiting_bytes), threading.Event()
     try:
         yield threads, go_on
@@ -41,7 +41,7 @@ def threads_of(count: int, max_waiting_bytes: int) -> Iterator[tuple[AdmissionTh
 
 @pytest.mark.review
 async def test_long_requests_keep_no_short_one_from_being_admitted() -> None:
-    """review C10: as many long texts as there were threads stopped all admission."""
+    """review C10: as many long texts as threads stopped all admission."""
     with threads_of(1, 10 * LONG) as (threads, go_on):
         long = [asyncio.ensure_future(threads.run(go_on.wait, LONG)) for _ in range(5)]
         assert await threads.run(lambda: "short", 10) == "short"
@@ -61,7 +61,7 @@ async def test_what_may_wait_is_bounded_by_its_bytes_and_one_alone_is_always_tak
 
 
 class Body:
-    """What a request holds."""
+    """Content of a request."""
 
 
 async def test_what_is_cancelled_is_let_go_before_a_thread_comes_to_it() -> None:
@@ -130,7 +130,7 @@ async def test_a_request_is_read_tokenized_and_checked_outside_the_event_loops_t
 
 @pytest.mark.review
 async def test_a_request_that_finds_no_room_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """review C10: it was tokenized first."""
+    """review C10: the request was tokenized first."""
     admitted: list[GenerationRequest] = []
     admit = Admission.admit
 
@@ -151,7 +151,7 @@ async def test_a_request_that_finds_no_room_is_refused_unread(monkeypatch: pytes
 
 
 async def test_a_request_of_millions_of_parts_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parser held all threads for 180 ms, and made four million objects."""
+    """The parser blocked all threads for 180 ms and made four million objects."""
     parsed: list[bytes] = []
     monkeypatch.setattr(servicer, "parsed", lambda message, _: parsed.append(message))
     async with (

@@ -1,4 +1,4 @@
-"""Drafts made ahead: they save the drafting of rounds that they fit, and change no output, cache or release."""
+"""Drafts made ahead: they save drafting time in matching rounds, and change no output, cache or release."""
 
 import asyncio
 import gc
@@ -29,12 +29,12 @@ VERIFY_S = 10.0
 
 
 class TimedDrafter(FakeDrafter):
-    """One call after another, as a model service has it, each of which takes so long a draft token."""
+    """Serves one call after another, as a model service does; each takes `token_s` a draft token."""
 
     def __init__(self, time: FakeTime, skill: float, token_s: float = 1.0, seed: int = 0) -> None:
         super().__init__(skill, seed)
         self.running: list[str] = []
-        """Sequences of calls under way."""
+        """Sequence ids in calls under way."""
         self._time = time
         self._token_s = token_s
         self._line = asyncio.Lock()
@@ -64,7 +64,7 @@ class TimedVerifier(FakeVerifier):
 async def outputs(
     time: FakeTime, drafter: TimedDrafter, counts: Sequence[int], *, lanes: int = 1, draft_count: int = 3
 ) -> list[list[int]]:
-    """Serve prompts of their own with so many new tokens each, all at once."""
+    """Serve a different prompt for each count of new tokens, all at once."""
     ahead = AheadDrafter(drafter, clock=time.clock)
     residency = Residency(ahead)
     scheduler = make_serving(
@@ -109,7 +109,7 @@ def test_outputs_are_the_targets_and_all_is_freed(
 
 
 def whole_row(sequence_id: str, output_count: int, cached_length: int = 0, draft_count: int = 3) -> ProposeRow:
-    """What a round asks after so many of the target's own tokens."""
+    """Return the row of a round after `output_count` of the target's own tokens."""
     token_ids = [*PROMPT, *continuation(PROMPT, output_count)]
     assert len(token_ids) == len(PROMPT) + output_count
     rule = None if cached_length else GREEDY
@@ -129,7 +129,7 @@ async def test_a_round_whose_drafts_were_all_accepted_has_the_next_ones_at_once(
     assert await drafts_of(drafter, whole_row("a", 0)) == tuple(truth[:3])
     await asyncio.sleep(0)
     assert len(inner.calls) == 2
-    # All three were accepted, and the target's own token is the one guessed; two drafts of those are cached.
+    # All three drafts were accepted and the target's own token was guessed; two drafts after it are cached.
     proposals = await drafter.propose([whole_row("a", 4, cached_length=5)], PATIENCE)
     assert proposals.results == [Proposal(tuple(truth[4:7]), cached_length=len(PROMPT) + 4 + 2)]
     assert proposals.timing.executed_s == 0
@@ -161,7 +161,7 @@ async def test_fewer_drafts_than_were_made_ahead_are_given_when_fewer_are_wanted
 
 @pytest.mark.review
 async def test_no_more_is_asked_ahead_than_a_draft_service_makes() -> None:
-    """Review B10: the most drafts of a round and a guess before them."""
+    """Review B10: at most the drafts of a round, and a guess before them."""
     inner = FakeDrafter(skill=1.0)
     await drafts_of(AheadDrafter(inner), whole_row("a", 0, draft_count=MAX_DRAFT_COUNT))
     await asyncio.sleep(0)
@@ -198,7 +198,7 @@ async def test_a_sequence_is_freed_after_what_was_asked_ahead_for_it() -> None:
 
 
 def fail_second(number: int) -> None:
-    """Of a drafter's calls, that which is asked ahead."""
+    """Fail the second call, which is the one ahead."""
     if number == 2:
         raise PeerUnavailable("gone")
 
@@ -211,7 +211,7 @@ def break_second(number: int) -> None:
 @pytest.mark.review
 @pytest.mark.parametrize("before", [fail_second, break_second])
 async def test_a_failure_ahead_costs_a_call_and_nothing_else(before: Callable[[int], None]) -> None:
-    """Review C15: one that nobody had foreseen was raised in the next round."""
+    """Review C15: an unforeseen failure was raised in the next round."""
     inner = FakeDrafter(skill=1.0, before=before)
     drafter = AheadDrafter(inner)
     truth = continuation(PROMPT, 8)
@@ -248,7 +248,7 @@ async def test_a_call_ahead_has_a_trace_of_its_own_that_links_its_round() -> Non
 async def test_nothing_is_asked_ahead_beyond_the_drafts_length() -> None:
     inner = FakeDrafter(skill=1.0)
     drafter = AheadDrafter(inner)
-    # Three drafts after the prompt, then a guess and three more: the last of them is not cached.
+    # Three drafts follow the prompt, then a guess and three more: the last of them is not cached.
     inner.max_length = len(PROMPT) + 3 + 4 - 1
     await drafts_of(drafter, whole_row("a", 0))
     await asyncio.sleep(0)

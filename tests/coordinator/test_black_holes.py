@@ -1,4 +1,4 @@
-"""Targets that say they are well and are not, and targets that join: no request pays for them. Review C3, C4, C6."""
+"""Targets that report good health but fail, and targets that join: no request suffers. Review C3, C4, C6."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.review
 
 
 def failing(error: PacelineError) -> FakeVerifier:
-    """A target of which every look is well and no call is."""
+    """Return a target whose health is good and whose calls all fail."""
 
     def fail(_: int) -> None:
         raise error
@@ -26,7 +26,7 @@ def failing(error: PacelineError) -> FakeVerifier:
 
 
 class NoChoices(SteppedVerifier):
-    """Every row of its answers failed."""
+    """Fails every row of its answers."""
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         await super().verify(rows, timeout_s)
@@ -34,7 +34,7 @@ class NoChoices(SteppedVerifier):
 
 
 class Slow(SteppedVerifier):
-    """Lets others run for a while before it answers."""
+    """Lets other tasks run for a while before it answers."""
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         for _ in range(20):
@@ -43,7 +43,7 @@ class Slow(SteppedVerifier):
 
 
 class Hung(FakeVerifier):
-    """Never answers; a call ends when its time is over, by the clock of a test."""
+    """Never answers; a call ends at its timeout, by the clock of a test."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Hung(FakeVerifier):
     ids=["internal", "unavailable", "rows"],
 )
 async def test_a_target_that_answers_errors_beside_a_healthy_one_fails_no_request(broken, lanes: int) -> None:  # type: ignore[no-untyped-def]
-    """It is the least loaded one, so it drew every request to itself."""
+    """The broken target had the least load, so it drew every request to itself."""
     black_hole, healthy = broken(), SteppedVerifier()
     async with dispatching([FakeDrafter(0.6)], [black_hole, healthy], lanes=lanes, batch_size=8) as running:
         looks = asyncio.create_task(look_on(running))
@@ -78,7 +78,7 @@ def prompt(number: int) -> tuple[int, ...]:
 
 
 async def look_on(running: Dispatched) -> None:
-    """Look at the targets again and again, as their watches do."""
+    """Check the targets again and again, as their watches do."""
     while True:
         for replica in running.targets:
             await replica.look()
@@ -86,7 +86,7 @@ async def look_on(running: Dispatched) -> None:
 
 
 async def test_a_hung_target_costs_the_requests_of_its_first_round_and_no_others() -> None:
-    """Its health is well, and every request has a deadline: no call ever lasted long enough to lose it."""
+    """The target's health is good and every request has a deadline: no call ever lasted long enough to lose it."""
     clock = Clock()
     hung, healthy = Hung(clock), SteppedVerifier()
     async with dispatching([], [hung, healthy], batch_size=8, clocks=Clocks(clock)) as running:
@@ -110,18 +110,18 @@ async def test_an_open_target_is_tried_again_with_one_request_and_used_when_that
         broken.before = lambda number: None
         served = len(broken.calls)
         while running.dispatcher.waiting_count:
-            running.dispatcher.distribute()  # the dispatcher's own look comes four times a second
+            running.dispatcher.distribute()  # the dispatcher's own check comes four times a second
             await asyncio.sleep(0.001)
         outputs = await asyncio.gather(*map(output, requests), return_exceptions=True)
         assert running.dispatcher.describe()[0].circuit is CircuitState.CLOSED
     assert len(broken.calls[served]) == 1
-    # With no other target the first two were failed, alone, before it was known that all would be.
+    # There is no other target: the first two requests failed alone, before all were known to fail.
     failed = [one for one in outputs if isinstance(one, BaseException)]
     assert len(failed) < FAILURES_TO_OPEN
 
 
 class Spares(SteppedVerifier):
-    """Has no token to choose after one prompt, which takes it two calls to read."""
+    """Chooses no token after one prompt, which takes it two calls to read."""
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         verdicts = await super().verify(rows, timeout_s)
@@ -149,7 +149,7 @@ async def test_a_request_that_every_target_fails_is_failed_and_does_not_go_round
 
 
 async def test_requests_that_break_any_call_keep_others_waiting_for_a_few_pauses_only() -> None:
-    """With an open circuit the oldest were tried first: one after another, with pauses that doubled."""
+    """With an open circuit the oldest requests were tried first, one by one, with pauses that doubled."""
 
     def break_on_poison(_: int) -> None:
         if any(row.base_length == 0 and row.token_ids[0] == POISON for row in verifier.calls[-1]):
@@ -184,7 +184,7 @@ async def test_a_trial_is_one_output_of_a_request_of_several() -> None:
 
 
 class Computing(SteppedVerifier):
-    """Takes 10 ms for a token, by the clock of a test, and no longer than it is given."""
+    """Takes 10 ms for a token, by the clock of a test, and at most its timeout."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class Computing(SteppedVerifier):
 
 
 async def test_long_prompts_with_short_deadlines_do_not_make_a_healthy_target_look_hung() -> None:
-    """A call took 1 s for its hundred tokens, where those before had one or two."""
+    """A call took 1 s for its hundred tokens, while earlier calls had one or two."""
     clock = Clock()
     async with dispatching([], [Computing(clock)], clocks=Clocks(clock)) as running:
         await output(submit(running, (5,)))
@@ -212,7 +212,7 @@ async def test_long_prompts_with_short_deadlines_do_not_make_a_healthy_target_lo
 
 
 async def test_a_trial_that_comes_to_no_call_makes_way_for_the_next() -> None:
-    """The circuit stayed half open, and the target was given nothing any more."""
+    """The circuit stayed half open, and the target got nothing any more."""
     verifier, monotonic = failing(PeerFailed("broken")), Clock()
     async with dispatching([FakeDrafter(0.5)], [verifier], batch_size=4, clocks=Clocks(circuits=monotonic)) as running:
         await opened(running)
@@ -227,7 +227,7 @@ async def test_a_trial_that_comes_to_no_call_makes_way_for_the_next() -> None:
 
 
 async def opened(running: Dispatched) -> None:
-    """The first of the targets was found to be broken."""
+    """Open the circuit of the first target."""
     requests = [submit(running, (n + 5,)) for n in range(FAILURES_TO_OPEN)]
     await until(lambda: running.dispatcher.describe()[0].circuit is CircuitState.OPEN)
     await until(lambda: running.dispatcher.live_count == 0)
@@ -240,7 +240,7 @@ async def broken_in_itself(*_: object) -> Proposals:
 
 
 async def test_what_waits_is_shared_with_a_target_that_joins_and_the_oldest_come_first() -> None:
-    """Review C4: 60 queued, a second target joined, and it had no call."""
+    """Review C4: with 60 queued, a second target joined and got no call."""
     first, second = Slow(), Slow()
     second.away = PeerUnavailable("not there yet")
     async with dispatching([], [first, second], batch_size=8) as running:
@@ -271,7 +271,7 @@ async def test_the_requests_of_several_completions_stay_together() -> None:
 
 
 async def test_a_draft_is_told_to_free_what_is_abandoned_while_no_target_is_there() -> None:
-    """Review C6: it was kept for ever, and drafts ahead were off until a restart."""
+    """Review C6: abandoned sequences were kept for ever, and no drafts were made ahead until a restart."""
     verifier, drafter = SteppedVerifier(), FakeDrafter(0.5)
     async with dispatching([drafter], [verifier], batch_size=2) as running:
         requests = [submit(running, (n,), 900) for n in (5, 6, 7)]
@@ -287,7 +287,7 @@ async def test_a_draft_is_told_to_free_what_is_abandoned_while_no_target_is_ther
 
 
 async def test_it_is_told_when_no_target_serves_and_when_one_does_again() -> None:
-    """Review C11: a coordinator without a usable target went on saying that it serves."""
+    """Review C11: a coordinator without a usable target kept saying that it serves."""
     verifier, told = SteppedVerifier(), list[bool]()
 
     async def tell(is_serving: bool) -> None:

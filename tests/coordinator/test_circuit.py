@@ -1,4 +1,4 @@
-"""The circuit: when it opens, when one call is let through, how its pauses grow and are forgotten."""
+"""The circuit: opening, trial calls, and pauses that grow and reset."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Committed tokens read like a list, whatever of them is the prompt."""
+"""Committed tokens read like a list, however many belong to the prompt."""
 
 import pytest
 from hypothesis import given

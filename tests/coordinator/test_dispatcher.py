@@ -1,4 +1,4 @@
-"""Several targets over fakes: who serves what, what moves when one goes away, and what waits while there is none."""
+"""Several fake targets: placement, moves when one goes away, and waiting while there is none."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ KILLED = PeerUnavailable("killed")
 
 
 def dying(after: int) -> FakeVerifier:
-    """A target that is away from a certain call on."""
+    """Return a target that is away from a certain call on."""
 
     def die(number: int) -> None:
         if number > after:
@@ -62,7 +62,7 @@ def with_cache(verifier: FakeVerifier, used_bytes: int) -> ModelDescription:
     lanes=st.integers(1, 2),
     batch_size=st.integers(1, 5),
 )
-@example(deaths=[12, 9], lanes=2, batch_size=4)  # one death counted twice where the other lane took what it had struck
+@example(deaths=[12, 9], lanes=2, batch_size=4)  # one death counted twice if the other lane took its generation
 def test_outputs_are_the_targets_own_whichever_targets_die_while_one_lives(
     deaths: list[int], lanes: int, batch_size: int
 ) -> None:
@@ -73,7 +73,7 @@ def test_outputs_are_the_targets_own_whichever_targets_die_while_one_lives(
             requests = [submit(running, (n, n)) for n in range(4, 16)]
             assert await asyncio.gather(*map(output, requests)) == [whole((n, n)) for n in range(4, 16)]
             for verifier, replica in zip(verifiers, running.targets, strict=False):
-                verifier.away = None  # it comes back, and is told what it still holds for nobody
+                verifier.away = None  # it comes back and is told to free its sequences
                 verifier.before = lambda number: None
                 await replica.look()
         assert not any(one.token_ids for one in (*verifiers, survivor, drafter))

@@ -1,4 +1,4 @@
-"""The automatic draft length, against rounds whose costs and acceptance are known: it comes to what pays best."""
+"""The automatic draft length against rounds of known cost and acceptance: it settles on the best count."""
 
 import random
 from dataclasses import replace
@@ -21,18 +21,18 @@ RANGES = {
     "verify_s": (0.002, 0.05),
     "verified_token_s": (0.00001, 0.001),
 }
-"""Of the search, with groups of 1 to 8. Frozen, as `ROUNDS` and `SETTLED_ROUNDS` are."""
+"""Ranges of the search, with groups of 1 to 8. Frozen, like `ROUNDS` and `SETTLED_ROUNDS`."""
 WORLDS = st.builds(World, *(st.floats(*ends) for ends in RANGES.values()), st.integers(1, 8))
 CORNERS = [World(*costs, group_size) for *costs, group_size in product(*RANGES.values(), (1, 8))]  # type: ignore[call-arg, arg-type]
 NEAR = 0.9
-"""Of the best fixed count's goodput, in every world of the search."""
+"""Least share of the best fixed count's goodput, in every world of the search."""
 FOUND = {
     # review A1
     "a dear draft that is nearly always right": World(0.9375, 0.00390625, 0.0078125, 0.0024964, 0.00099827),
 }
 
 CLOSE = 0.95
-"""The same in worlds like a real service's. Of long runs it is 0.97 and more; two short ones are sure to 2 %."""
+"""The same share in worlds like a real service's. Long runs reach 0.97 and more; two short ones are within 2 %."""
 PAIR = World(0.7, 0.0008, 0.0009, 0.006, 0.0003, jitter=0.15, spike_share=0.01, catch_up_token_s=0.00005)
 REAL = {
     "a usual pair": PAIR,
@@ -79,14 +79,14 @@ def test_in_the_long_run_no_world_like_a_real_one_loses_by_it(name: str, group_s
 
 
 def test_what_prompts_cost_without_drafts_is_learned_where_drafts_would_seem_to_pay() -> None:
-    """It was 0.89: a prompt in a trial of drafting nothing counted as that trial's loss, or came in none."""
+    """The share was 0.89: a prompt in a trial without drafts counted as that trial's loss, or came in none."""
     world = replace(REAL["prompts that a draft computes too"], group_size=4, life_rounds=12)
     assert reached(world, seeds=range(6), rounds=2000, settled=1000) >= CLOSE
 
 
 @pytest.mark.parametrize("name", ["a draft ten times as slow", "a target whose first tokens are free", "two lanes"])
 def test_two_thousand_rounds_lose_little_from_the_first_on(name: str) -> None:
-    """What is looked at while nothing is known counts too: a service does not live for ever."""
+    """Trials in an unknown world count too: a service does not live for ever."""
     world = replace(REAL[name], group_size=8, life_rounds=6)
     best = max(goodput(simulate([world] * 2000, FixedDraftLength(count), 0)) for count in COUNTS)
     assert goodput(simulate([world] * 2000, AutoDraftLength(world.lanes), 1)) >= CLOSE * best
@@ -101,7 +101,7 @@ def test_a_count_that_cannot_be_the_best_is_not_measured_first() -> None:
 def test_a_draft_that_is_never_right_is_asked_no_more() -> None:
     world = replace(PAIR, acceptance=0, group_size=4)
     settled = simulate([world] * 1000, AutoDraftLength(1), 1)[-SETTLED_ROUNDS:]
-    assert sum(one.count > 0 for one in settled) <= WINDOW  # a look now and then whether that still holds
+    assert sum(one.count > 0 for one in settled) <= WINDOW  # an occasional trial
 
 
 @pytest.mark.parametrize("group_size", [1, 8])

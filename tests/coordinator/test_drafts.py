@@ -1,4 +1,4 @@
-"""Draft replicas behind their circuits, as one drafter: who is asked, for how long, and what counts as a failure."""
+"""Draft replicas behind their circuits, as one drafter: choice of replica, time limits, and failures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -37,7 +37,7 @@ PATIENT = Deadline(worth_s=WORTH_S)
 
 
 class Guarded:
-    """A draft replica whose calls take as long, or fail as, a test says."""
+    """A draft replica whose calls take as long, or fail, as a test says."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -54,7 +54,7 @@ class Guarded:
             raise self.error
 
     async def ask(self, deadline: Deadline = PATIENT) -> Proposals | PacelineError:
-        """Ask for drafts; return why there are none too."""
+        """Ask for drafts; return the failure if there are none."""
         try:
             return await self.draft.propose([ROW], deadline)
         except PacelineError as error:
@@ -86,7 +86,7 @@ async def test_a_call_that_times_out_opens_the_circuit_and_the_replica_is_looked
     assert not guarded.replica.is_up
     guarded.error = None
     guarded.clock.advance(FIRST_PAUSE_S)
-    # The pause alone is not enough: a round would wait for a trial that a cheap look in the background can spare it.
+    # The pause alone is not enough: a cheap background check spares a round the wait for a trial.
     assert not guarded.draft.is_usable
     await guarded.replica.look()
     assert guarded.draft.is_usable
@@ -134,7 +134,7 @@ async def test_a_draft_that_is_slower_than_it_helps_counts_as_failed(guarded: Gu
     assert guarded.draft.is_usable
     await guarded.ask()
     assert not guarded.draft.is_usable
-    # A trial shows at once whether it is as slow as before.
+    # One trial shows at once whether it is still slow.
     states = []
     for took_s in (WORTH_S * 1.1, WORTH_S * 0.9):
         guarded.took_s = took_s
@@ -156,7 +156,7 @@ async def test_late_calls_between_ones_in_time_are_forgiven_and_very_fast_ones_n
 
 @pytest.mark.parametrize(("draft_length", "stays"), [(FixedDraftLength(8), False), (AutoDraftLength(lanes=2), True)])
 async def test_auto_may_try_more_drafts_than_pay(guarded: Guarded, draft_length: DraftLength, stays: bool) -> None:
-    """A trial's calls, all of them late, opened the circuit: nothing was drafted then, nor learned of drafting."""
+    """Late trial calls opened the circuit: nothing was drafted then, nor learned about drafting."""
     worth = DraftWorth(2, draft_length.leeway)
     worth.observe(report(verify_s=0.02, tokens=4, drafted_count=4))
     guarded.took_s = 0.14
@@ -172,7 +172,7 @@ def report(verify_s: float, tokens: int, drafted_count: int) -> RoundReport:
 
 @pytest.mark.parametrize(("lanes", "worth_s"), [(1, 2 * 0.1), (2, 3 * 0.1)])
 def test_drafting_is_worth_the_rounds_it_saves(lanes: int, worth_s: float) -> None:
-    """3 tokens a round, and 0.1 s a verify call: with lanes that overlap, only the slower hop counts."""
+    """3 tokens a round, 0.1 s a verify call: with overlapping lanes only the slower hop counts."""
     worth = DraftWorth(lanes, leeway=1)
     worth.observe(report(0.1, tokens=1, drafted_count=0))
     assert worth.seconds is None
@@ -217,7 +217,7 @@ async def test_a_part_that_fails_costs_its_own_rows_their_drafts_and_the_next_ca
     results = (await drafter.propose(rows("a", "b"), PATIENT)).results
     assert isinstance(results[0], PeerUnavailable)
     assert isinstance(results[1], Proposal)
-    # What it relies on is not where it has to go now.
+    # The prefix that the row relies on is cached at the lost replica.
     (moved,) = (await drafter.propose(rows("a", base_length=1), PATIENT)).results
     assert isinstance(moved, PrefixNotCached)
     (whole,) = (await drafter.propose(rows("a"), PATIENT)).results
@@ -256,7 +256,7 @@ async def test_a_draining_replica_frees_what_it_holds_and_gets_nothing_new() -> 
 
 
 async def generate(drafters: Sequence[FakeDrafter], change: Callable[[int], None]) -> None:
-    """Serve requests while `change` is told of each verify call; their outputs must be the target's own."""
+    """Serve requests, calling `change` at each verify call; their outputs must be the target's own."""
     prompts = [(n, n) for n in range(4, 12)]
     async with dispatching(drafters, [FakeVerifier(change)], draft_count=4) as running:
         requests = [running.admission.admit(GenerationRequest(TokenIds(prompt), 30)) for prompt in prompts]
@@ -318,7 +318,7 @@ class Mute(DraftServiceServicer):
 
 
 class ClosedUnder(FakeDrafter):
-    """Asks over gRPC, and its channel is closed under the first call."""
+    """Asks over gRPC; its channel is closed during the first call."""
 
     def __init__(self, address: str, asked: asyncio.Event) -> None:
         super().__init__(1.0)
@@ -338,7 +338,7 @@ class ClosedUnder(FakeDrafter):
 
 @pytest.mark.review
 async def test_a_draft_whose_channel_is_closed_under_its_call_costs_drafts_and_no_round() -> None:
-    """Review C7: its lane ended as if it had been cancelled, and all generations were computed anew."""
+    """Review C7: the lane ended as if cancelled, and all generations were computed anew."""
     async with (
         draft_server(Mute()) as (mute, address),  # type: ignore[abstract]
         dispatching([ClosedUnder(address, mute.asked)], [FakeVerifier()]) as running,

@@ -1,4 +1,4 @@
-"""What a message would be parsed into is told without parsing it."""
+"""The number of fields in a message, counted without parsing it."""
 
 import random
 
@@ -52,7 +52,7 @@ def test_what_is_no_message_is_left_to_the_parser() -> None:
 
 
 def test_it_ends_for_any_bytes() -> None:
-    """Lengths of zero and groups bring no content, but a field takes a byte at least."""
+    """Zero lengths and groups have no content, but each field takes at least one byte."""
     for byte in (b"\x0b", b"\x0c", b"\xff", b"\x12\x00", b"\x00", b"\x80"):
         with_end = byte * (3 * MAX_FIELDS)
         try:

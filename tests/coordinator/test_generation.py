@@ -27,7 +27,7 @@ async def running() -> AsyncIterator[Cluster]:
 
 
 async def settled(running: Cluster) -> None:
-    """Wait until no sequence is held anywhere; the test's time limit is the bound."""
+    """Wait until no sequence is held anywhere, or the test times out."""
     while running.held_sequence_count or (await running.client.describe()).live_sequence_count:
         await asyncio.sleep(0.01)
 
@@ -47,7 +47,7 @@ async def test_streamed_text_joins_to_the_decoded_tokens(running: Cluster) -> No
     assert completion.text == TOKENIZER.decode(completion.token_ids, skip_special_tokens=True)
     usage = completion.finish.usage
     assert usage.output_count == len(completion.tokens)
-    # Each round adds one token of the target's own, but for one that ends in an accepted end token.
+    # Each round adds one token of the target's own, unless it ends in an accepted end token.
     assert usage.accepted_count + usage.round_count - usage.output_count in (0, 1)
     assert usage.accepted_count == sum(token.accepted for token in completion.tokens)
 
@@ -145,5 +145,5 @@ def test_pairs_without_tokenizers_need_equal_vocabularies() -> None:
     check_pair(describe("a"), describe("b"))
     with pytest.raises(IncompatiblePair, match="vocabularies differ: 10 and 50"):
         check_pair(describe("a", vocabulary_size=10), describe("b"))
-    # One tokenizer under models whose embeddings are padded differently is a pair that works.
+    # Models with one tokenizer and differently padded embeddings are a working pair.
     check_pair(describe("a", "same", vocabulary_size=64), describe("b", "same"))

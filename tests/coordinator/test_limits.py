@@ -1,4 +1,4 @@
-"""How much a caller may ask for, and that it is told the limit."""
+"""Limits on a caller's requests; a refusal states the limit."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -103,7 +103,7 @@ async def test_a_call_with_too_many_rows_is_told_the_limit(pairs: dict[str, Pair
 async def test_a_row_with_too_many_drafts_fails_alone_and_is_told_the_limit(
     pairs: dict[str, PairOfCheckpoints],
 ) -> None:
-    """Review B10: 300 were taken, and recorded as one program."""
+    """Review B10: 300 drafts were accepted and recorded as one program."""
     counts = (0, 1, MAX_PROPOSED_COUNT, 300)
     async with model_server("draft", pairs["Llama"].draft) as draft:
         asked = [ProposeRow(str(count), 0, (5,), count) for count in counts]
@@ -116,7 +116,7 @@ async def test_a_row_with_too_many_drafts_fails_alone_and_is_told_the_limit(
 
 
 class Held(DraftServiceServicer):
-    """Holds rollbacks until it is told to go on; releases go through."""
+    """Holds rollbacks until a test lets them go on; releases pass."""
 
     def __init__(self) -> None:
         self.calls: asyncio.Queue[None] = asyncio.Queue()
@@ -152,7 +152,7 @@ async def test_calls_beyond_the_streams_of_a_connection_wait_at_the_caller(held:
         ]
         for _ in range(2):
             await servicer.calls.get()
-        for _ in range(10):  # time enough for the third to come, if it could
+        for _ in range(10):  # time enough for the third call to arrive
             await DraftServiceStub(other).ReleaseDraftSequences(pb.ReleaseDraftSequencesRequest(), timeout=TIMEOUT_S)
         assert servicer.calls.empty()
         servicer.go_on.release()

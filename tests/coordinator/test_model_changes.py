@@ -1,4 +1,4 @@
-"""Another model under a running coordinator: when it is taken over, and what becomes of what was asked before."""
+"""Another model under a running coordinator: when it is served, and how older requests end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -40,7 +40,7 @@ def target(language: int, process: str = "first", longest: int = 1000) -> Steppe
 
 
 def become(verifier: SteppedVerifier, language: int, process: str, longest: int = 1000) -> None:
-    """Another process answers at its address, with nothing cached."""
+    """Answer as another process at the same address, with nothing cached."""
     verifier.evict()
     verifier.away, verifier.language = None, language
     digest, cache = f"model {language}", replace(verifier.description.cache, max_length=longest)
@@ -50,7 +50,7 @@ def become(verifier: SteppedVerifier, language: int, process: str, longest: int 
 
 
 async def lose(running: Dispatched, number: int) -> None:
-    """A call finds a target gone, and so does the look after it."""
+    """Make a call and the next check find a target gone."""
     replica, gone = running.targets[number], PeerUnavailable("gone")
     replica.remote.away = gone
     replica.lose(gone)
@@ -59,7 +59,7 @@ async def lose(running: Dispatched, number: int) -> None:
 
 @dataclass
 class Reader:
-    """What a client has of its request when that ends, however it does."""
+    """A client's tokens when its request ends, however it ends."""
 
     request: Request
     token_ids: list[int] = field(default_factory=list)
@@ -202,7 +202,7 @@ async def test_drafts_are_judged_by_the_target_that_is_served_now() -> None:
 
 
 async def test_the_same_model_with_a_smaller_cache_is_served_and_ends_only_what_does_not_fit() -> None:
-    """It was refused for good."""
+    """The target was refused permanently."""
     only = target(OLD)
     async with dispatching([], [only]) as running:
         await lose(running, 0)
@@ -230,7 +230,7 @@ async def test_a_smaller_cache_is_refused_while_a_larger_one_is_there() -> None:
 
 
 class Threads(AdmissionThreads):
-    """Lets something happen once while a request is read."""
+    """Runs something once while a request is read."""
 
     def __init__(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
         super().__init__(1)
@@ -266,7 +266,7 @@ PROMPTS = [(20 + n, 21, 22) for n in range(4)]
 
 @dataclass
 class Address:
-    """Where one target after another is served."""
+    """An address where targets are served in turn."""
 
     port: int = field(default_factory=port_for_later)
 
@@ -278,13 +278,13 @@ class Address:
 
 @dataclass
 class Load:
-    """Clients that ask again and again, each call once, and what they got."""
+    """Clients that repeat requests, each call once, and their outputs."""
 
     address: str
     outputs: list[tuple[int, list[int]]] = field(default_factory=list)
-    """Whole ones: number of the prompt, tokens."""
+    """Complete outputs: number of the prompt, tokens."""
     cut_off: list[tuple[int, list[int]]] = field(default_factory=list)
-    """Those that ended with ModelChanged."""
+    """Outputs that ended with ModelChanged."""
 
     async def run(self, number: int) -> None:
         async with Client(self.address, NO_RETRIES) as client:
@@ -339,7 +339,7 @@ async def test_two_targets_rolled_one_after_the_other_under_load_mix_no_outputs(
         await until_states(client, "refused", "up")
         assert not load.cut_off
         await second.aclose()
-        # The first new target serves, and the second is not there yet.
+        # The first new target serves, and the second is not up yet.
         expected["new"] = await outputs_of(client)
         assert await states(client) == ["down", "up"]
         await running.enter_async_context(places[1].serving(new))

@@ -1,4 +1,4 @@
-"""The pool: places, order, and since when a generation waits."""
+"""The pool: places, order, and the time a generation starts to wait."""
 
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules

@@ -1,4 +1,4 @@
-"""Calls stay small however long the prompts: what rows bring, what services make of a part, and what is cached."""
+"""Calls stay small however long the prompts: tokens in rows, parts of a prompt, and cached prefixes."""
 
 from collections.abc import Sequence
 
@@ -61,7 +61,7 @@ def test_a_call_is_bounded_and_its_first_prompt_and_its_decoding_rows_are_always
 
 
 class ChunkedDrafter(FakeDrafter):
-    """Takes no more of a prompt than a chunk, as the model services do."""
+    """Takes at most a chunk of a prompt, like the model services."""
 
     def _propose(self, row: ProposeRow) -> Proposal | PacelineError:
         if len(row.token_ids) <= CHUNK_TOKENS:
@@ -71,7 +71,7 @@ class ChunkedDrafter(FakeDrafter):
 
 @pytest.mark.parametrize("chunk_count", [1, 7, 40])
 async def test_what_is_sent_of_a_prompt_grows_with_its_length_and_not_with_the_square(chunk_count: int) -> None:
-    """review C8: each chunk's call brought all of the rest."""
+    """review C8: each chunk's call brought the whole rest of the prompt."""
     prompt = [4 + number % 40 for number in range(chunk_count * CHUNK_TOKENS)]
     generation, drafter, verifier = generation_of(prompt, 2 * chunk_count), ChunkedDrafter(1.0), FakeVerifier()
     while not generation.ended:
@@ -98,7 +98,7 @@ async def test_prompts_that_a_call_has_no_chunk_for_are_not_sent_with_it() -> No
 
 
 class Here:
-    """A target without a wire; counts the tokens that were brought, call by call."""
+    """A target without a wire; counts the tokens in each call."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
@@ -110,7 +110,6 @@ class Here:
 
 
 async def rounds_to_first_token(target: Here, token_ids: Sequence[int], name: str, chunk_tokens: int) -> int:
-    """How many rounds a prompt takes, alone."""
     generation, limits = generation_of(token_ids, name=name), RoundLimits(MODEL_VOCABULARY_SIZE, chunk_tokens)
     for count in range(1, 1000):
         await run_round([generation], FakeDrafter(1.0), target, limits, [0])
@@ -196,7 +195,7 @@ def test_the_prompt_that_lacks_least_is_computed_first_whatever_its_row_brings(m
 
 
 def test_a_token_after_a_part_is_a_lie() -> None:
-    """review C8: as an older service would say, which takes a part for all."""
+    """review C8: an older service would answer so, because it takes a part for the whole."""
     asked = ProposeRow("a", 0, (5, 6), 2, following_count=3)
     check_proposals([asked], Proposals([Proposal((), 2)]))
     with pytest.raises(PeerFailed):

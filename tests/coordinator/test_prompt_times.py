@@ -1,4 +1,4 @@
-"""What prompts cost by whether rounds draft: seconds beyond a usual round, over the tokens that came of them."""
+"""The cost of prompts with and without drafts: seconds beyond a usual round, over the tokens yielded."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from coordinator.rounds.prompt_times import PromptTimes
 
 
 def learned(drafted_s: float, plain_s: float, plain_rounds: int) -> PromptTimes:
-    """Every tenth round brings 100 tokens of prompt a row, which take so long; every round yields 2 a row, or 1."""
+    """Learn from rounds of 2 tokens a row, or 1; every tenth takes these seconds for a prompt of 100 tokens a row."""
     prompts = PromptTimes()
     for drafted, beyond_s, rounds in ((True, drafted_s, 4000), (False, plain_s, plain_rounds)):
         for number in range(rounds):

@@ -1,4 +1,4 @@
-"""Replicas found, watched and let go: names that lead to several, health, models that do not fit."""
+"""Replicas found, watched and removed: names with several addresses, health, models that do not fit."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +25,7 @@ NAME = HostPort("targets", 7702)
 
 
 class Recorder:
-    """Notes what it is told of replicas."""
+    """Notes the replicas that it is told of."""
 
     def __init__(self) -> None:
         self.states: dict[str, list[str]] = {}
@@ -137,7 +137,7 @@ def other(**changes: str | int) -> ModelDescription:
 
 
 async def serving(first: ModelDescription) -> CurrentModel:
-    """What such a target is served of, which is left."""
+    """Return the served model while a target like `first` is left."""
 
     class Left:
         def has_fitting(self, besides: Replica[Remote]) -> bool:

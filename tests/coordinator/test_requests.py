@@ -1,4 +1,4 @@
-"""What is told of a request at its end, whatever way it ends: one log line, and its times."""
+"""The record of a request at its end, however it ends: one log line, and its times."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ def lines(logs: list[Any]) -> list[Any]:
 
 
 async def line_of(logs: list[Any]) -> Any:
-    """The one line of the one request, which the coordinator writes when it learns of the end."""
+    """Wait for the request's one log line, which the coordinator writes when it learns of the end."""
     while not lines(logs):
         await asyncio.sleep(0.01)
     (line,) = lines(logs)
@@ -60,7 +60,7 @@ async def line_of(logs: list[Any]) -> Any:
 async def serving(
     verifier: FakeVerifier, *, queue_limit: int = 100
 ) -> AsyncIterator[tuple[Client, CollectorRegistry, list[Any]]]:
-    """Yield a client of a coordinator, its registry and what it logs."""
+    """Yield a client of a coordinator, its registry and its log lines."""
     registry = new_registry("coordinator")
     with capture_logs() as logs:
         async with fake_cluster(FakeDrafter(1.0), verifier, registry, queue_limit=queue_limit) as client:
@@ -108,7 +108,7 @@ async def test_a_request_for_several_outputs_has_one_line_for_all() -> None:
 
 @pytest.mark.review
 async def test_the_first_message_says_before_any_token_what_a_client_needs_to_continue() -> None:
-    """Review G7: the seed of a stream came with its finish only."""
+    """Review G7: the seed of a stream came only with its finish."""
     registry = new_registry("coordinator")
     with capture_logs() as logs:
         async with (
@@ -153,7 +153,7 @@ async def test_a_request_that_finds_the_queue_full_is_rejected_for_it() -> None:
             one.cancel()
         while len(lines(logs)) < 3:
             await asyncio.sleep(0.01)
-        # One of them was never in a round: all its time was spent in the queue.
+        # One of them was never in a round: it spent all its time in the queue.
         assert by_label(registry, "requests_total", "code") == {"RESOURCE_EXHAUSTED": 1, "CANCELLED": 2}
         assert value(registry, "request_queue_seconds_count") == 2
 
@@ -196,7 +196,7 @@ def piece(count: int, finish: GenerationFinish | None = None) -> OutputPiece:
 
 
 def recorded(registry: CollectorRegistry) -> None:
-    """A request of 7 seconds: 0.5 in the queue, its first 3 of 11 tokens after 2 seconds, its last after 6."""
+    """Record 7 s: 0.5 s queued, the first 3 of 11 tokens after 2 s, the last after 6 s."""
     clock = Clock()
     record = RequestRecord(RequestMetrics(registry), clock)
     output = Output(StopRules(11, frozenset()), None)
@@ -242,7 +242,7 @@ def test_a_request_in_a_span_that_is_not_sampled_names_none() -> None:
 
 
 class Naming(FakeVerifier):
-    """Fails every row by the name of its sequence."""
+    """Fails every row and names its sequence in the error."""
 
     def _verify(self, row: VerifyRow) -> PacelineError:
         name = row.sequence_id

@@ -1,4 +1,4 @@
-"""What rounds take by their count of drafts: measured where there is much, shared where there is little."""
+"""Round times by draft count: measured where there is much data, shared where there is little."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ def test_counts_out_of_order_are_taken_for_alike_by_their_weight() -> None:
     for _ in range(int(KEPT)):
         times.add(4, 0.05)
     for _ in range(8):
-        times.add(8, 0.03)  # what a calm moment gave
+        times.add(8, 0.03)  # measured in a calm moment
     took = times.predict(8)
     assert took[8] == pytest.approx(took[4])
     assert took[4] == pytest.approx(1, rel=0.1)

@@ -119,7 +119,7 @@ def test_a_cache_too_small_for_the_batch_changes_no_output(capacity_tokens: int,
 
 
 async def test_the_youngest_gives_up_what_is_wanted_and_goes_on_from_the_rest() -> None:
-    """It was sent whole again, and its draft with it."""
+    """The whole sequence was sent again, and its draft's too."""
     drafter, verifier = FakeDrafter(1.0), FakeVerifier(capacity_tokens=60)
     async with scheduling(drafter, verifier, draft_count=0) as (admission, scheduler):
         requests = [
@@ -137,7 +137,7 @@ async def test_the_youngest_gives_up_what_is_wanted_and_goes_on_from_the_rest() 
 
 
 async def test_the_youngest_gives_way_though_it_is_in_a_round_of_the_other_lane() -> None:
-    """Review C12: the youngest of those in no round was taken, which with two lanes is often the older."""
+    """Review C12: the youngest outside any round was taken, which with two lanes is often the older one."""
     verifier, drafter = FakeVerifier(capacity_tokens=60), FakeDrafter(1.0)
     async with scheduling(drafter, verifier, draft_count=0, batch_size=1, lanes=2) as (admission, scheduler):
         requests = [
@@ -155,7 +155,7 @@ def test_every_policy_that_is_offered_is_there() -> None:
 
 
 class SlowToCut(FakeVerifier):
-    """Others run while it takes tokens back, which it cannot."""
+    """Lets other tasks run during a rollback, which always fails."""
 
     def __init__(self, capacity_tokens: int) -> None:
         super().__init__(capacity_tokens=capacity_tokens)
@@ -290,5 +290,5 @@ async def test_output_ends_with_the_end_token_and_says_so() -> None:
     assert output == continuation(prompt, 100)
     assert last.finish is not None
     assert last.finish.reason is FinishReason.END_TOKEN
-    # The draft is always right, so every draft that counts is accepted, the end token perhaps among them.
+    # The draft is always right, so every draft that counts is accepted, perhaps including the end token.
     assert last.finish.usage.drafted_count == last.finish.usage.accepted_count

@@ -1,4 +1,4 @@
-"""The real loop over fake services that fail, lie and vanish: what goes on, what fails, and who is told."""
+"""The real loop over fake services that fail, lie and vanish: what continues, what fails, and what clients hear."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ async def test_evicted_caches_are_rebuilt_from_the_coordinators_tokens() -> None
 
 
 async def test_a_row_that_breaks_its_group_fails_alone_and_the_others_go_on() -> None:
-    """The model fails on any group with the poisoned generation: which one it was only running alone can tell."""
+    """The model fails on any group with the poisoned generation, which only running alone identifies."""
     poison, clean = (13, 13), prompts(5)
 
     def break_on_poison(_: int) -> None:
@@ -62,7 +62,7 @@ async def test_a_row_that_breaks_its_group_fails_alone_and_the_others_go_on() ->
 
 
 async def test_an_answer_that_cannot_be_true_is_not_taken_and_asked_for_again() -> None:
-    """A group's lie makes it run alone, as any failure does; one that alone gets only lies fails."""
+    """A group with a lie runs alone, as after any failure; a generation that alone gets only lies fails."""
     lies: Iterator[VerifyOutcome] = iter(
         [Verdict(9, 1, 9), Verdict(0, VOCABULARY_SIZE, 2), Verdict(0, 1, 7), Prefilled(99)]
     )

@@ -1,4 +1,4 @@
-"""A client that reads slowly, or not at all, costs itself and nobody else. Review C9."""
+"""A client that reads slowly, or not at all, costs only itself. Review C9."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.fakes.model_services import FakeDrafter
 pytestmark = pytest.mark.review
 UNREAD_TOKENS = 100
 LONG = 300
-"""Tokens of an output that is too much for a reader that does not read."""
+"""Tokens of an output that exceeds the limit for unread tokens."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ async def test_an_error_comes_after_what_was_committed_before_it() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2])
 async def test_a_generation_that_is_not_read_pauses_and_gives_its_place_to_others(lanes: int) -> None:
-    """It went on to its end, held in memory, and took its part of every round."""
+    """The generation continued to its end, stayed in memory, and took part in every round."""
     verifier = SteppedVerifier()
     async with dispatching([FakeDrafter(0.7)], [verifier], batch_size=1, lanes=lanes) as running:
         unread = [submit(running, (n,), LONG) for n in range(5, 5 + lanes)]

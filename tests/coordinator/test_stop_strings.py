@@ -24,7 +24,7 @@ def test_shown_text_ends_before_the_first_stop_string_however_it_is_cut(pieces: 
             break
     shown += "" if stopped else matcher.drain()
     whole = "".join(pieces)
-    # The first stop string to be completed ends the text, so look at each prefix in turn.
+    # The first completed stop string ends the text, so check each prefix in turn.
     for length in range(len(whole) + 1):
         if found := [at for stop in stops if (at := whole[:length].find(stop)) >= 0]:
             assert stopped
@@ -35,7 +35,7 @@ def test_shown_text_ends_before_the_first_stop_string_however_it_is_cut(pieces: 
 
 
 class NaiveMatcher:
-    """Looks at all of what is held, for each stop string, with each piece."""
+    """Compares each stop string with all held text at each piece."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops

@@ -1,4 +1,4 @@
-"""A process that is not the one that was looked at: nothing of its answers is taken, not for one round."""
+"""A process other than the one that was checked: its answers are never used, not even for one round."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ STRANGER = ModelIdentity("another model", "another process")
 
 
 class SwappedVerifier(FakeVerifier):
-    """From a call on another process, of the same model or another, whose tokens are then all the same."""
+    """Becomes another process at a certain call, of the same model or another, which then chooses one token only."""
 
     def __init__(self, after: int, *, other_model: bool) -> None:
         super().__init__(self._swap)
@@ -94,7 +94,7 @@ async def test_an_answer_of_another_process_counts_as_no_answer(role: str, tmp_p
             else:
                 await remote.propose([ProposeRow("a", 0, (8,), 1)])
 
-        await ask()  # it is known to nobody yet
+        await ask()  # no identity is trusted yet
         remote.trust(STRANGER)
         words = r"is gone \(model another mode, process another proc\), and another answers \(model [0-9a-f]{12}, "
         with pytest.raises(PeerUnavailable, match=words):
@@ -105,7 +105,7 @@ async def test_an_answer_of_another_process_counts_as_no_answer(role: str, tmp_p
 
 
 class Place:
-    """An address at which one target after another is served, all by the same name."""
+    """An address where targets are served in turn under one name."""
 
     def __init__(self, folder: Path) -> None:
         self.models = [write_model(folder / str(seed), "Llama", seed=seed) for seed in (5, 6)]
@@ -123,12 +123,12 @@ class Place:
 async def test_a_coordinator_whose_only_target_is_swapped_serves_each_model_as_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Review C1, C2: it served the other one as the first, for their names were the same; then it waited 900 s.
+    """Review C1, C2: with equal names it served the other model as the first; then it waited 900 s.
 
-    A request of which the client has nothing begins anew by itself.
+    A request without tokens begins anew by itself.
     """
     place = Place(tmp_path)
-    monkeypatch.setattr(replica, "CHECK_INTERVAL_S", 3600.0)  # nobody looks unless something happens
+    monkeypatch.setattr(replica, "CHECK_INTERVAL_S", 3600.0)  # checks run only when something happens
     async with AsyncExitStack() as running:
         async with place.serving(0) as address:
             settings = CoordinatorSettings(target=address, draft="127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""What is said when an address leads to something else than was meant."""
+"""Errors for an address that leads to something other than intended."""
 
 import asyncio
 import sys
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.review
 
 @asynccontextmanager
 async def serving(name: str, options: ServerOptions | None = None) -> AsyncIterator[RunningServer]:
-    """A server that says it is a service, and is none."""
+    """Run a server that claims to be a service and is none."""
     async with running_server(
         "127.0.0.1", 0, [name], lambda server: None, grace_s=0, options=options or ServerOptions()
     ) as server:
@@ -110,8 +110,6 @@ async def test_a_draft_address_that_leads_to_a_target_is_refused_and_not_waited_
 
 
 class Nobody:
-    """Uses no replica."""
-
     def changed(self, replica: Replica[Remote]) -> None: ...
 
     def left(self, replica: Replica[Remote]) -> None: ...
@@ -130,7 +128,7 @@ async def nowhere(address: HostPort) -> set[str]:
 async def why_no_target(
     remote: Remote, address: str = "127.0.0.1:1", resolve: Callable[[HostPort], Awaitable[set[str]]] = resolve
 ) -> str:
-    """What a coordinator says whose time for its start is over by the end of its first look."""
+    """Return the error of a coordinator whose start times out after its first check."""
     async with background() as tasks:
         targets = Replicas(parse_addresses(address), lambda *_: remote, fits, Nobody(), tasks, resolve)
         await targets.refresh()
@@ -150,7 +148,7 @@ async def test_a_coordinator_that_calls_a_tls_target_in_plaintext_is_told_of_the
 
 
 async def test_a_coordinator_without_a_target_says_how_each_stands() -> None:
-    """A target that merely was slow to answer, or still loaded, had a name that could not be resolved."""
+    """A target that was slow to answer, or still loading, was reported as a name that cannot be resolved."""
     draining = FakeVerifier()
     draining.is_draining = True
     gone = FakeVerifier()

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests say what the code says: ports, flags, names, probes, grace periods. No cluster needed."""
+"""The Kubernetes manifests match the code: ports, flags, names, probes, grace periods. No cluster needed."""
 
 import re
 
@@ -10,7 +10,7 @@ from paceline.process.settings import ModelServiceSettings, ServiceSettings
 from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Workload, of_kind, resources, workloads
 
 OTHER_VARIABLES = {"HF_HOME"}
-"""Variables that are not Paceline's."""
+"""Variables that other programs read."""
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 each_workload = pytest.mark.parametrize(
@@ -23,13 +23,13 @@ def workload(overlay: str, component: str) -> Workload:
 
 
 def startup_s(one: Workload) -> int:
-    """How long a pod may take to start, as its probe allows."""
+    """Return the longest start in seconds that a pod's probe allows."""
     probe = one.container["startupProbe"]
     return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 
 def settings(one: Workload, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
-    """What the service would read from the container's variables."""
+    """Return the settings that the service would read from the container's variables."""
     with monkeypatch.context() as patched:
         for name, value in one.environment.items():
             patched.setenv(name, value)
@@ -60,7 +60,7 @@ def test_probes_ask_the_health_port(overlay: str, component: str, monkeypatch: p
     one = workload(overlay, component)
     told = settings(one, monkeypatch)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        # No service's name: the health of all, which a renamed service does not change.
+        # No service name: the overall health, which survives a renamed service.
         assert one.container[probe]["grpc"] == {"port": told.health_port}
 
 
@@ -72,7 +72,7 @@ def test_the_coordinator_waits_for_targets_as_long_as_they_may_take(
     told, target = settings(found["coordinator"], monkeypatch), found["target"]
     assert isinstance(told, CoordinatorSettings)
     assert startup_s(found["coordinator"]) > told.startup_timeout_s >= startup_s(target)
-    # With one target, requests wait while it drains and loads again, from its disk: that is less than a first start.
+    # With one target, requests wait while it drains and loads from its disk, which is faster than a first start.
     assert told.target_wait_s >= 2 * target.pod["terminationGracePeriodSeconds"]
 
 
@@ -198,7 +198,7 @@ FILES = [
     *(KUBERNETES.parent / name for name in ("Dockerfile", "README.md", "compose.yaml", "observability/README.md")),
 ]
 OTHER_FLAGS = {"--write", "--quick", "--requests", "--no-speculation", "--build"}
-"""Flags that prose names and that are no service's: those of scripts, compose and `paceline`."""
+"""Flags in prose that belong to scripts, compose and `paceline`, and to no service."""
 
 
 def test_every_flag_that_prose_names_is_a_services() -> None:
@@ -206,7 +206,7 @@ def test_every_flag_that_prose_names_is_a_services() -> None:
     named = set()
     for file in FILES:
         text = file.read_text()
-        # Of Markdown what is set as code in a sentence; blocks are other programs' commands.
+        # In Markdown only code within sentences counts; blocks are other programs' commands.
         said = re.findall(r"`(--[a-z-]+)", text) if file.suffix == ".md" else re.findall(r"#.*?(--[a-z-]+)", text)
         named |= set(said)
     assert {"--shutdown-grace-s", "--kv-memory"} <= named

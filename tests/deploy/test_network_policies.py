@@ -1,4 +1,4 @@
-"""Who reaches whom under the rendered network policies, on a network that enforces them. No cluster needed."""
+"""Permitted connections under the rendered network policies, on a network that enforces them. No cluster needed."""
 
 from itertools import product
 
@@ -53,7 +53,7 @@ def ports(overlay: str, component: str) -> dict[str, int]:
 @each_overlay
 @pytest.mark.parametrize(("component", "protocol"), list(product(SETTINGS, ["UDP", "TCP"])))
 def test_every_pod_of_ours_reaches_dns(overlay: str, component: str, protocol: str) -> None:
-    """Review D1: the label of all our resources had been put into the policies' peers, too."""
+    """Review D1: the label of all our resources had been put into the policies' peers too."""
     pod = ours(overlay)[component]
     unreached = [to.name for to, port in NAMES if not connects(policies(overlay), pod, to, port, protocol)]
     assert unreached == []

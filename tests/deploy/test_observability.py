@@ -1,4 +1,4 @@
-"""What stands in deploy/observability works: rules, queries, and the files that name each other."""
+"""The contents of deploy/observability work: rules, queries, and references between files."""
 
 import json
 import re
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "observability"
 RULES = FOLDER / "prometheus" / "rules.yml"
 DASHBOARD = json.loads((FOLDER / "grafana" / "dashboards" / "paceline.json").read_text(encoding="utf-8"))
 EMPTY_WHEN_HEALTHY = {"Calls that failed"}
-"""Panels that show nothing as long as nothing fails."""
+"""Panels that stay empty while nothing fails."""
 
 
 def load(path: str) -> Any:
@@ -35,7 +35,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def panel_queries() -> Iterator[tuple[str, str]]:
-    """Titles of panels and their queries, with what Grafana would put in for variables."""
+    """Yield titles of panels and their queries, with variables filled in as by Grafana."""
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
             query = target["expr"].replace("$__rate_interval", "1m").replace("$coordinator", ".*")
@@ -95,7 +95,7 @@ def test_the_compose_file_mounts_what_exists_and_the_parts_know_each_other() -> 
 
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Prometheus]:
-    """A Prometheus that has scraped the three services before, during and after some requests."""
+    """Run a Prometheus that has scraped the three services before, during and after some requests."""
     async with running_cluster(ClusterOptions(metrics_port=0)) as addresses, Client(addresses.coordinator) as client:
         targets = [url.removeprefix("http://").removesuffix("/metrics") for url in addresses.metrics_urls]
         async with running_prometheus(tmp_path, targets, RULES) as prometheus:
@@ -124,7 +124,7 @@ async def test_every_query_of_the_dashboard_and_the_rules_works_on_a_real_promet
     for rule in rules():
         found = await watched.query(rule["expr"])
         assert bool(found) == ("record" in rule), f"{rule} gave {found}"
-        # An alert that is silent may be so because it names what is not there.
+        # An alert may be silent because it names a metric that does not exist.
         for selector in re.findall(r"paceline[\w:]*(?:\{[^}]*\})?", rule["expr"]):
             assert await watched.query(selector), f"{rule} names {selector}, which no service has"
     label_query = DASHBOARD["templating"]["list"][1]["query"]["query"]

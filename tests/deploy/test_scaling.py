@@ -1,4 +1,4 @@
-"""What the components `hpa` and `keda` scale by: metrics that exist, the same in both, and what they count."""
+"""Metrics that the components `hpa` and `keda` scale by: they exist, agree, and count the right things."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def autoscalers(overlay: str) -> dict[str, Resource]:
 
 
 def adapter_queries() -> dict[str, str]:
-    """By the name of the metric that they make."""
+    """Return the adapter's queries by the name of the metric that they make."""
     rules = yaml.safe_load((KUBERNETES / "components/hpa/adapter-rules.yaml").read_text())["rules"]["external"]
     return {rule["name"]["as"]: rule["metricsQuery"] for rule in rules}
 
@@ -30,13 +30,13 @@ def scaled_objects() -> dict[str, Resource]:
 
 
 def keda_triggers(name: str) -> list[tuple[str, str]]:
-    """Queries and their thresholds."""
+    """Return queries and their thresholds."""
     told = [trigger["metadata"] for trigger in scaled_objects()[name]["spec"]["triggers"]]
     return [(one["query"], one["threshold"]) for one in told]
 
 
 def hpa_triggers(name: str) -> list[tuple[str, str]]:
-    """As `keda_triggers`, with what the adapter puts in for the matchers."""
+    """As `keda_triggers`, with matchers filled in as by the adapter."""
     found = []
     for one in (metric["external"] for metric in autoscalers("production")[name]["spec"]["metrics"]):
         labels = {"namespace": NAMESPACE, **one["metric"].get("selector", {}).get("matchLabels", {})}
@@ -51,7 +51,7 @@ def test_autoscalers_name_workloads_that_exist_and_leave_their_replicas_alone(ov
     for name, one in autoscalers(overlay).items():
         reference = one["spec"]["scaleTargetRef"]
         assert name == reference["name"]
-        # Otherwise each apply would undo what the autoscaler did.
+        # Otherwise each apply would undo the autoscaler's change.
         assert "replicas" not in of_kind(resources(overlay), reference["kind"])[name]["spec"]
 
 
@@ -83,7 +83,7 @@ def waiting_trigger() -> tuple[str, str]:
 
 @pytest.mark.parametrize(("up", "counted"), [((1, 2), 30 + 12), ((0, 1), 12), ((0, 0), 0)], ids=["both", "one", "none"])
 async def test_what_waits_counts_where_a_target_is_up(up: tuple[int, int], counted: int, tmp_path: Path) -> None:
-    """Sequences that wait for the only target to come back had called for another one."""
+    """Sequences waiting for the only target to come back had triggered another target."""
 
     def series(instance: str, waiting: int, up: int) -> list[dict[str, Any]]:
         own = f'namespace="{NAMESPACE}", instance="{instance}"'

@@ -1,4 +1,4 @@
-"""Passes of fixed shapes: they choose what ragged passes choose, and never wait for the device half-way."""
+"""Passes of fixed shapes: they choose the same tokens as ragged passes, and never wait for the device midway."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +34,7 @@ FIXED = EngineOptions(kv_memory="1MiB", page_tokens=4, fixed_shapes=True)
 RAGGED = EngineOptions(kv_memory="1MiB", page_tokens=4)
 SAMPLED = ChoiceRule(SamplingParameters(temperature=0.8), seed=2**63 + 11)
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item", "aten::masked_select"}
-"""Operators whose result the host must have before it can go on."""
+"""Operators whose result the host must have before it can continue."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -51,7 +51,7 @@ def rows(draft_counts: tuple[int, ...], rules: tuple[ChoiceRule, ...]) -> list[P
 
 
 def later(row: ProposeRow, proposal: Proposal) -> ProposeRow:
-    """The next round: two drafts were right, then comes a token of the target's."""
+    """Return the next round's row: two drafts were right, then comes a token of the target's."""
     kept = proposal.draft_token_ids[:2]
     base_length = min(proposal.cached_length, len(row.token_ids) + len(kept))
     tokens = (*row.token_ids, *kept, 17)
@@ -90,14 +90,14 @@ def test_rows_that_want_different_counts_share_their_passes(model: LoadedModel) 
         proposals.append(drafter.propose(asked))
         assert passes[at_once] == max(counts)
         for row in asked:
-            # A row that has its drafts holds no more pages for those of others.
+            # A row with all its drafts holds no pages for drafts of others.
             assert drafter.runner.cache.length(row.sequence_id) == 3 + row.draft_count - 1
     assert proposals[0] == proposals[1]
 
 
 @pytest.mark.review
 def test_a_row_needs_room_for_its_own_drafts_only(model: LoadedModel) -> None:
-    """Review B11: beside the scratch page there are three; the long row takes two, and one is left."""
+    """Review B11: beside the scratch page there are three pages; the long row takes two, and one is left."""
     page_bytes = 4 * model.kv_shape.token_bytes
     drafter = Drafter(Runner(model, EngineOptions(str(4 * page_bytes), page_tokens=4, fixed_shapes=True)))
     long, short = ProposeRow("long", 0, (5,), 8), ProposeRow("short", 0, (6, 7, 8), 2)
@@ -129,7 +129,7 @@ def test_a_row_without_room_for_its_drafts_fails_alone_and_keeps_its_cache(model
 
 
 class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fails on every operator that hands a number to the host."""
+    """Fails on every operator that returns a number to the host."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -228,7 +228,7 @@ def varlen_peer(
     seqused_k: torch.Tensor,
     block_table: torch.Tensor,
 ) -> torch.Tensor:
-    """What torch documents of `varlen_attn` with a block table, in plain operations, a sequence at a time."""
+    """Compute torch's documented `varlen_attn` with a block table in plain operations, a sequence at a time."""
     assert window_size == (-1, 0) and block_table.dtype == seqused_k.dtype == cu_seq_q.dtype == torch.int32
     outputs = []
     for row in range(len(seqused_k)):
@@ -256,7 +256,7 @@ def test_the_variable_length_kernel_is_asked_for_what_gathering_gives() -> None:
     keys, values, query = torch.randn(2, 40, 16), torch.randn(2, 40, 16), torch.randn(4, 9, 16)
     gathered = GatheredBlocks(block, 4)(query, keys, values, 0.25)
     varlen = VarlenBlocks(block, 4, varlen_peer)(query, keys, values, 0.25)
-    # What padding sees differs, and is nobody's.
+    # Results of padding differ and are unused.
     real = (torch.arange(3) < block.counts[:, None]).flatten()
     torch.testing.assert_close(varlen[:, real], gathered[:, real], atol=1e-6, rtol=1e-5)
 
@@ -264,7 +264,7 @@ def test_the_variable_length_kernel_is_asked_for_what_gathering_gives() -> None:
 @pytest.mark.review
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
 def test_what_a_released_page_held_reaches_no_row(number: float) -> None:
-    """Review B3: behind a row's last token its page is as the owner before left it."""
+    """Review B3: behind a row's last token its page holds the previous owner's data."""
     torch.manual_seed(1)
     block = BlockRows(
         torch.zeros((1, 2), dtype=torch.int64), torch.tensor([1]), torch.tensor([4]), torch.tensor([[1, 0]])
@@ -295,7 +295,7 @@ def test_a_kernel_is_taken_only_when_it_does_what_gathering_does() -> None:
 def test_drafts_that_could_not_be_made_leave_nothing_that_is_never_freed(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Empty sequences stayed, and the rules of rows that came after the part that failed."""
+    """Empty sequences stayed, as did the rules of rows after the part that failed."""
     clock = Clock()
     runner = Runner(load_model("builtin:draft"), replace(FIXED, kv_memory="16MiB", sequence_ttl_s=10), clock)
 

@@ -1,4 +1,4 @@
-"""Installing the package compiles the kernels where that can be done, and asks for nothing where it cannot."""
+"""Installing the package compiles the kernels where possible, and needs no compiler elsewhere."""
 
 import ctypes
 import shutil
@@ -12,7 +12,7 @@ from tests.tools import missing
 
 
 class App:
-    """As much of hatch as a hook speaks to."""
+    """The part of hatch's interface that the hook uses."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -22,7 +22,7 @@ class App:
 
 
 def build(root: Path, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return what the build was told and the warnings."""
+    """Return the build data and the warnings."""
     (root / SOURCE).parent.mkdir(parents=True)
     (root / SOURCE).write_text(source)
     (root / HEADER).write_text("")

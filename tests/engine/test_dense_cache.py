@@ -1,4 +1,4 @@
-"""The dense layout: when rows are moved, and what their padding holds."""
+"""The dense layout: moves of rows, and the contents of their padding."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.caches import HEAD_COUNT, SHAPE, fill, run_pass
 
 @pytest.mark.review
 def test_rejected_drafts_that_are_not_finite_reach_no_later_pass_of_the_dense_layout() -> None:
-    """Review B3: a row with fewer new tokens than its neighbour has them in its padding."""
+    """Review B3: a row with fewer new tokens than its neighbour has the rejected drafts in its padding."""
 
     def later(number: float) -> torch.Tensor:
         cache = DenseCache(SHAPE, 1 << 20)
@@ -46,7 +46,7 @@ def test_rows_of_equal_growth_are_not_realigned() -> None:
             rows[sequence_id] = whole, len(whole) - base_length
         run_pass(cache, rows)
         realigned.append(cache.describe().realigned_bytes)
-    # The prompts are of unequal length, so the second pass brings them to one edge; then both grow by as much.
+    # The prompts differ in length, so the second pass aligns them; then both grow by the same count.
     assert realigned[0] == 0
     assert realigned[1] == (12 + 7) * SHAPE.token_bytes
     assert realigned[2] == realigned[1]
@@ -78,7 +78,7 @@ def test_a_dense_cache_that_memory_runs_out_on_goes_on_afterwards(monkeypatch: p
 
 @pytest.mark.review
 def test_sequences_that_were_cut_to_nothing_take_no_room_from_others() -> None:
-    """Review C6: they counted as rows of the rectangle, so what was taken back of them was no room for anybody."""
+    """Review C6: empty sequences counted as rows of the rectangle, so a rollback freed no room for others."""
     row_bytes = RECTANGLES * SHAPE.token_bytes
     cache = DenseCache(SHAPE, row_bytes * 2 * (SLACK + 8))
     for sequence_id in "ab":
@@ -92,7 +92,7 @@ def test_sequences_that_were_cut_to_nothing_take_no_room_from_others() -> None:
 
 
 def test_what_a_cut_frees_is_counted_as_what_is_missing_is() -> None:
-    """A cut was told to free nothing, so that one shortage took all others back."""
+    """A cut was reported to free nothing, so one shortage took back all other sequences."""
     cache = DenseCache(SHAPE, RECTANGLES * SHAPE.token_bytes * 2 * (SLACK + 8))
     for sequence_id in "ab":
         fill(cache, sequence_id, [1] * 8)
@@ -106,7 +106,7 @@ def test_what_a_cut_frees_is_counted_as_what_is_missing_is() -> None:
 
 
 def test_what_was_cut_takes_no_memory_wherever_it_lay() -> None:
-    """Rows aside stayed as long as they were, and so the cache outgrew its budget."""
+    """Rows put aside kept their length, so the cache outgrew its budget."""
     cache = DenseCache(SHAPE, RECTANGLES * SHAPE.token_bytes * 8 * (SLACK + 50))
     aside: list[str] = []
     for generation in range(40):

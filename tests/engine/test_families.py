@@ -1,4 +1,4 @@
-"""Which model families the engine runs, and by what name it refuses the others."""
+"""Model families that the engine runs, and the names by which it refuses others."""
 
 import json
 from pathlib import Path

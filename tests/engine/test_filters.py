@@ -1,4 +1,4 @@
-"""The parameters of a request: what its filters leave, and how its penalties change the logits of single tokens."""
+"""The parameters of a request: tokens left by its filters, and logits changed by its penalties."""
 
 import math
 from collections import Counter
@@ -35,7 +35,7 @@ def test_filters_leave_the_tokens_that_transformers_leaves(top_k: int, top_p: fl
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 0.9999])
 @pytest.mark.parametrize("top_k", [0, 30, 2000])
 def test_a_nucleus_of_any_size_is_the_one_that_transformers_leaves(spread: float, top_p: float, top_k: int) -> None:
-    """In float64, where it matters to nobody in what order probabilities are added up."""
+    """Compare in float64, where the order of adding probabilities does not matter."""
     torch.manual_seed(6)
     scores = (torch.randn(3, 12_000, dtype=torch.float64) * spread).round(decimals=1 if spread > 1 else 9)
     left = filtered(scores, SamplingParameters(1, top_k=top_k, top_p=top_p)) > -math.inf
@@ -52,7 +52,7 @@ NUCLEUS = SamplingParameters(1, top_p=0.9)
 @pytest.mark.parametrize("thread_count", [1, 2])
 def test_what_is_left_of_a_row_does_not_depend_on_the_other_rows(thread_count: int) -> None:
     torch.manual_seed(7)
-    # From rows that a few tokens decide to rows that need them all, with many equals.
+    # Some rows need a few tokens and some need all, with many equals.
     spreads = torch.tensor([8, 4, 2, 1, 0.01, 0])
     rows = (torch.randn(6, 40_001) * spreads[:, None]).round(decimals=1)
     before = torch.get_num_threads()
@@ -117,7 +117,7 @@ token_lists = st.lists(st.integers(0, 29), max_size=12)
 
 
 def penalised(logits: torch.Tensor, sampling: SamplingParameters, prompt_count: int, history: list[int]) -> list[float]:
-    """The logits [V] after `history`, by the definition of the three penalties."""
+    """Return the logits [V] after `history`, by the definition of the three penalties."""
     values = logits.clone()
     for token_id in set(history):
         factor = sampling.repetition_penalty

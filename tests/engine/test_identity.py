@@ -1,4 +1,4 @@
-"""What makes two loaded models the same one, and what their services say of it."""
+"""When two loaded models count as one, and their services' descriptions."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def change_weight(folder: Path) -> None:
 
 
 def write_sharded(folder: Path) -> None:
-    """As one shard with an index, which is how larger models lie."""
+    """Write it as one shard with an index, the form of larger models."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).rename(folder / "model-00001-of-00001.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}

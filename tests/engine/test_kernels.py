@@ -1,4 +1,4 @@
-"""The compiled operations do what torch's do, up to rounding, wherever a pass's rows lie."""
+"""The compiled operations equal torch's, up to rounding, wherever a pass's rows lie."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ def normed(values: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.
 
 
 def segments_of(length: int, cuts: Sequence[int], generator: torch.Generator) -> list[tuple[int, int]]:
-    """Where so many tokens of a sequence lie: cut in pieces, which are strewn over the slots in any order."""
+    """Return places of a sequence's tokens: pieces strewn over the slots in any order."""
     edges = sorted({0, length, *(cut % length for cut in cuts)})
     sizes = [stop - start for start, stop in pairwise(edges)]
     found, free = [(0, 0)] * len(sizes), 0
@@ -57,7 +57,7 @@ class Case:
     def __init__(
         self, heads: tuple[int, int], head_size: int, rows: Sequence[tuple[int, int, list[int]]], seed: int
     ) -> None:
-        """`heads` are KV heads and queries of each; of a row new tokens, those before, and where it is cut."""
+        """`heads` are KV heads and queries of each; a row has new tokens, earlier tokens, and cuts."""
         generator = torch.Generator().manual_seed(seed)
         self.kv_head_count, group_size = heads
         self.head_count, self.head_size = self.kv_head_count * group_size, head_size
@@ -79,7 +79,7 @@ class Case:
         self.norms = tuple(torch.randn(head_size, generator=generator) for _ in range(2))
 
     def compiled(self, kernels: Kernels, *, with_norms: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What is attended, and the keys and values in memory afterwards."""
+        """Return the attention output, and the keys and values in memory afterwards."""
         keys, values = self.keys.clone(), self.values.clone()
         norms = (self.norms[0], self.norms[1]) if with_norms else None
         attended = kernels.attend(
@@ -95,7 +95,7 @@ class Case:
         return attended, keys, values
 
     def expected(self, *, with_norms: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same by torch, a row at a time."""
+        """Return the same by torch, a row at a time."""
         keys, values, outputs = self.keys.clone(), self.values.clone(), []
         for span, parts in zip(self.spans, self.segments, strict=True):
             slots = torch.cat([torch.arange(*part) for part in parts])
@@ -155,7 +155,7 @@ def test_what_is_no_number_stays_so_and_reaches_no_other_sequence_and_no_earlier
     """Review B3. Two tokens go query by query, six as lanes, forty as several groups of lanes."""
     case = Case((2, 3), 48, [(count, 40, []), (count, 40, [11]), (1, 40, [])], seed=1)
     expected = case.compiled(built(), with_norms=True)[0]
-    # Of the second row's second token: what sees it is the rest of its row.
+    # In the second row's second token: only the rest of its row sees it.
     at = count + 1
     touched = range(at, min(at + reach, 2 * count))
     case.projected[at, {"query": 0, "key": 6, "value": 8}[part] * 48 + 5] = number
@@ -212,7 +212,7 @@ def model_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 def logits(model: LoadedModel, rows: Sequence[Sequence[PackedRow]]) -> Iterator[torch.Tensor]:
-    """Of calls one after another, on one thread."""
+    """Yield the logits of consecutive calls, on one thread."""
     runner = Runner(model, EngineOptions(kv_memory="1MiB", page_tokens=4))
     with using_threads(1):
         for call in rows:
@@ -228,7 +228,7 @@ def test_a_model_gives_the_logits_of_torchs_operations(model: LoadedModel) -> No
     first, second = tuple(range(20, 60)), (*range(20, 45), *range(90, 99))
     calls = [
         [PackedRow("a", 0, first), PackedRow("b", 0, second[:7])],
-        # The first one's pages, shared, then its own: a row in two segments.
+        # A row in two segments: shared pages of the first, then its own.
         [PackedRow("c", 0, (*first[:30], 7, 8, 9), draft_count=2), PackedRow("a", 40, (3, 4, 5, 6, 7, 8), 5)],
         [PackedRow("b", 7, second[7:]), PackedRow("a", 43, (9,)), PackedRow("c", 33, (1, 2), 1)],
     ]

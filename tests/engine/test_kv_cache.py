@@ -1,4 +1,4 @@
-"""The caches of every layout against plain lists of tokens: what attention reads is what the sequence is."""
+"""The caches of every layout against plain lists of tokens: attention reads exactly the sequence's tokens."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from paceline.errors import Overloaded, PacelineError, PrefixNotCached, Sequence
 from tests.caches import HEAD_COUNT, PAGE_BYTES, PAGE_TOKENS, SHAPE, fill, run_pass
 
 IDS = st.sampled_from("abcde")
-# Few different tokens, so that beginnings are often equal.
+# Few different tokens, so that prefixes are often equal.
 TOKENS = st.lists(st.sampled_from([1, 1, 1, 2]), min_size=1, max_size=14).map(tuple)
 
 
@@ -108,7 +108,7 @@ class PagedMachine(CacheMachine):
 
 
 class OutgrowingMachine(PagedMachine):
-    """Sequences grow out of what short rows' own attention is for."""
+    """Sequences grow beyond the attention for short rows."""
 
     def __init__(self) -> None:
         self._patch = pytest.MonkeyPatch()
@@ -149,7 +149,7 @@ def dense(page_count: int) -> DenseCache:
 
 
 def attended_rows(cache: KvCache, base_length: int, count: int, planted: tuple[str, float] | None) -> torch.Tensor:
-    """What row a of so many new tokens attends, then row b of two: [H, count + 2, D]; a's second token is planted."""
+    """Return attention [H, count + 2, D] of row a's `count` new tokens, then row b's two; a's second is planted."""
     generator = torch.Generator().manual_seed(3)
     fill(cache, "z", [1] * 8 + [2] * 5)
     kept = cache.keep("a", 0, [1] * base_length)

@@ -59,7 +59,7 @@ def test_a_full_pool_says_what_is_missing_and_keeps_what_it_has() -> None:
 
 
 class Watched(tuple[int, ...]):
-    """A prompt that counts the tokens which are copied out of it."""
+    """A prompt that counts the tokens copied out of it."""
 
     copied_count = 0
 
@@ -71,7 +71,7 @@ class Watched(tuple[int, ...]):
 
 @pytest.mark.review
 def test_taking_over_a_cached_prompt_costs_as_much_as_it_is_long() -> None:
-    """Review B10: it grew with the square, 1.24 s for 131,072 tokens."""
+    """Review B10: the cost was quadratic, 1.24 s for 131,072 tokens."""
     pool = KvPool(SHAPE, 2000 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
     prompt = [n % 7 for n in range(4 * 1000)]
     pool.keep("a", 0, ())

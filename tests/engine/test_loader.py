@@ -1,4 +1,4 @@
-"""What the loader refuses, and the words it uses."""
+"""The loader's refusals and their words."""
 
 import json
 import shutil
@@ -93,9 +93,9 @@ def test_dtype_is_the_checkpoints_unless_told(checkpoint: Path) -> None:
 
 
 def loaded_by_hub_id(cache: Path, *models: str) -> list[str]:
-    """Load in a process of its own that has no hub but this cache: the library reads its settings when imported.
+    """Load in a process that has no hub but this cache: the library reads its settings when imported.
 
-    Returns a line a model: its architecture, or why it cannot be used.
+    Return a line a model: its architecture, or why it cannot be used.
     """
     program = (
         "import sys\n"
@@ -130,7 +130,7 @@ def test_a_hub_id_is_loaded_from_the_hubs_files_or_refused_by_name(checkpoint: P
 def test_a_model_that_memory_does_not_hold_is_refused_in_words_of_its_own(
     place: Any, name: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was called half written, or a kind that the engine does not run, or a call to be tried again."""
+    """Such a model was reported as half written, as an unsupported kind, or as a call to try again."""
 
     def no_memory(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

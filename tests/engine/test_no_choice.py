@@ -1,4 +1,4 @@
-"""Logits that allow no choice: they fail their own row, where plain decoding would have failed, and nothing else."""
+"""Logits without a choice: they fail only their own row, where plain decoding would have failed."""
 
 import asyncio
 import math
@@ -131,7 +131,7 @@ def test_a_verified_row_fails_alone_and_only_where_plain_decoding_would(
     assert isinstance(found[1], NoChoice)
     assert isinstance(found[4], NoChoice)
     assert verifier.runner.cache.length("broken") == 0
-    # What is wrong after a rejected draft is nobody's output, and an accepted one comes before the error.
+    # Bad logits after a rejected draft affect no output, and an accepted draft comes before the error.
     assert found[2] == alone[0]
     accepted = found[5]
     assert isinstance(accepted, Verdict)
@@ -146,7 +146,7 @@ Poisoned = Callable[[int], Path]
 
 @pytest.fixture(scope="module")
 def poisoned(pairs: dict[str, PairOfCheckpoints], tmp_path_factory: pytest.TempPathFactory) -> Poisoned:
-    """Write a target in which the embedding of a token is not a number: nothing after that token has logits."""
+    """Write a target with one token whose embedding is not a number: nothing after that token has logits."""
 
     def write(token_id: int) -> Path:
         folder = tmp_path_factory.mktemp("poisoned")
@@ -177,7 +177,7 @@ def test_a_row_s_drafts_end_where_no_token_can_be_chosen(
     assert found[1] == Proposal((), 1)
     made = found[2]
     assert made == Proposal(third.draft_token_ids[:2], 4)
-    # What is cached of it is what its owner was told.
+    # The cached length equals the one reported to the caller.
     following = ProposeRow("half way", made.cached_length, (met, 5), 1, rule)
     assert isinstance(drafter.propose([following])[0], Proposal)
 
@@ -194,7 +194,7 @@ def test_what_is_cached_of_a_broken_row_reaches_no_other_one(options: EngineOpti
     together = verifier.verify([broken, clean])
     assert isinstance(together[0], NoChoice)
     assert together[1:] == alone
-    # The pages of both are free now, and one of them goes to another sequence.
+    # Both rows' pages are free now, and another sequence takes one of them.
     verifier.runner.release(["broken", "clean"])
     assert verifier.verify([clean]) == alone
 

@@ -1,4 +1,4 @@
-"""The noise of choices: it is the documented function, it is fair, and it is finite, so it lets nothing through."""
+"""The noise of choices: it equals the documented function, is fair, and is finite for every seed."""
 
 import math
 
@@ -18,7 +18,7 @@ ALL_ONES = 2**64 - 1
 
 
 def mix64(value: int) -> int:
-    """SplitMix64's finaliser in Python's own integers."""
+    """Compute SplitMix64's finaliser with Python's own integers."""
     value &= 2**64 - 1
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
@@ -59,7 +59,7 @@ def test_noise_follows_the_gumbel_distribution_and_neighbours_are_independent() 
 
 
 def unmix64(value: int) -> int:
-    """Invert `mix64`: a shift is undone by adding its echoes, an odd factor by its inverse."""
+    """Invert `mix64`: adding a shift's echoes undoes the shift; a factor's inverse undoes the odd factor."""
     value ^= value >> 31 ^ value >> 62
     value = value * pow(0x94D049BB133111EB, -1, 2**64) & ALL_ONES
     value ^= value >> 27 ^ value >> 54
@@ -68,7 +68,7 @@ def unmix64(value: int) -> int:
 
 
 def seed_with_bits(bits: int, position: int, token_id: int) -> int:
-    """The seed under which a token at a position draws these bits. A client may give any seed, so this one too."""
+    """Return the seed that gives a token these bits at a position. A client may give any seed, even this one."""
     start = unmix64(bits) - token_id * GOLDEN & ALL_ONES
     return unmix64(unmix64(start) - position * GOLDEN & ALL_ONES)
 
@@ -82,7 +82,7 @@ EDGES = [ALL_ONES, ALL_ONES ^ 1, ALL_ONES << 11 & ALL_ONES, 2**63, 2**63 - 1, 2*
 def test_noise_is_finite_for_every_seed(bits: int, position: int, token_id: int) -> None:
     seed = seed_with_bits(bits, position, token_id)
     assert mix64(mix64(mix64(seed) + position * GOLDEN) + token_id * GOLDEN) == bits
-    # One token alone and one among others: different loops compute them.
+    # Different loops compute one token alone and one among others.
     for others in (0, 1, 7):
         token_ids = torch.arange(token_id - others, token_id + others + 1)
         noise = gumbel(seed, [position], token_ids)
@@ -114,11 +114,11 @@ RULINGS = {
 @pytest.mark.parametrize("ruling", RULINGS)
 def test_no_seed_lets_a_token_win_that_is_ruled_out(ruling: str, bits: int) -> None:
     sampling = RULINGS[ruling]
-    # The banned token is the likeliest where only its name rules it out, the least likely where its logit does.
+    # The banned token is the likeliest if only its id rules it out, and the least likely if its logit does.
     by_name = sampling.min_new_tokens > 0 or bool(sampling.logit_bias)
     logits = torch.linspace(3, -3, 64).repeat(2, 1)
     logits[:, BANNED] = 9 if by_name else -9
-    # More is left of the second row, so the first one's share of what is drawn holds tokens that are ruled out.
+    # The second row keeps more tokens, so the noise of the first row also covers tokens that are ruled out.
     logits[1, 20:40] = 3
     prefix = (1, 2, 3)
     for row in (0, 1):

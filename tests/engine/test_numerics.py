@@ -1,4 +1,4 @@
-"""Strict numerics: in half precision too, what the target decodes does not depend on drafts or neighbours."""
+"""Strict numerics: in half precision too, neither drafts nor neighbours change the target's tokens."""
 
 import asyncio
 import random
@@ -48,7 +48,7 @@ def test_logits_do_not_depend_on_neighbours_chunks_drafts_or_sharing(
     model = load_model(str(pairs[family].target), dtype)
     rng = random.Random(1)
     tokens = tuple(rng.randrange(8, 300) for _ in range(150))
-    # Token by token, alone: what plain decoding would see at every position after the first 100.
+    # Token by token, alone: plain decoding's view of every position after the first 100.
     plain = Runner(model, STRICT)
     expected = [logits(plain, PackedRow("a", 0, tokens[:100]))]
     expected += [logits(plain, PackedRow("a", n, tokens[n : n + 1])) for n in range(100, 150)]
@@ -88,7 +88,7 @@ SYSTEMS = ((1, 0), (1, 5), (8, 5))
 async def test_in_bfloat16_without_flags_every_output_equals_plain_decoding_alone(
     family: str, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
-    # Of each family, some of these prompts have another output in fast numerics, at either batch size.
+    # In each family, fast numerics change some of these prompts' outputs, at either batch size.
     prompts = [shared_requests(seed=0)[number] for number in (0, 1, 4, 7, 8, 11)]
     pair = pairs[family]
     outputs = []
@@ -102,7 +102,7 @@ async def test_in_bfloat16_without_flags_every_output_equals_plain_decoding_alon
 
 @pytest.mark.review  # B13
 async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding_alone() -> None:
-    # Two of these have another output in fast numerics, from token 7 and from token 11 on.
+    # Fast numerics change two of these outputs, from token 7 and from token 11 on.
     requests = [GenerationRequest(UserMessage(PROMPTS[number]), max_new_tokens=24) for number in (1, 9, 2, 3)]
     outputs = []
     for batch_size, draft_count in SYSTEMS:

@@ -1,4 +1,4 @@
-"""Rotary positions: as the model's own, from the first to the last one that is served, in every kind of pass."""
+"""Rotary positions: equal to the model's own, from the first to the last served position, in every kind of pass."""
 
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,14 @@ TOKEN_IDS = tuple((7 * number) % VOCABULARY_SIZE for number in range(MAX_LENGTH)
 
 def written(folder: Path, family: str, kind: str) -> str:
     rope = {"rope_type": kind, "rope_theta": 10000.0, **ROPES[kind]}
-    # Phi-3's configuration takes the original length from a field of its own.
+    # Phi-3's configuration takes the original length from a separate field.
     own = {"original_max_position_embeddings": ORIGINAL_LENGTH} if family == "Phi3" else {}
     return str(write_model(folder, family, rope_parameters=rope, **own))
 
 
 @pytest.mark.parametrize(("family", "kind"), [*(("Llama", kind) for kind in ROPES), ("Phi3", "longrope")])
 def test_every_position_that_is_served_has_the_models_own_logits(family: str, kind: str, tmp_path: Path) -> None:
-    """Llama goes straight through its weights, Phi-3 through its modules; a short row is in the same pass."""
+    """Llama goes straight through its weights, Phi-3 through its modules; the same pass has a short row."""
     folder = written(tmp_path, family, kind)
     model = load_model(folder)
     length = model.description.max_length
@@ -61,7 +61,7 @@ def test_every_position_that_is_served_has_the_models_own_logits(family: str, ki
 
 
 def test_padding_may_lie_beyond_the_last_position(tmp_path: Path) -> None:
-    """Passes of fixed shapes pad rows to a common width: those of a sequence that has reached its full length, too."""
+    """Passes of fixed shapes pad rows to a common width, even rows of a sequence at its full length."""
     model = load_model(written(tmp_path, "Llama", "default"))
     found = []
     for fixed_shapes in (True, False):

@@ -1,4 +1,4 @@
-"""Rules that are told once: what a service keeps, when it is told again, and that nothing is decoded without one."""
+"""Rules sent once: what a service keeps, when a rule is sent again, and no decoding without a rule."""
 
 from collections.abc import Sequence
 
@@ -57,7 +57,7 @@ def only(results: Sequence[VerifyOutcome | PacelineError]) -> VerifyOutcome | Pa
 
 
 def decode(verifier: Verifier, rules: Sequence[ChoiceRule | None], sequence_id: str = "a") -> list[int]:
-    """Decode a token a rule, which its row brings."""
+    """Decode one token for each rule; the row brings the rule."""
     token_ids, cached = list(PROMPT), 0
     for rule in rules:
         verdict = only(verifier.verify([VerifyRow(sequence_id, cached, tuple(token_ids[cached:]), (), rule)]))
@@ -89,7 +89,7 @@ def test_nothing_is_decoded_without_a_rule(verifier: Verifier) -> None:
     row = VerifyRow("a", 0, PROMPT, (), None)
     assert isinstance(only(verifier.verify([row])), RuleUnknown)
     assert verifier.runner.cache.sequence_count == 0
-    # One that relies on what is not cached hears of that, as ever.
+    # A row that relies on an uncached prefix still gets that error.
     gone = only(verifier.verify([VerifyRow("a", 2, PROMPT[2:], (), None)]))
     assert type(gone) is PrefixNotCached
 
@@ -132,7 +132,7 @@ def test_a_wrong_rule_is_refused_once_and_not_kept(verifier: Verifier) -> None:
 
 
 def test_a_coordinator_of_before_rules_were_kept_is_served_as_before() -> None:
-    """review C5: its rows bring a rule each time, and none means greedy."""
+    """review C5: its rows bring a rule each time, and no rule means greedy."""
     request = verify_rows_to_pb([VerifyRow("a", 3, (5,), (), None), VerifyRow("b", 3, (5,), (), None)])
     assert [row.rule for row in verify_rows_from_pb(request)] == [None, None]
     request.context.ClearField("wire_version")
@@ -171,7 +171,7 @@ async def test_rules_are_told_with_the_first_row_and_with_a_lost_cache_and_never
 
 
 def test_an_empty_message_says_greedy() -> None:
-    """review C5: a rule that is told is never the lack of one."""
+    """review C5: an empty message is a rule, not the lack of one."""
     request = verify_rows_to_pb([VerifyRow("a", 0, PROMPT, ())])
     assert request.rows[0].HasField("sequence_rule")
     assert request.rows[0].sequence_rule.ByteSize() == 0

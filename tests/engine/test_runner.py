@@ -1,4 +1,4 @@
-"""The runner: one call's rows through the cache, and what is left after failures."""
+"""The runner: one call's rows through the cache, and the state after failures."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ def test_a_pass_that_fails_leaves_what_rows_relied_on(
 
 @pytest.mark.review
 def test_a_refused_row_holds_no_more_than_its_caller_knows_of(model: LoadedModel) -> None:
-    """Review C6: what it had taken over of another stayed, with nobody to take it back: the cache was full for ever."""
+    """Review C6: its shared prefix stayed and nobody could free it: the cache was full for ever."""
     runner = Runner(model, EngineOptions(kv_memory="32KiB", page_tokens=16))
     room = runner.cache.max_length
     first = tuple(range(20, 20 + 33))
@@ -128,7 +128,7 @@ def ask_python_for_too_much() -> None:
 def test_a_pass_for_which_no_memory_is_left_is_refused_in_the_words_of_any_system(
     model: LoadedModel, ask: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Review B8: this system's own refusal, as torch and Python hand it on."""
+    """Review B8: this system's own refusal, as torch and Python report it."""
     runner = Runner(model, EngineOptions(kv_memory="1MiB"))
     monkeypatch.setattr(type(model.decoder), "logits", lambda *_: ask())
     (refused,) = runner.forward([PackedRow("a", 0, PROMPT)])
@@ -139,7 +139,7 @@ def test_a_pass_for_which_no_memory_is_left_is_refused_in_the_words_of_any_syste
 
 @pytest.mark.review
 async def test_work_outside_a_pass_for_which_no_memory_is_left_is_refused_too() -> None:
-    """Review B8: choosing among large vocabularies takes memory as well."""
+    """Review B8: choosing among large vocabularies needs memory too."""
     worker = ModelWorker(threads=None)
     try:
         with pytest.raises(Overloaded, match="no memory"):
@@ -182,7 +182,7 @@ def test_a_cache_that_holds_nothing_does_not_start_and_says_the_least_that_would
 
 @pytest.mark.review
 def test_a_cache_beyond_all_memory_does_not_start_and_names_the_setting(model: LoadedModel) -> None:
-    """Review B8: it was torch's error, with a traceback."""
+    """Review B8: the start failed with torch's error and a traceback."""
     with pytest.raises(StartupError, match="--kv-memory 8000000TiB is .* more than can be had"):
         Runner(model, EngineOptions("8000000TiB"))
 
@@ -198,15 +198,15 @@ def test_long_prompts_share_one_chunk_and_decoding_rows_never_wait(model: Loaded
 
 
 class Cached(NamedTuple):
-    """How much of each prompt is cached after a call."""
+    """The cached length of each prompt after a call."""
 
     lengths: list[int]
     taken_count: int
-    """Prompt tokens that the call ran."""
+    """Prompt tokens computed by the call."""
 
 
 def prefill(model: LoadedModel, lengths: Sequence[int], chunk_tokens: int, call_limit: int) -> list[Cached]:
-    """Call until all prompts are cached, each named in each call, in order."""
+    """Call until all prompts are cached; each call names all prompts, in order."""
     passes: list[PassSize] = []
     options = EngineOptions(kv_memory="4MiB", prefill_chunk_tokens=chunk_tokens, prefix_sharing=False)
     runner = Runner(model, options, on_pass=passes.append)
@@ -238,7 +238,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_before_it(model: LoadedMode
 def test_the_first_prompt_always_goes_on_and_no_call_takes_more_than_the_chunk(
     model: LoadedModel, lengths: list[int], chunk_tokens: int
 ) -> None:
-    """Review B10. The last tokens of a prompt, no more than a decoding row's, are not of the chunk."""
+    """Review B10. The last tokens of a prompt, no more than a decoding row's, are outside the chunk."""
     before = [0] * len(lengths)
     for call in prefill(model, lengths, chunk_tokens, sum(lengths) + 1):
         first = next(n for n, length in enumerate(lengths) if before[n] < length)
@@ -276,5 +276,5 @@ def test_memory_may_be_a_share_of_what_is_free(
 
 @pytest.mark.parametrize("told", ["12.5", "-3", "many", ""])
 def test_a_shortage_whose_size_is_no_number_has_none(told: str) -> None:
-    """A peer that is wrong about it ended rounds of which some rows were committed."""
+    """A peer's wrong number ended rounds of which some rows were committed."""
     assert CacheFull("full", {"missing_bytes": told}).missing_bytes == 0

@@ -1,4 +1,4 @@
-"""The rule of choice: what it means, that its noise is fair, and that no draft can change its outcome."""
+"""The rule of choice: its meaning, the fairness of its noise, and its independence of drafts."""
 
 import asyncio
 import math
@@ -20,7 +20,7 @@ from tests.conftest import PairOfCheckpoints
 
 PROMPT = (9, 10, 11, 12)
 FALSE_ALARM = 1e-6
-"""Chance that a fair generator fails a statistical test. Seeds are fixed, so each fails always or never."""
+"""Chance that a fair generator fails a statistical test. Fixed seeds make each test fail always or never."""
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ async def test_sampled_tokens_are_the_same_whatever_the_draft(pairs: dict[str, P
 
 
 async def test_first_tokens_follow_the_targets_exact_distribution(pairs: dict[str, PairOfCheckpoints]) -> None:
-    """Two tokens a prompt, the second one drafted: both must have the target's marginal, computed by transformers."""
+    """Decode two tokens a prompt, the second drafted: both must have the target's marginal, from transformers."""
     pair = pairs["Llama"]
     sampling = SamplingParameters(temperature=0.5, top_k=4)
     draws = 1200
@@ -134,7 +134,7 @@ async def test_completions_of_one_prompt_differ_and_each_can_be_had_again_by_its
             assert completion.finish.seed == completion_seed(5, index)
             again = replace(request, seed=completion.finish.seed, completion_count=1)
             assert (await running.client.complete(again)).token_ids == completion.token_ids
-        # Three of four took the prompt's full pages over.
+        # Three of four reused the prompt's full pages.
         assert running.target.describe().cache.shared_token_count >= 3 * 32
 
 

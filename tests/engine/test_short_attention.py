@@ -1,4 +1,4 @@
-"""Short rows' own attention is SDPA's, up to rounding, and is used only where it is faster and as precise."""
+"""The attention for short rows equals SDPA's, up to rounding, and runs only where it is faster and as precise."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_rows_attend_as_sdpa_does(kv_heads: int, group_size: int, count: int, be
     generator = torch.Generator().manual_seed(seed)
 
     def make(heads: int, tokens: int) -> torch.Tensor:
-        # A view into a larger memory, as a row's keys and values are.
+        # A view into a larger memory, like a row's keys and values.
         return torch.randn(heads, tokens + 9, SIZE, generator=generator).narrow(1, 4, tokens)
 
     lengths = [count + one for one in before]

@@ -1,4 +1,4 @@
-"""A pass is shared among threads where a layer is enough work, and the caller's count of threads is left as it was."""
+"""A pass is shared among threads if a layer is enough work; the caller's thread count stays unchanged."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -106,7 +106,7 @@ def test_a_call_leaves_cores_to_the_draft_where_it_verifies_drafts_and_a_strict_
 
 @pytest.mark.usefixtures("two_threads")
 def test_choices_among_few_logits_wake_no_other_thread() -> None:
-    """`max` shares out the fewest rows, and threads that wait for more spin on a core that the draft wants."""
+    """`max` shares out the fewest rows, and idle threads would spin on a core that the draft needs."""
     with choice_threads(SHARED_LOGITS - 1):
         assert torch.get_num_threads() == 1
     with choice_threads(SHARED_LOGITS):

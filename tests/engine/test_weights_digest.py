@@ -1,4 +1,4 @@
-"""The digest of weight files: what it depends on, when its record is believed, and that it is of what was loaded."""
+"""The digest of weight files: its inputs, when its record is believed, and that it covers the loaded bytes."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ HASHED: list[str] = []
 
 @pytest.fixture(autouse=True)
 def small_files_are_worth_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is hashed is noted."""
+    """Keep records of small files too, and note hashed files."""
     hash_file = weights_digest._sha256
     HASHED.clear()
 
@@ -39,7 +39,7 @@ def write(folder: Path, **contents: str) -> list[Path]:
 
 
 def later() -> int:
-    """When files that were written just now are settled."""
+    """Return a time at which files written just now are settled."""
     return time.time_ns() + 2 * SETTLED_NS
 
 
@@ -66,7 +66,7 @@ def test_it_is_computed_once_and_what_the_record_says_is_sha256(tmp_path: Path) 
 
 
 def test_a_file_that_the_index_names_by_its_whole_path_is_kept_too(tmp_path: Path) -> None:
-    """It was said to be half written."""
+    """Such a checkpoint was reported as half written."""
     (elsewhere,) = write(tmp_path / "elsewhere", a="first")
     (tmp_path / "model").mkdir()
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_a_file_that_the_index_names_by_its_whole_path_is_kept_too(tmp_path: Pat
 
 @pytest.mark.parametrize("change", ["content of another size", "content", "times", "name"])
 def test_a_record_of_other_files_is_not_believed(tmp_path: Path, change: str) -> None:
-    """By whatever the file changed; content alone may keep size and time of modification, as copying tools do."""
+    """Any change counts; content alone may keep size and modification time, as copying tools do."""
     files = write(tmp_path, a="first", b="second")
     found, status = digest(files), files[0].stat()
     if change.startswith("content"):
@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_record(tmp_path: Path) -
 
 
 def test_files_that_change_while_they_are_loaded_are_refused(tmp_path: Path) -> None:
-    """Else the digest could be of other weights than those that answer."""
+    """Otherwise the digest could describe other weights than the loaded ones."""
     files = write(tmp_path, a="first")
     with pytest.raises(ModelNotUsable, match="a changed while it was read; start again when it is whole"):
         reading_with_digest(tmp_path, files, lambda: files[0].write_text("longer than before"))

@@ -1,1 +1,1 @@
-"""What stands in tests where a model, a network, a clock or a peer is."""
+"""Stand-ins for models, networks, clocks and peers."""

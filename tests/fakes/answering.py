@@ -1,4 +1,4 @@
-"""`paceline run` with a client that needs no coordinator: it answers with the prompt, until it is told to do else."""
+"""`paceline run` with a client that needs no coordinator: it answers with the prompt, unless told otherwise."""
 
 import asyncio
 import os
@@ -27,22 +27,22 @@ from paceline.types import (
 from tests.fakes.model_services import describe
 
 Before = Callable[[str], None]
-"""Called with a prompt ahead of its answer; it may raise, or end the process."""
+"""Called with a prompt before its answer; it may raise, or end the process."""
 
 
 @dataclass
 class AnsweringClient:
     before: Before = lambda prompt: None
     is_lost: bool = False
-    """Nothing is there that could answer."""
+    """True if no coordinator is there."""
     model: str = "target"
     model_digest: str = ""
     endless: str | None = None
-    """A prompt that is never answered."""
+    """A prompt that is never answered; None for no such prompt."""
     timeout_s: float | None = None
-    """As it was asked with last."""
+    """Timeout of the last request."""
     prompts: list[str] = field(default_factory=list)
-    """As they were asked."""
+    """Prompts in the order of their requests."""
 
     async def describe(self) -> ClusterDescription:
         if self.is_lost:
@@ -67,7 +67,7 @@ class AnsweringClient:
 
 @contextmanager
 def answering(client: AnsweringClient) -> Iterator[None]:
-    """Let `paceline run` reach this client, whatever its flags."""
+    """Connect `paceline run` to this client, whatever its flags."""
 
     @asynccontextmanager
     async def connected(*_: Any, **__: Any) -> AsyncIterator[tuple[AnsweringClient, ClusterDescription]]:
@@ -79,8 +79,6 @@ def answering(client: AnsweringClient) -> Iterator[None]:
 
 
 def fails(prompt: str, error: PacelineError) -> Before:
-    """Make that prompt fail."""
-
     def before(asked: str) -> None:
         if asked == prompt:
             raise error
@@ -89,7 +87,7 @@ def fails(prompt: str, error: PacelineError) -> Before:
 
 
 def run_interrupted(prompt: str, number: int, *flags: str) -> None:
-    """Run `paceline run` in this process, and send it a signal when it asks that prompt."""
+    """Run `paceline run` in this process, and send it a signal at this prompt."""
     client = AnsweringClient(lambda asked: os.kill(os.getpid(), number) if asked == prompt else None, endless=prompt)
     sys.argv = ["paceline", "run", *flags]
     with answering(client):

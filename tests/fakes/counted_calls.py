@@ -1,4 +1,4 @@
-"""A service that does as it is told, whose calls are counted, and calls to it."""
+"""A service that follows orders in its calls, a counter of its calls, and calls to it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ from paceline.wire import open_channel, running_server
 
 
 class Obedient(TargetServiceServicer, GenerationServiceServicer):
-    """Does what it is told: by the first sequence id of a release, by the text of a prompt."""
+    """Follows an order in the first sequence id of a release or in the text of a prompt."""
 
     def __init__(self) -> None:
         self.hung = asyncio.Event()
@@ -87,5 +87,5 @@ async def drain(channel: grpc.aio.Channel, order: str, timeout_s: float = 60) ->
         async for _ in call:
             pass
     finally:
-        # Under load a stub whose reader is cancelled was seen not to cancel its call.
+        # Under load, a stub whose reader was cancelled did not always cancel its call.
         call.cancel()

@@ -1,4 +1,4 @@
-"""What tests of several targets do again and again: ask, wait, compare."""
+"""Common steps of tests with several targets: ask, wait, compare."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from tests.fakes.model_services import FakeVerifier, continuation
 
 
 class SteppedVerifier(FakeVerifier):
-    """Lets others run before it answers, as a service does."""
+    """Lets other tasks run before it answers, as a service does."""
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         await asyncio.sleep(0)
@@ -38,7 +38,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def whole(prompt: tuple[int, ...], count: int = 30, language: int = 17) -> list[int]:
-    """The target's own output, past its end tokens."""
+    """Return the target's own output, past its end tokens."""
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + count:
         token_ids += continuation(token_ids, 1, language)

@@ -1,4 +1,4 @@
-"""A draft service of a test's own making, behind real gRPC."""
+"""A fake draft service behind real gRPC."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

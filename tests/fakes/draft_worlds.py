@@ -1,6 +1,6 @@
-"""Rounds simulated: worlds whose costs and acceptance are known, and what a draft length yields in them.
+"""Simulated rounds: worlds of known cost and acceptance, and the goodput of a draft length in them.
 
-A world has two servers, a draft and a target, each of which serves one call at a time, and lanes that go round them.
+A world has a draft and a target, which each serve one call at a time, and lanes that alternate between them.
 """
 
 import heapq
@@ -18,21 +18,21 @@ from coordinator.rounds.round import RoundReport, RowReport
 from paceline.types import HopTime, Usage
 
 ROUNDS = 400
-"""The horizon: what is chosen in the last `SETTLED_ROUNDS` of them is what a long-lived service chooses."""
+"""The horizon: the choices of its last `SETTLED_ROUNDS` are those of a long-lived service."""
 SETTLED_ROUNDS = 100
 SEEDS = range(20)
 COUNTS = range(MAX_AUTO + 1)
 SPIKE = 5
 GOLDEN_RATIO = 0.618034
-"""Its multiples fill the unit interval evenly."""
+"""Multiples of it fill the unit interval evenly."""
 OUTPUT_TOKENS = 100
 LONGEST_SEQUENCE = 150
-"""Tokens of a generation that a draft may have missed at most."""
+"""Most tokens of a generation that a draft may have missed."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What a round takes, in seconds, and how often the draft is right."""
+    """Cost of a round in seconds, and acceptance of the draft."""
 
     acceptance: float
     hop_s: float
@@ -42,27 +42,27 @@ class World:
     group_size: int = 1
     lanes: int = 1
     jitter: float = 0.0
-    """Times vary by about this share."""
+    """Share by which times vary."""
     spike_share: float = 0.0
-    """So many of the calls take `SPIKE` times as long."""
+    """Share of calls that take `SPIKE` times as long."""
     later_acceptance: float = 1.0
-    """How often a draft is right after one that was, of how often that one was."""
+    """Acceptance after an accepted draft token, as a share of that token's acceptance."""
     spread: float = 0.0
-    """Sequences' acceptance lies so far around the mean at most."""
+    """Largest distance of a generation's acceptance from the mean."""
     free_tokens: int = 0
-    """Tokens of a verify that cost nothing: what bounds it is reading the weights."""
+    """Tokens of a verify without cost, because reading the weights is the limit."""
     step_tokens: int = 1
-    """A verify takes as long as for the next multiple of these."""
+    """Step of tokens to which a verify's time is rounded up."""
     rivalry: float = 0.0
-    """A verify takes so much longer while there are drafts: both models want the same cores."""
+    """Share by which drafts lengthen a verify, because both models compete for the cores."""
     catch_up_token_s: float = 0.0
-    """Of the draft, for a token that it missed."""
+    """Seconds of the draft for each token that it missed."""
     life_rounds: int = 10
     """Rounds between two ends of generations."""
     prompt_s: float = 0.0
-    """A verify takes so much longer for each row that brings a prompt, which then has `OUTPUT_TOKENS`."""
+    """Extra seconds of a verify for each row with a prompt; such a row then has `OUTPUT_TOKENS`."""
     draft_prompt_s: float = 0.0
-    """And so much the first drafting for it."""
+    """Extra seconds of the first drafting for such a row."""
 
     def propose_s(self, draft_count: int) -> float:
         return draft_count * (self.draft_token_s + self.draft_token_s / 10 * self.group_size)
@@ -73,7 +73,7 @@ class World:
         return executed_s * (1 + self.rivalry * (draft_count > 0))
 
     def places(self, draft_count: int, acceptance: float) -> list[float]:
-        """How often each draft is right where the one before it was."""
+        """Return each draft token's acceptance, given that the one before it was accepted."""
         return [acceptance * self.later_acceptance**place for place in range(draft_count)]
 
     def expected_tokens(self, draft_count: int, acceptance: float) -> float:
@@ -84,7 +84,7 @@ class World:
         return tokens
 
     def goodput(self, draft_count: int) -> float:
-        """Tokens a second with one lane and always so many drafts."""
+        """Return tokens a second with one lane and a fixed draft count."""
         rates = [self.acceptance + self.spread * share / 20 for share in range(-20, 21)]
         tokens = fmean(self.expected_tokens(draft_count, min(1.0, max(0.0, rate))) for rate in rates)
         noise = math.exp(self.jitter**2 / 2) * (1 + (SPIKE - 1) * self.spike_share)
@@ -95,32 +95,32 @@ class World:
 @dataclass(frozen=True)
 class Round:
     count: int
-    """The most drafts that a row had."""
+    """Largest draft count of a row."""
     tokens: float
-    """That were to be expected: luck is left out."""
+    """Expected tokens, which exclude luck."""
     ended_s: float
 
 
 def goodput(rounds: Sequence[Round]) -> float:
-    """Tokens a second, from the end of the first round to that of the last."""
+    """Return tokens a second, from the end of the first round to that of the last."""
     return sum(one.tokens for one in rounds[1:]) / (rounds[-1].ended_s - rounds[0].ended_s)
 
 
 def best_fixed(world: World) -> float:
-    """Goodput of the best fixed count, plain decoding included."""
+    """Return the goodput of the best fixed count, plain decoding included."""
     if world.lanes == 1:
         return max(map(world.goodput, COUNTS))
     return max(goodput(simulate([world] * 5 * ROUNDS, FixedDraftLength(count), 0)) for count in COUNTS)
 
 
 def reached(world: World, seeds: Sequence[int] = SEEDS, rounds: int = ROUNDS, settled: int = SETTLED_ROUNDS) -> float:
-    """What `auto` yields once it has settled, of the best fixed count, as the mean over the seeds."""
+    """Return the settled goodput of `auto` as a share of the best fixed count's, mean over the seeds."""
     runs = (simulate([world] * rounds, AutoDraftLength(world.lanes), seed) for seed in seeds)
     return fmean(goodput(run[-settled - 1 :]) for run in runs) / best_fixed(world)
 
 
 def simulate(worlds: Sequence[World], draft_length: DraftLength, seed: int) -> list[Round]:
-    """Run rounds, each in a world of its own; they are alike in lanes and group size.
+    """Run each round in its own world; all worlds have equal lanes and group size.
 
     A generation ends after some rounds, and a new one takes its place.
     """
@@ -145,7 +145,7 @@ class _Lane:
     """Tokens that the draft has not seen."""
     is_decoding: bool = True
     token_count: float = 0.0
-    """Since a generation ended."""
+    """Tokens since a generation ended."""
     prompt_s: float = 0.0
     prompt_count: float = 0.0
     missed_prompt_s: float = 0.0
@@ -176,20 +176,20 @@ class _Simulation:
         return self._rounds
 
     def _rate(self, world: World) -> float:
-        """Of a new generation: evenly spread, so that luck is left out of this too."""
+        """Return a new generation's acceptance, evenly spread to exclude luck here too."""
         self._sequence_count += 1
         share = self._sequence_count * GOLDEN_RATIO % 1
         return min(1.0, max(0.0, world.acceptance + world.spread * (2 * share - 1)))
 
     def _renew(self, lane: _Lane) -> None:
-        """Bring the next world, and now and then a new generation."""
+        """Bring the next world, and from time to time a new generation."""
         lane.world = world = self._worlds[min(self._begun, len(self._worlds) - 1)]
         if not world.spread:
             lane.rates = [world.acceptance] * world.group_size
         prompt_count, lane.token_count = divmod(lane.token_count, OUTPUT_TOKENS)
         lane.prompt_count, lane.prompt_s = prompt_count, prompt_count * world.prompt_s
         missed_s = lane.missed_prompt_s + prompt_count * world.draft_prompt_s
-        lane.missed_prompt_s = min(missed_s, world.group_size * world.draft_prompt_s)  # those that ended need none
+        lane.missed_prompt_s = min(missed_s, world.group_size * world.draft_prompt_s)  # ended generations need none
         if self._begun % world.life_rounds == 0:
             place = self._begun // world.life_rounds % world.group_size
             lane.group[place].acceptance = Acceptance()

@@ -1,4 +1,4 @@
-"""Time that passes only when everybody waits for it."""
+"""Time that passes only when every task waits for it."""
 
 import asyncio
 import heapq
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 TURNS = 50
-"""Turns of the loop after which tasks that could run have run."""
+"""Turns of the loop after which all runnable tasks have run."""
 
 
 class FakeTime:
-    """A clock and a sleep that belong together; `run` moves on to the next sleeper's time when nothing else can run."""
+    """A clock and its sleep; `run` advances to the next sleeper's time when nothing else can run."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""Peers of the remote services that need no model: a made-up language whose next token is a function of the prefix."""
+"""Peers of the coordinator without models: a made-up language whose next token is a function of the prefix."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ UNTIMED = CallTiming()
 
 
 class Clock:
-    """Stands still but for what it is told to pass."""
+    """A clock that stands still except when advanced."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -47,7 +47,7 @@ class Clock:
 
 
 def next_token(prefix: Sequence[int], language: int = 17) -> int:
-    """What the made-up target chooses after `prefix`; every token of it matters."""
+    """Return the made-up target's choice after `prefix`; every token of the prefix matters."""
     value = language
     for token in prefix:
         value = (value * 31 + token + 1) % 1_000_003
@@ -55,7 +55,7 @@ def next_token(prefix: Sequence[int], language: int = 17) -> int:
 
 
 def continuation(prompt: Sequence[int], max_new_tokens: int, language: int = 17) -> list[int]:
-    """The target's own output: the truth that every test compares with."""
+    """Return the target's own output, with which every test compares."""
     token_ids = list(prompt)
     while len(token_ids) - len(prompt) < max_new_tokens:
         token_ids.append(next_token(token_ids, language))
@@ -65,7 +65,7 @@ def continuation(prompt: Sequence[int], max_new_tokens: int, language: int = 17)
 
 
 class FakeModel:
-    """Tokens by sequence id, by the rules of the state protocol, within a capacity; and what all services are asked."""
+    """Tokens by sequence id, by the rules of the state protocol, within a capacity; also the peers' common calls."""
 
     def __init__(self, role: str, capacity_tokens: int = 10**6) -> None:
         self.token_ids: dict[str, list[int]] = {}
@@ -73,7 +73,7 @@ class FakeModel:
         self.description = describe(role)
         self.is_draining = False
         self.away: PacelineError | None = None
-        """What every call fails with."""
+        """Error of every call while the peer is away; None while it is there."""
         self.is_closed = False
         self.trusted: ModelIdentity | None = None
         self._owed: set[str] = set()
@@ -105,9 +105,9 @@ class FakeModel:
         return len(self._owed)
 
     def append(self, row: ProposeRow | VerifyRow, token_ids: Sequence[int]) -> list[int]:
-        """Keep what the row relies on, and so many of its tokens.
+        """Keep the row's prefix and append `token_ids`.
 
-        A rule that was never told fails the test, and so does a row that relies on other tokens than are held.
+        A rule that was never sent fails the test, and so does a row that relies on tokens other than the cached ones.
         """
         sequence_id, base_length = row.sequence_id, row.base_length
         cached = self.token_ids.get(sequence_id, [])
@@ -125,7 +125,7 @@ class FakeModel:
         return self.token_ids[sequence_id]
 
     async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
-        """A token is a byte and a page."""
+        """Roll back, counting each token as a byte and a page."""
         self.answer()
         results: list[RolledBack | PacelineError] = []
         for one in lengths:
@@ -150,7 +150,7 @@ class FakeModel:
 class FakeVerifier(FakeModel):
     """A target that takes `CHUNK_TOKENS` of a prompt a call.
 
-    `before` is called ahead of every verify call: it may raise, or evict. `timing` is what every answer tells.
+    `before` is called before every verify call: it may raise, or evict. `timing` is part of every answer.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class FakeVerifier(FakeModel):
 
 
 class HeldVerifier(FakeVerifier):
-    """Answers so many calls, and others while it is `open`, which it is not from the start."""
+    """Answers the first calls; later calls wait until it is `open`."""
 
     def __init__(self, answered_count: int) -> None:
         super().__init__()

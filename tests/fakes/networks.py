@@ -1,7 +1,7 @@
-"""What rendered network policies mean: whether a connection passes them, as an enforcing network plugin decides it
+"""Connections that rendered network policies let pass, as an enforcing network plugin decides it
 (https://kubernetes.io/docs/concepts/services-networking/network-policies/).
 
-Knows nothing of what the policies are for.
+Knows nothing of the policies' purpose.
 """
 
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from tests.manifests import Resource
 
 @dataclass(frozen=True)
 class Pod:
-    """An end of a connection; one without a namespace is an address that is no pod's."""
+    """One end of a connection; without a namespace it is an address outside all pods."""
 
     name: str
     namespace: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     namespace_labels: dict[str, str] = field(default_factory=dict)
-    """Beside the label with its name, which Kubernetes gives every namespace."""
+    """Labels besides the name label that Kubernetes gives every namespace."""
     address: str = "10.0.0.1"
 
     @property
@@ -27,14 +27,14 @@ class Pod:
 
 
 def connects(policies: list[Resource], source: Pod, destination: Pod, port: int, protocol: str = "TCP") -> bool:
-    """Whether a connection is let out by the policies of its source and in by those of its destination."""
+    """Return whether the source's policies let a connection out and the destination's let it in."""
     return _passes(policies, "Egress", source, destination, port, protocol) and _passes(
         policies, "Ingress", destination, source, port, protocol
     )
 
 
 def _passes(policies: list[Resource], direction: str, own: Pod, peer: Pod, port: int, protocol: str) -> bool:
-    """A pod that no policy of the direction selects is open; else one rule of one of them must let the peer pass."""
+    """Return True if no policy of the direction selects the pod, or if a rule of one that does lets the peer pass."""
     binding = [
         policy["spec"]
         for policy in policies

@@ -8,7 +8,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class Proxy:
-    """Forwards bytes both ways while `flowing`; what comes while it is not is held, as a network that lost its way."""
+    """Forwards bytes both ways while `flowing`; otherwise it holds them, like a network that lost its route."""
 
     def __init__(self, address: str) -> None:
         self.lead_to(address)
@@ -18,24 +18,23 @@ class Proxy:
         self._flowing.set()
         self.address = ""
         self.refuses = False
-        """New connections are closed at once."""
+        """True if new connections are closed at once."""
         self.connection_count = 0
-        """Of connections that were let through, each of which `cut` breaks from then on."""
+        """Connections let through; from then on `cut` breaks them."""
         self.cut_count = 0
 
     def lead_to(self, address: str) -> None:
-        """Forward new connections there from now on."""
+        """Forward new connections to this address from now on."""
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
 
     def cut(self) -> None:
-        """Break every connection."""
         self.cut_count += 1
         for writer in self._writers:
             writer.transport.abort()
 
     def stall(self) -> None:
-        """Let nothing through from now on; connections stay."""
+        """Hold all bytes from now on; connections stay."""
         self._flowing.clear()
 
     def flow(self) -> None:
@@ -76,7 +75,7 @@ class Proxy:
 
 @asynccontextmanager
 async def running_proxy(address: str) -> AsyncIterator[Proxy]:
-    """Forward a free port of this machine to `address`; the proxy tells the port."""
+    """Forward a free port of this machine to `address`; yield the proxy."""
     proxy = Proxy(address)
     server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
     proxy.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Made-up spans of requests whose every hop is known, for what reads spans."""
+"""Made-up spans of requests with known hops, for readers of spans."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from paceline.observe.report.analysis import CALL_HOPS, PARTS, ROUND_HOPS
 
 MILLISECOND_NS = 1_000_000
 Hops = dict[str, int]
-"""Milliseconds of a round by hop, all of `ROUND_HOPS`."""
+"""Milliseconds of a round by hop, for all of `ROUND_HOPS`."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Timeline:
 def timeline(
     rounds: Sequence[Hops], before_ms: int = 0, after_ms: int = 0, skew_ms: int = 0, number: int = 1
 ) -> Timeline:
-    """One request with these rounds, which starts when all others do.
+    """Return one request with these rounds; all requests start at the same time.
 
     `skew_ms` is how far the services' clocks are ahead of the coordinator's.
     """

@@ -1,4 +1,4 @@
-"""Small tokenizers, one of each kind of decoder."""
+"""Small tokenizers, one for each kind of decoder."""
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -6,7 +6,7 @@ BYTE_COUNT = 256
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte, and a special one: every id sequence, broken UTF-8 included, is possible."""
+    """Return one token a byte and a special one: every id sequence is possible, including broken UTF-8."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -19,7 +19,7 @@ WORDS = ("▁", "▁a", "b", "##c", ".", "d</w>", "e</w>", "\ufffd", "é", "▁�
 
 
 def word_tokenizer(decoder: decoders.Decoder | None) -> Tokenizer:
-    """Words, then all bytes as `<0x00>` to `<0xFF>`, then one added token, then a special one."""
+    """Return words, then all bytes as `<0x00>` to `<0xFF>`, then one added token, then a special one."""
     spelled = [*WORDS, *(f"<0x{byte:02X}>" for byte in range(BYTE_COUNT))]
     tokenizer = Tokenizer(models.BPE({one: number for number, one in enumerate(spelled)}, [], byte_fallback=True))
     if decoder:

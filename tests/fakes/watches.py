@@ -1,10 +1,10 @@
-"""A watch of the machine that finds what it is told."""
+"""A watch of the machine with scripted findings."""
 
 from paceline.measure.contention import Contention, Moment
 
 
 class FakeWatch:
-    """Finds one run after the other as disturbed as told, and those after the last quiet."""
+    """Reports runs as disturbed in the given order, and later runs as quiet."""
 
     def __init__(self, *others_shares: float) -> None:
         self._others_shares = list(others_shares)

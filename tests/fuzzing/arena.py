@@ -1,4 +1,4 @@
-"""The three services under attack, what they answered, and whether they are sound afterwards."""
+"""The three services under attack, their answers, and checks of their health afterwards."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from tests.fuzzing.calls import PATIENCE_S, Answer, Call, complaint, named_seque
 from tests.fuzzing.connections import DESCRIBING, connect_and_send, record_call
 
 VOCABULARY_SIZE = 4096
-"""That of the tokenizer."""
+"""Vocabulary size of the tokenizer."""
 PROMPT = tuple(range(30, 50))
 SAMPLED = SamplingParameters(temperature=0.9, top_p=0.95, presence_penalty=0.3)
 HEALTHY = (
@@ -32,26 +32,26 @@ HEALTHY = (
     GenerationRequest(TokenIds(PROMPT[:7]), max_new_tokens=12, sampling=SAMPLED, seed=77),
 )
 KNOWN_LINES = ("Invalid encoding on", "codec can't decode byte", "ExecuteBatchError raised in core by servicer method")
-"""What gRPC itself says of metadata and of paths that are no text, and of a caller that hung up while its answer was
-sent: it keeps the bytes of the first, and falls over the second, for which there is `LastingServer`."""
+"""gRPC's own log lines for metadata and paths that are not text, and for a caller that hung up during its answer.
+gRPC keeps the bytes of such metadata, and falls over such a path, for which there is `LastingServer`."""
 SETTLING_TURNS = 3000
-"""Looks at what is left before it counts as left behind."""
+"""Checks for leftovers before they count as left behind."""
 
 TASKS_OF_A_STREAM = 3
-"""Two of gRPC's stub, and the handler's."""
+"""Two tasks of gRPC's stub and one of the handler."""
 MOST_STREAMS = 5
-"""Two lanes, two model services, and one for drafts that are made ahead."""
+"""Two lanes to two model services, and one stream for drafts ahead."""
 
 
 class Unsound(AssertionError):
-    """A service answered wrongly, or is not as it was before."""
+    """A service answered wrongly, or differs from its former state."""
 
 
 class Arena:
     def __init__(
         self, running: Cluster, channels: dict[str, grpc.aio.Channel], expected: list[list[int]], log: "ErrorLog"
     ) -> None:
-        """`channels` by the name of their service; `expected` is what the healthy requests give, output by output."""
+        """`channels` by service name; `expected` holds the healthy requests' tokens, output by output."""
         self._running = running
         self._channels = channels
         self._expected = expected
@@ -64,7 +64,7 @@ class Arena:
         self.healthy_count = 0
         self.connection_count = 0
         self.recorded: tuple[bytes, ...] = ()
-        """What real clients send over their connections."""
+        """Bytes that real clients sent over their connections."""
 
     @property
     def input_count(self) -> int:
@@ -72,11 +72,11 @@ class Arena:
 
     @property
     def called(self) -> set[str]:
-        """Methods, by name, that an answer came from."""
+        """Names of methods that answered."""
         return {path.rpartition("/")[2] for path, _ in self.codes}
 
     async def attack(self, batch: Sequence[Call], *, at_once: bool) -> list[Answer]:
-        """Send the calls while healthy requests run; Unsound when an answer is not as it should be."""
+        """Send the calls while healthy requests run; raise Unsound on a wrong answer."""
         healthy = asyncio.gather(*(self._tokens(request) for request in HEALTHY))
         if at_once:
             answers = await asyncio.gather(*map(self._send, batch))
@@ -91,7 +91,7 @@ class Arena:
         return answers
 
     async def disturb(self, contents: Sequence[bytes]) -> None:
-        """Open connections to every service that send this and hang up; all must answer again then."""
+        """Open connections to every service, send these contents and hang up; afterwards all must answer."""
         for address in self._running.addresses:
             await asyncio.gather(*(connect_and_send(address, content) for content in contents))
             self.connection_count += len(contents)
@@ -99,7 +99,7 @@ class Arena:
             await self._answers(one)
 
     async def _answers(self, one: Call) -> None:
-        """Wait until a call is answered: one that comes while its service listens anew may find nobody."""
+        """Wait until a call is answered: a service that listens anew refuses connections for a moment."""
         ask: Any = self._channels[one.method.containing_service.name].unary_unary(one.path)
         for _ in range(SETTLING_TURNS):
             try:
@@ -126,7 +126,7 @@ class Arena:
         return [completion.token_ids for completion in await self._running.client.complete_all(request)]
 
     async def check(self) -> None:
-        """Free the attackers' sequences; Unsound when anything else is left, or an error was logged."""
+        """Free the attackers' sequences; raise Unsound if anything else is left, or an error was logged."""
         for name, remote in (("DraftService", RemoteDrafter), ("TargetService", RemoteVerifier)):
             await remote(self._channels[name], PATIENCE_S).release(sorted(self._named))
         self._named.clear()
@@ -153,11 +153,11 @@ class Arena:
         return ""
 
     def _task_count(self) -> int:
-        """Tasks but those of streams that the coordinator keeps: how many it needs at once is chance."""
+        """Return the number of tasks without those of kept streams, whose number is chance."""
         return len(asyncio.all_tasks()) - TASKS_OF_A_STREAM * self._running.kept_stream_count
 
     async def settle(self) -> None:
-        """Note how many tasks an idle cluster has, after healthy requests have opened all connections."""
+        """Note an idle cluster's task count, after healthy requests have opened all connections."""
         calls = zip(self._running.addresses, DESCRIBING, strict=True)
         self.recorded = tuple([await record_call(address, call) for address, call in calls])
         await self.attack([], at_once=True)
@@ -169,7 +169,7 @@ class Arena:
 
 
 class ErrorLog(logging.Handler):
-    """Keeps what asyncio and gRPC complain of: exceptions nobody took, handlers that failed."""
+    """Keeps complaints of asyncio and gRPC: unretrieved exceptions, failed handlers."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

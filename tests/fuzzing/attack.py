@@ -15,7 +15,7 @@ from tests.fuzzing.calls import METHODS, Call, calls
 from tests.fuzzing.connections import streams
 
 BATCHES = 100
-"""Of calls, drawn from one seed."""
+"""Batches of calls drawn from one seed."""
 BATCHES_BETWEEN_CHECKS = 5
 CONNECTION_BATCHES = 10
 
@@ -24,7 +24,7 @@ Drawn = TypeVar("Drawn")
 
 @contextmanager
 def running_arena() -> Iterator[tuple[asyncio.Runner, Arena]]:
-    """Hypothesis calls plain functions, so the arena's loop runs only while one of them waits for it."""
+    """Yield a runner and an arena whose loop runs only during a call, because hypothesis calls plain functions."""
     with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
         stack = AsyncExitStack()
         attacked = runner.run(stack.enter_async_context(arena(Path(folder))))
@@ -35,9 +35,9 @@ def running_arena() -> Iterator[tuple[asyncio.Runner, Arena]]:
 
 
 def attack_until(runner: asyncio.Runner, attacked: Arena, input_count: int, first_seed: int) -> None:
-    """Attack until so many calls were made, and one of each method, with broken connections between.
+    """Attack until the calls number `input_count` and cover all methods, with broken connections between.
 
-    Unsound at the first thing wrong.
+    Raise Unsound at the first failure.
     """
     batch_count = 0
 
@@ -63,7 +63,7 @@ def attack_until(runner: asyncio.Runner, attacked: Arena, input_count: int, firs
 
 
 def _for_each(strategy: st.SearchStrategy[Drawn], count: int, chosen_seed: int, use: Callable[[Drawn], None]) -> None:
-    """Draw so many values from one seed; the first use that raises is the last."""
+    """Draw `count` values from one seed; stop at the first use that raises."""
     problems: list[Exception] = []
 
     @seed(chosen_seed)
@@ -77,7 +77,7 @@ def _for_each(strategy: st.SearchStrategy[Drawn], count: int, chosen_seed: int, 
     )
     @given(strategy)
     def draw(drawn: Drawn) -> None:
-        # Kept from hypothesis, which would try it again: on services that it may have harmed.
+        # Hidden from hypothesis, which would repeat it on services that it may have harmed.
         if not problems:
             try:
                 use(drawn)

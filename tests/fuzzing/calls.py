@@ -1,4 +1,4 @@
-"""One call with any bytes, broken off anywhere, and what is allowed to come of it."""
+"""One call with any bytes, broken off anywhere, and its allowed outcomes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -21,9 +21,9 @@ from tests.fuzzing.messages import payloads
 
 Code = grpc.StatusCode
 PATIENCE_S = 120.0
-"""Deadline of calls that should end by themselves."""
+"""Deadline in seconds of calls that should end by themselves."""
 STUB_FAILED = "Internal error from Core"
-"""What gRPC's stub, not the service, says with INTERNAL when it could not send a message because the call was over."""
+"""Details that gRPC's stub, not the service, gives with INTERNAL if the call ended before a message was sent."""
 
 METHODS: tuple[MethodDescriptor, ...] = tuple(
     method
@@ -48,7 +48,7 @@ class Call:
     payload: bytes
     ending: Ending = Ending.ANSWER
     turns: int = 0
-    """Turns of the event loop before it is cancelled."""
+    """Turns of the event loop before the call is cancelled."""
     metadata: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -64,7 +64,7 @@ class Answer:
     code: Code
     details: str
     status: status_pb2.Status | None
-    """What the service itself said."""
+    """Status sent by the service itself; None if there is none."""
     responses: tuple[bytes, ...]
 
 
@@ -94,8 +94,8 @@ def calls(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Call:
 
 async def send(channel: grpc.aio.Channel, one: Call) -> Answer:
     """Make the call through a stub that knows no message types, and wait for its end."""
-    open_call: Any = channel.stream_stream(one.path)  # without serializers it takes and gives bytes
-    # A request that never came is not answered: gRPC's server waits for what a client must send.
+    open_call: Any = channel.stream_stream(one.path)  # without serializers it takes and returns bytes
+    # A call without a request gets no answer: gRPC's server waits for the message.
     short = one.ending in (Ending.DEADLINE, Ending.NOTHING)
     ended = asyncio.Event()
     stream = open_call(_requests(one, ended), timeout=0.01 if short else PATIENCE_S, metadata=one.metadata)
@@ -108,7 +108,7 @@ async def send(channel: grpc.aio.Channel, one: Call) -> Answer:
         async for response in stream:
             responses.append(response)
     except (grpc.aio.AioRpcError, asyncio.CancelledError):
-        pass  # the status says it
+        pass  # the status reports it
     finally:
         ended.set()
     code, details = await stream.code(), await stream.details()
@@ -130,7 +130,7 @@ def _status(trailers: Any) -> status_pb2.Status | None:
 
 
 def complaint(one: Call, answer: Answer) -> str:
-    """What is wrong with the answer; empty when nothing is."""
+    """Return the fault of an answer; empty for a sound answer."""
     if answer.code not in allowed_codes(one):
         return f"{answer.code.name} is not among {sorted(code.name for code in allowed_codes(one))}: {answer.details}"
     explained = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.FAILED_PRECONDITION}
@@ -142,8 +142,8 @@ def complaint(one: Call, answer: Answer) -> str:
 
 
 def allowed_codes(one: Call) -> set[Code]:
-    """What the call may end with, by what is wrong with it."""
-    # A stub cancels by itself what it could not send in time.
+    """Return the statuses that the call may end with, given its faults."""
+    # A stub itself cancels a call whose message it could not send in time.
     in_time = {Code.DEADLINE_EXCEEDED, Code.CANCELLED}
     by_ending = {
         Ending.CANCEL: {Code.CANCELLED},
@@ -160,7 +160,7 @@ def allowed_codes(one: Call) -> set[Code]:
     if parsed(one) is None:
         return allowed | {Code.INVALID_ARGUMENT}
     allowed = allowed | {Code.OK, Code.INVALID_ARGUMENT}
-    of_requests = {Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION}  # no room now; for another model
+    of_requests = {Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION}  # no room now; another model
     return allowed | (of_requests if one.method.name == "GenerateText" else set())
 
 
@@ -170,7 +170,7 @@ def is_too_large(one: Call) -> bool:
 
 
 def parsed(one: Call) -> Message | None:
-    """The request as its service reads it; None when it cannot."""
+    """Return the request as its service parses it; None if it cannot."""
     try:
         return GetMessageClass(one.method.input_type).FromString(one.payload)
     except DecodeError:
@@ -178,7 +178,7 @@ def parsed(one: Call) -> Message | None:
 
 
 def named_sequences(one: Call) -> set[str]:
-    """Sequences that a model service may hold after the call."""
+    """Return sequence ids that a model service may hold after the call."""
     rows = getattr(parsed(one), "rows", ())
     return {row.sequence_id for row in rows}
 
@@ -199,7 +199,7 @@ def _unexplained(answer: Answer) -> str:
 
 
 def row_statuses(one: Call, answer: Answer) -> list[status_pb2.Status]:
-    """Statuses of the rows of an answer that has rows."""
+    """Return the statuses of an answer's rows, if it has rows."""
     output = one.method.output_type
     if "results" not in output.fields_by_name:
         return []

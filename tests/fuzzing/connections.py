@@ -1,6 +1,6 @@
-"""Connections of strangers: the bytes of a real call, recorded, then sent again broken, and noise.
+"""Connections of strangers: a real call's recorded bytes, sent again broken, and noise.
 
-gRPC itself answers these, or hangs up. What counts is that the service goes on, which the arena checks.
+gRPC itself answers these or hangs up. The service must continue, which the arena checks.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from tests.fuzzing.messages import MUTATIONS
 
 READ_BYTES = 1 << 16
 QUIET_TURNS = 20
-"""Turns of the loop that a server gets to answer before the stranger hangs up."""
+"""Turns of the loop for a server's answer before the stranger hangs up."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 async def record_call(address: str, call: Call) -> bytes:
-    """What a client sends over its connection for one call."""
+    """Return the bytes that a client sends over its connection for one call."""
     host, _, port = address.rpartition(":")
     sent = bytearray()
 
@@ -49,7 +49,7 @@ async def record_call(address: str, call: Call) -> bytes:
 
 @st.composite
 def streams(draw: Callable[[st.SearchStrategy[Any]], Any], recorded: tuple[bytes, ...]) -> bytes:
-    """Bytes to open a connection with: noise, noise after HTTP/2's first words, or a recorded call, broken."""
+    """Draw a connection's first bytes: noise, noise after HTTP/2's preface, or a broken recorded call."""
     kind = draw(st.sampled_from(("noise", "preface", "call", "call", "call")))
     if kind != "call":
         return (PREFACE if kind == "preface" else b"") + bytes(draw(st.binary(max_size=200)))
@@ -62,9 +62,9 @@ def streams(draw: Callable[[st.SearchStrategy[Any]], Any], recorded: tuple[bytes
 
 
 async def connect_and_send(address: str, content: bytes) -> None:
-    """Open a connection, send the bytes, wait a little, and hang up without a word."""
+    """Open a connection, send the bytes, wait a little, and hang up silently."""
     host, _, port = address.rpartition(":")
-    with suppress(OSError):  # of a service that hangs up first, or that others keep from listening for a moment
+    with suppress(OSError):  # of a service that hangs up first, or does not listen for a moment
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(content)
         await writer.drain()
@@ -74,4 +74,4 @@ async def connect_and_send(address: str, content: bytes) -> None:
 
 
 DESCRIBING = tuple(Call(method, b"") for method in METHODS if method.name.startswith("Describe"))
-"""A call to each service that needs nothing."""
+"""A call without preconditions for each service."""

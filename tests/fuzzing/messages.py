@@ -1,6 +1,6 @@
 """Requests from the protobuf descriptors: fields plausible, absurd or absent, and bytes broken on the wire.
 
-Knows the names of fields, and nothing of services.
+Knows the names of fields, and nothing about services.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ Values = st.SearchStrategy[Any]
 Kind = FieldDescriptor
 
 SEQUENCE_IDS = ("a", "b", "c", "someone else's", "0123456789ab-1")
-"""Few, so that calls meet each other's sequences; the last is made as a coordinator makes them."""
+"""Few ids, so that calls meet each other's sequences; the last has a coordinator's form."""
 
 _TOKENS = st.integers(8, 319)
 PLAUSIBLE: Mapping[str, Values] = {
@@ -62,7 +62,7 @@ SHARES: Mapping[str, int] = {
     "top_k": 20,
     "min_p": 20,
 }
-"""How many of 40 messages have the field, where it is not as for others."""
+"""How many of 40 messages have the field, if it differs from the default."""
 
 _INTEGERS = {
     **dict.fromkeys((Kind.TYPE_INT32, Kind.TYPE_SINT32, Kind.TYPE_SFIXED32, Kind.TYPE_ENUM), (-(2**31), 2**31 - 1)),
@@ -72,13 +72,13 @@ _INTEGERS = {
 }
 _ODD_FLOATS = (float("nan"), float("inf"), float("-inf"), 5e-324, 1e-40, 1e308, -1.0, 0.0, -0.0, 100.0, 1000.0)
 _LENGTHS = (0, 1, 2, 128, 129, 600, 20_000)
-"""Of texts and lists, where they are absurd."""
+"""Absurd lengths of texts and lists."""
 MAX_ROWS = 40
-"""In a list of messages: each row is answered."""
+"""Most rows in a list of messages: each row is answered."""
 
 
 def _absurd(field: FieldDescriptor) -> Values:
-    """One value of a field that is no message."""
+    """Return values of a field that is not a message."""
     if field.type in _INTEGERS:
         low, high = _INTEGERS[field.type]
         edges = [one for one in (low, high, -1, 0, 1, 319, 320, 4095, 4096, 2**31 - 1) if low <= one <= high]
@@ -99,7 +99,7 @@ def _value(field: FieldDescriptor) -> Values:
     if field.message_type is not None:
         return messages(field.message_type)
     if field.name in PLAUSIBLE:
-        # Seldom absurd: hardly more than one field of a message should be wrong, so that all checks are reached.
+        # Seldom absurd: about one field of a message should be wrong, so that all checks are reached.
         return st.integers(0, 40).flatmap(lambda dice: PLAUSIBLE[field.name] if dice else _absurd(field))
     return _absurd(field)
 
@@ -128,7 +128,7 @@ def _set(message: Message, field: FieldDescriptor, value: Any) -> None:
 
 @st.composite
 def messages(draw: Callable[[Values], Any], descriptor: Descriptor) -> Message:
-    """A message of the type, most of its fields set; of a oneof's fields the last that is set wins."""
+    """Draw a message with most fields set; of a oneof's fields the last one set wins."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         if draw(st.integers(0, 39)) < SHARES.get(field.name, 16 if field.has_presence else 38):
@@ -146,14 +146,14 @@ MUTATIONS: Mapping[str, Callable[[bytes, int, int], bytes]] = {
     "repeat": lambda content, place, value: content + content[place:],
     "insert": lambda content, place, value: content[:place] + bytes([value]) * 3 + content[place:],
     "drop": lambda content, place, value: content[:place] + content[place + 1 + value % 4 :],
-    # As a length: far beyond the end. As text: not UTF-8.
+    # As a length it is far beyond the end; as text it is not UTF-8.
     "overwrite": lambda content, place, value: content[:place] + b"\xff\xff\xff\xff\x07" + content[place + 5 :],
 }
 
 
 @st.composite
 def payloads(draw: Callable[[Values], Any], descriptor: Descriptor) -> bytes:
-    """Bytes to send where a message of this type is wanted: it, it mutated, or any."""
+    """Draw bytes for a message of this type: a message, a mutated message, or any bytes."""
     kind = draw(st.sampled_from(("message",) * 8 + ("mutated",) * 3 + ("bytes",)))
     if kind == "bytes":
         return bytes(draw(st.binary(max_size=100)))

@@ -1,1 +1,1 @@
-"""Tests of the project itself: what its pages name, who imports what, what its tests draw."""
+"""Tests of the project itself: names in its pages, imports, and the examples that its tests draw."""

@@ -1,4 +1,4 @@
-"""What the pages name is there: files, folders and pages that they link."""
+"""Files, folders and linked pages that the pages name exist."""
 
 import re
 import runpy
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`((?:paceline|coordinator|draft_service|target_service|benchmarks|tests|scripts)/[\w/.-]+)`")
 LINKED = re.compile(r"\]\(([^)#\s]+)")
 HISTORY = {"docs/log.md", "CHANGELOG.md"}
-"""They name what was there then."""
+"""Pages that name files as they were then."""
 PAGES = sorted(
     set(subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True).stdout.split()) - HISTORY
 )

@@ -1,4 +1,4 @@
-"""Import rules that pyproject.toml has no words for; `scripts/check` holds the others."""
+"""Import rules that pyproject.toml cannot express; `scripts/check` holds the others."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,7 @@ OTLP = {"paceline/observe/report/receiver.py"}
 
 
 def imports(path: Path) -> set[str]:
-    """Absolute names of everything a file imports, `from a import b` as `a.b`."""
+    """Return absolute names of everything a file imports, `from a import b` as `a.b`."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""The tests draw what they drew before."""
+"""The tests draw the same examples in every run."""
 
 import random
 import sys
@@ -31,7 +31,7 @@ def module_of_constants(path: Path) -> ModuleType:
 
 @pytest.mark.review
 def test_every_run_draws_the_same_examples_and_looks_at_no_clock() -> None:
-    """Review A1: what hypothesis drew at random failed a newcomer."""
+    """Review A1: hypothesis' random examples failed a newcomer's run."""
     used = settings()
     assert (used.derandomize, used.database, used.deadline) == (True, None, None)
     assert drawn_integers() == drawn_integers()
@@ -41,7 +41,7 @@ def test_every_run_draws_the_same_examples_and_looks_at_no_clock() -> None:
 def test_what_is_drawn_does_not_depend_on_the_modules_that_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Review A1: hypothesis draws constants of whichever of the project's modules are loaded."""
+    """Review A1: hypothesis draws constants of the project's modules that happen to be loaded."""
     before = drawn_integers()
     monkeypatch.setitem(sys.modules, "constants", module_of_constants(tmp_path / "constants.py"))
     assert drawn_integers() == before

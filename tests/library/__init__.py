@@ -1,1 +1,1 @@
-"""Tests of what the library shares with everybody."""
+"""Tests of the modules that all services and clients share."""

@@ -27,7 +27,7 @@ def as_bytes(content: bytes) -> list[int]:
 
 
 def texts(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
-    """Each token's piece, and the last flush."""
+    """Return each token's piece, and the last flush."""
     detokenizer = TokenDecoder(tokenizer).detokenizer()
     return [*(detokenizer.push(one) for one in token_ids), detokenizer.flush()]
 
@@ -74,7 +74,7 @@ def test_so_do_those_of_bytes_that_are_no_characters_from_the_first_on(runs: lis
 def test_what_was_shown_of_a_run_of_bytes_stays_when_it_breaks_and_the_rest_is_a_replacement_a_byte(
     runs: list[bytes],
 ) -> None:
-    """The one case in which all at once gives something else: it takes the characters back."""
+    """Only here decoding all at once differs: it takes the characters back."""
     token_ids = [one for run in runs for one in (*as_bytes(run), WORDS.index("b"))]
     assert joined(OTHERS["gemma"], token_ids) == "".join(f"{shown_of(run)}b" for run in runs)
 
@@ -108,7 +108,7 @@ def test_characters_that_are_whole_wait_for_none_that_is_not() -> None:
 
 
 class CountedTokenizer:
-    """A tokenizer that knows how many ids it was given to decode."""
+    """A tokenizer that counts the ids it decodes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -132,7 +132,7 @@ SPECIAL = FIRST_BYTE + BYTE_COUNT + 1
 def test_a_token_costs_the_same_however_many_complete_no_text(
     decoder: decoders.Decoder | None, run: tuple[int, ...]
 ) -> None:
-    """review C5: each was decoded with all that were open."""
+    """review C5: each token was decoded together with all open ones."""
     counted: Any = CountedTokenizer(word_tokenizer(decoder))
     detokenizer = TokenDecoder(counted).detokenizer()
     for token_id in run * 100:

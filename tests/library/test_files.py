@@ -1,4 +1,4 @@
-"""Whole files: what may replace another takes its place at once, or not at all."""
+"""Whole files: a complete file replaces another at once; an incomplete one never does."""
 
 import os
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_plot_that_breaks_off_leaves_the_one_before(path: Path) -> None:
-    """Review G1, of the measuring commands."""
+    """Review G1, for the measuring commands."""
 
     class Figure:
         def savefig(self, to: Path, **_: Any) -> None:
@@ -79,7 +79,7 @@ def test_a_plot_that_breaks_off_leaves_the_one_before(path: Path) -> None:
 
 
 def test_an_interrupted_synthetic_pair_leaves_no_half_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Review G1: a folder with some of a model's files looked like a model, and stood in the way of the next try."""
+    """Review G1: a folder with some of a model's files looked like a model, and blocked the next try."""
 
     def write_half(folder: Path, *_: Any, **__: Any) -> None:
         folder.mkdir()

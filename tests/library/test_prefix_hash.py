@@ -1,4 +1,4 @@
-"""What rows rely on is compared: by coordinator and model services alike, in a time that does not grow with it."""
+"""The hash of a row's prefix: coordinator and model services agree, in time that does not grow with the prefix."""
 
 import struct
 import zlib
@@ -28,7 +28,7 @@ def expected(token_ids: Sequence[int]) -> int:
 
 
 class CountingList(list[int]):
-    """Counts the tokens that were read of it."""
+    """A list that counts the tokens read from it."""
 
     read_count = 0
 
@@ -72,7 +72,7 @@ def verified(verifier: Verifier, row: VerifyRow) -> VerifyOutcome | PacelineErro
 
 
 def test_a_target_takes_no_row_that_relies_on_other_tokens_than_it_holds(runner: Runner) -> None:
-    """review C1: as many are cached, and without the hash the answer was of others."""
+    """review C1: the length was equal, and without the hash the answer followed other tokens."""
     verifier = Verifier(runner)
     right = verified(verifier, VerifyRow("right", 0, (*MINE, 25), ()))
     verified(verifier, VerifyRow("a", 0, OTHERS, ()))

@@ -1,4 +1,4 @@
-"""Prompt files: what is taken, and what is named and passed over."""
+"""Prompt files: accepted lines, and lines that are reported and skipped."""
 
 from io import BytesIO, TextIOWrapper
 from pathlib import Path

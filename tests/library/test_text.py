@@ -1,4 +1,4 @@
-"""Prompts in, fingerprints, and chat templates that come from strangers."""
+"""Encoding of prompts, fingerprints, and untrusted chat templates."""
 
 import json
 from functools import cache
@@ -97,7 +97,7 @@ FLAGS: tuple[dict[str, bool], ...] = ({}, {"rstrip": True}, {"lstrip": True, "rs
 
 @cache
 def builtin_with(template: str, flags: int = 0, *, lowercase: bool = False, renamed: bool = False) -> TextCodec:
-    """The built-in tokenizer with other flags of its special tokens, and perhaps with other names of them."""
+    """Return the built-in tokenizer with other flags of its special tokens, and perhaps other names for them."""
     content = json.loads(codec_of_the_builtin_pair().tokenizer.to_str())
     content["added_tokens"] = [one | FLAGS[flags] | {"normalized": lowercase} for one in content["added_tokens"]]
     content["normalizer"] = {"type": "Lowercase"} if lowercase else None
@@ -116,7 +116,7 @@ def other_name(name: str) -> str:
 def test_a_message_that_spells_special_tokens_has_the_ids_as_if_they_had_other_names(
     flags: int, pieces: list[str]
 ) -> None:
-    """Spaces that the template's tokens take, as Phi-3's do, were left to such messages."""
+    """Spaces that the template's tokens take, as Phi-3's do, stayed in such messages."""
     message = UserMessage("".join(pieces))
     ids = builtin_with(TEMPLATE, flags).encode(message)
     assert ids == builtin_with(TEMPLATE, flags, renamed=True).encode(message)
@@ -131,7 +131,7 @@ def test_what_normalizing_makes_of_a_message_is_no_special_token_either(message:
 
 
 def test_a_message_of_all_private_characters_may_spell_a_special_token(builtin: TextCodec) -> None:
-    """There was no character left to stand for it."""
+    """No character was left to stand for the token."""
     message = "".join(map(chr, range(0xE000, 0xF900))) + "<|end|>"
     ids = builtin.encode(UserMessage(message))
     assert [one for one in ids if one in SPECIAL_IDS] == [2, 3]

@@ -1,1 +1,1 @@
-"""Tests of what measures."""
+"""Tests of benchmarks and other measurements."""

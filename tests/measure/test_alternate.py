@@ -1,4 +1,4 @@
-"""Systems that are run in turn: their order, what others spoiled, and the threads of peers. No models."""
+"""Systems run in turn: their order, disturbed runs, and the threads of peers. No models."""
 
 import asyncio
 import subprocess
@@ -20,7 +20,7 @@ from tests.fakes.watches import FakeWatch
 
 
 class FakeSystem:
-    """Answers with its name's length in tokens; fails at one of its passes if asked to."""
+    """Answers with its name's length in tokens; can fail at a given pass."""
 
     def __init__(self, name: str, log: list[str], cancelled_at: int | None = None) -> None:
         self._name = name
@@ -56,7 +56,7 @@ async def test_an_interruption_keeps_the_passes_that_ended() -> None:
 
 @pytest.mark.review
 async def test_a_run_that_others_spoiled_is_repeated_at_once_and_recorded_once() -> None:
-    """Review G3: ratios taken while something else ran flattered us."""
+    """Review G3: ratios taken while something else ran were too good."""
     log: list[str] = []
     kept: list[tuple[str, bool]] = []
     systems = {name: FakeSystem(name, log) for name in ("a", "b")}
@@ -99,7 +99,7 @@ print(time.process_time(), flush=True)
 sys.stdin.read()
 """
 TICK_S = 0.01
-"""The system counts a process's time in these."""
+"""Tick in which the system counts a process's time."""
 
 
 @pytest.mark.review
@@ -126,7 +126,7 @@ async def test_the_timed_passes_are_those_after_the_warm_up() -> None:
 
 
 async def test_threads_are_not_chosen_by_a_trial_that_others_spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ran beside the trial decided it: with all cores, a peer that waits by spinning lost most."""
+    """Other load decided the trial: with all cores, a peer that spins while waiting lost most."""
     monkeypatch.setattr(local, "THREADS_TRIED", [1, 2])
 
     class Spinning:

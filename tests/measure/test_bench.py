@@ -1,4 +1,4 @@
-"""The bench itself: what it compares with what, and what it tells of how it ran. Its systems are made up."""
+"""The bench itself: its comparisons and its report of the runs. Its systems are made up."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ PROMPTS = [MeasuredPrompt(str(number), "all", (number,)) for number in range(4)]
 
 
 class Answering:
-    """A system of ours whose outputs are other ones when its numerics are fast."""
+    """Our system, with other outputs when its numerics are fast."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self._output = [2 if options.numerics == "fast" else 1]
@@ -42,7 +42,7 @@ async def benched(
     batch_sizes: tuple[int, ...] = (2,),
     watch: FakeWatch | None = None,
 ) -> BenchResult:
-    """The last result of a bench of ours in these precisions."""
+    """Return the last result of a bench of our systems in these precisions."""
     monkeypatch.setattr(bench, "running_system", answering)
     monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 1e9)
     precisions = tuple(map(Precision.parse, words))
@@ -56,7 +56,7 @@ async def benched(
 async def test_numerics_that_differ_are_compared_with_the_first_system_of_the_dtype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Fast ones were compared with their own warm-up, and so found equal."""
+    """Fast numerics were compared with their own warm-up, and so found equal."""
     paper = await benched(monkeypatch, "bfloat16", policies=("continuous", "eqspec"))
     assert {one.system: one.equal_count for one in summaries(paper)} == {
         "Paceline, plain, bfloat16": 4,
@@ -72,7 +72,7 @@ async def test_numerics_that_differ_are_compared_with_the_first_system_of_the_dt
 async def test_one_watch_sees_every_pass_so_that_it_knows_how_fast_the_machine_can_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each batch size began with a watch that had forgotten, and took a slow machine for its best."""
+    """Each batch size began with a new watch, which took a slow machine for its best."""
     watch = FakeWatch()
     await benched(monkeypatch, "float32", batch_sizes=(1, 2), watch=watch)
     assert watch.watched_count == 2 * 2 * (1 + 1)

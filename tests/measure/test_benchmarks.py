@@ -1,4 +1,4 @@
-"""Benchmarks without services: what they make of the passes they kept."""
+"""Benchmarks without services: their evaluation of kept passes."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ def test_a_ratio_of_draft_lengths_is_of_two_quiet_passes_where_there_are_such_tw
 
 
 class CountedCluster:
-    """A cluster that makes ten rounds a pass, and whose coordinator needs 2 ms for each; and a client of it."""
+    """A cluster and its client: ten rounds a pass, each costing the coordinator 2 ms."""
 
     def __init__(self) -> None:
         self.round_count = 0
@@ -85,7 +85,7 @@ class CountedCluster:
 async def test_a_coordinators_cpu_time_is_of_the_rounds_it_was_spent_on_spoiled_ones_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Passes that were repeated counted as time and not as rounds."""
+    """Repeated passes counted as time and not as rounds."""
     cluster = CountedCluster()
 
     async def clusters(*_: object) -> Any:

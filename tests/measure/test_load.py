@@ -1,4 +1,4 @@
-"""Load runs, on time that passes only when all wait: arrivals, what latency counts from, what becomes of requests."""
+"""Load runs on fake time: arrivals, the start of latency, and the outcomes of requests."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def piece(token_count: int, *, last: bool = False) -> OutputPiece:
 
 
 def server(time: FakeTime, first_s: float, rest_s: float, errors: dict[str, PacelineError] | None = None) -> Generate:
-    """Answers each prompt with a token after `first_s` and three more `rest_s` later, or with the prompt's error."""
+    """Answer each prompt with a token after `first_s` and three more `rest_s` later, or with its error."""
 
     async def generate(asked: GenerationRequest) -> AsyncIterator[OutputPiece]:
         await time.sleep(first_s)
@@ -62,7 +62,7 @@ async def run(
 def test_arrivals_have_the_rate_and_the_spread_of_a_poisson_process() -> None:
     times = list(islice(poisson_arrivals(4.0, seed=1), 20_000))
     gaps = [after - before for before, after in zip([0.0, *times], times, strict=False)]
-    # Mean and standard deviation of 20,000 exponential gaps stay within 3 % of 1 / rate but once in 20,000 seeds.
+    # Mean and standard deviation of 20,000 exponential gaps leave 3 % of 1 / rate once in 20,000 seeds.
     assert statistics.mean(gaps) == pytest.approx(0.25, rel=0.03)
     assert statistics.pstdev(gaps) == pytest.approx(0.25, rel=0.03)
     assert min(gaps) >= 0

@@ -1,4 +1,4 @@
-"""Benches without models: the order of the runs, what is kept of them, and what is made of it."""
+"""Benches without models: the order of the runs, the kept results, and their evaluation."""
 
 import json
 import shutil
@@ -223,7 +223,7 @@ def test_a_result_survives_its_json_which_has_every_figure_of_the_tables() -> No
 
 
 def test_what_others_spoiled_counts_in_no_figure_where_a_quiet_run_is() -> None:
-    """Rounds, their floor and the time they took were of all runs, spoiled or not."""
+    """Rounds, their floor and their time came from all runs, disturbed or not."""
     quiet, floor = run(300, ROUNDS), result().floors
     slow = replace(ROUNDS, verify_s=90.0, accepted_count=0)
     spoiled = replace(run(30, slow, others_share=0.5), elapsed_s=100.0)

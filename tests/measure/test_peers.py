@@ -1,4 +1,4 @@
-"""Hugging Face's ways to decode, as peers: their outputs are the reference's, and they can be told to stop."""
+"""Hugging Face's decoding methods as peers: their outputs equal the reference's, and they can be stopped."""
 
 import asyncio
 import random

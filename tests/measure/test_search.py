@@ -1,4 +1,4 @@
-"""The random search: what it finds is told as a case to paste, once."""
+"""The random search: each finding is reported once, as a case to paste."""
 
 import time
 from itertools import count

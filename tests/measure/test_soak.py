@@ -1,4 +1,4 @@
-"""The soak and the overload run judge rightly: over fake models, whose outputs are known."""
+"""The soak and the overload run judge correctly: over fake models with known outputs."""
 
 import asyncio
 import signal
@@ -40,7 +40,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def soaked(client: Client, asked: list[Asked], request_count: int) -> Tally:
-    """Ask until so many requests ended."""
+    """Ask until `request_count` requests have ended."""
     soaker, enough = Soaker(client, asked, seed=1, began_s=0.0), asyncio.Event()
     running = asyncio.create_task(soaker.run(3, enough))
     while soaker.tally.request_count < request_count:
@@ -155,7 +155,7 @@ async def test_under_overload_all_refusals_say_when_to_come_again_and_what_is_ac
 
 
 class Recorded:
-    """A process and a model that only write down what is done to them."""
+    """A process and a model that only record calls."""
 
     def __init__(self, done: list[str]) -> None:
         self._done = done
@@ -177,7 +177,7 @@ class Recorded:
 
 
 async def disturbed(kinds: tuple[str, ...], target_count: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done to a cluster until every kind that can be had came once."""
+    """Return the faults of a cluster until every possible kind came once."""
     monkeypatch.setattr(faults, "MAX_DOWN_S", 0.0)
     monkeypatch.setattr(faults, "MAX_PAUSE_S", 0.0)
     done: list[str] = []

@@ -1,4 +1,4 @@
-"""Synthetic pairs: accepted as often as asked for, exact like any other pair, and labelled."""
+"""Synthetic pairs: of the requested acceptance, exact like any other pair, and labelled."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The outputs a draft learns from: what is left of them when making them ends early. The product is made up."""
+"""A draft's training outputs: those kept when making them ends early. The product is made up."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +17,7 @@ from training.outputs import Output, Prompt, greedy_outputs
 
 
 class Product:
-    """Answers so many requests; the next one fails, or takes for ever while a service is given up."""
+    """Answers `answered_count` requests; the next one fails, or hangs while the supervisor gives a service up."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answered_count: int, *, request_fails: bool) -> None:
         self.words: list[str] = []
@@ -71,7 +71,7 @@ class Product:
 async def test_whatever_ends_it_early_what_was_made_is_kept(
     monkeypatch: pytest.MonkeyPatch, request_fails: bool, words: str
 ) -> None:
-    """A service that was given up took the outputs of hours with it."""
+    """A service that was given up lost the outputs of hours."""
     product = Product(monkeypatch, 7, request_fails=request_fails)
     assert await product.made() == [Output((1, 2, 3), 2)] * 7
     assert product.words == [words]

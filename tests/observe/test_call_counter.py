@@ -1,4 +1,4 @@
-"""How a service's calls are counted: once each, by method and by how they ended."""
+"""Counting of a service's calls: once each, by method and by outcome."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ async def test_requests_on_streams_are_counted_as_calls_and_the_streams_are_not(
         while sum((counts := by_label(registry, "rpc_calls_total", "code")).values()) < 7:
             await asyncio.sleep(0.01)
         await send("answer")
-    # By now the last stream has been cut off, with nothing in work.
+    # By now the last stream has been cut off while idle.
     counts = by_label(registry, "rpc_calls_total", "code")
     assert counts == {"OK": 5, "INVALID_ARGUMENT": 1, "INTERNAL": 1, "CANCELLED": 1}
     assert set(by_label(registry, "rpc_calls_total", "method")) == {"VerifyTokens"}
@@ -48,13 +48,13 @@ async def test_calls_are_counted_by_method_and_status(send: Callable[..., Awaita
                 await send(channel, order)
         with pytest.raises(grpc.aio.AioRpcError):
             await send(channel, "hang", 2)
-        # On a busy machine the server may begin it only now; what it sets then is not to stand for the next one.
+        # On a busy machine the server may begin this call only now; its event must not count for the next call.
         await servicer.hung.wait()
         servicer.hung.clear()
         hanging = asyncio.ensure_future(send(channel, "hang"))
         await servicer.hung.wait()
         hanging.cancel()
-        # The server learns of it in its own time.
+        # The server notices it later.
         while sum((counts := by_label(registry, "rpc_calls_total", "code")).values()) < 5:
             await asyncio.sleep(0.01)
     assert counts == {"OK": 1, "INVALID_ARGUMENT": 1, "INTERNAL": 1, "DEADLINE_EXCEEDED": 1, "CANCELLED": 1}

@@ -31,7 +31,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Servicer(DraftServiceServicer, GenerationServiceServicer):
-    """Does what `ending` says: answers, refuses, fails, or hangs until it is cancelled."""
+    """Follows `ending`: answers, refuses, fails, or hangs until it is cancelled."""
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
@@ -86,7 +86,7 @@ class Calls:
         self.exchange = Exchange(DraftServiceStub(channel).ProposeTokens)
 
     async def call(self, kind: str, timeout_s: float | None = None) -> None:
-        """One call, of any kind, in a caller's span that carries baggage."""
+        """Make one call of any kind in a caller's span that carries baggage."""
         token = contexts.attach(baggage.set_baggage("tenant", "blue"))
         try:
             with self.spans.tracer.start_as_current_span("caller", record_exception=False), translated_errors():
@@ -108,7 +108,7 @@ class Calls:
             async for _ in call:
                 pass
         finally:
-            call.cancel()  # as the client library does: gRPC itself does not cancel with its reader at every moment
+            call.cancel()  # as the client library does: gRPC does not cancel with its reader at every moment
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ every_kind = pytest.mark.parametrize("kind", ["unary", "exchange", "stream"])
 
 
 async def check_pair(calls: Calls, kind: str, code: str, *, server_error: bool) -> None:
-    """The caller's span, the client's under it and the server's under that, with one status."""
+    """Check the caller's span, the client's under it and the server's under that, with one status."""
     (caller,) = calls.spans("caller")
     client = await calls.spans.one(NAMES[kind], "client")
     server = await calls.spans.one(NAMES[kind], "server")
@@ -242,7 +242,7 @@ async def test_a_call_its_caller_does_not_sample_leaves_no_span(calls: Calls) ->
         request = generation_service_pb2.GenerateTextRequest()
         async for _ in GenerationServiceStub(channel).GenerateText(request, metadata=metadata):
             pass
-    # A traced call after it: when its spans are there, the first one's would be, too.
+    # When the spans of a later traced call are there, those of the first call would be too.
     await calls.call("stream")
     await calls.spans.one("generate", "server")
     assert {span.trace_id for span in calls.spans()} == {calls.spans("caller")[0].trace_id}

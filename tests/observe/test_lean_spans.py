@@ -1,4 +1,4 @@
-"""The project's own spans: for exporters and samplers they are what the SDK's are."""
+"""The project's own spans equal the SDK's for exporters and samplers."""
 
 import asyncio
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ REMOTE = SpanContext(7, 8, True, TraceFlags(TraceFlags.SAMPLED))
 
 
 def exported(tracers_name: str) -> bytes:
-    """What the same writing becomes on OTLP's wire, by our tracer or the SDK's; ids and times are given or left out."""
+    """Return the OTLP bytes of the same span from our tracer or the SDK's; ids and times are fixed or left out."""
     exporter = InMemorySpanExporter()
     provider = make_provider("test")
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -39,7 +39,7 @@ def exported(tracers_name: str) -> bytes:
     span.update_name("renamed")
     span.end(2_000)
     message = encode_spans(exporter.get_finished_spans())
-    message.resource_spans[0].ClearField("resource")  # each provider has an id of its own
+    message.resource_spans[0].ClearField("resource")  # each provider has its own id
     message.resource_spans[0].scope_spans[0].spans[0].ClearField("span_id")
     return message.SerializeToString(deterministic=True)
 

@@ -1,4 +1,4 @@
-"""What may never be in a log that is kept: text of prompts and of outputs."""
+"""Text of prompts and outputs, which a kept log must never contain."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ MARKS = ("Zebediah", "xylophones", "sheds")
 
 @contextmanager
 def held(runner: Runner) -> Iterator[None]:
-    """No pass ends here before this does: however fast the machine, a deadline comes first."""
+    """End no pass before this block does, so that a deadline comes first on any machine."""
     over, forward = threading.Event(), runner.forward
     runner.forward = lambda rows: over.wait() and forward(rows)  # type: ignore[method-assign, assignment, return-value]
     try:

@@ -1,4 +1,4 @@
-"""What the services' metrics say after known work, and how they are served."""
+"""The services' metrics after known work, and how they are served."""
 
 import asyncio
 import re
@@ -196,7 +196,7 @@ def test_a_model_service_tells_of_its_calls_passes_and_cache() -> None:
 
 
 async def all_registries() -> list[CollectorRegistry]:
-    """A coordinator's and a model service's, after something of every kind was counted."""
+    """Return a coordinator's and a model service's registry, after something of every kind was counted."""
     coordinator, (model, _) = new_registry("coordinator"), model_registry()
     for registry, service in ((coordinator, "coordinator"), (model, "target")):
         count_tasks(registry, service)
@@ -229,7 +229,7 @@ async def test_names_and_types_pass_promtools_lint() -> None:
 
 @pytest.mark.review
 async def test_what_the_loop_changes_is_read_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Review C15: a scrape's thread went through dictionaries that the loop may change meanwhile."""
+    """Review C15: a scrape's thread iterated over dictionaries that the loop may change meanwhile."""
     registry, readers, snapshot = CollectorRegistry(), set[int](), Statistics.snapshot
 
     def read(statistics: Statistics) -> ClusterStatistics:

@@ -1,4 +1,4 @@
-"""Log lines: their form, the span they name, and what must not stand in them."""
+"""Log lines: their form, the span they name, and texts that they must not contain."""
 
 import json
 import logging
@@ -57,7 +57,7 @@ def test_a_line_written_in_a_span_names_it(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def library() -> Iterator[logging.Logger]:
-    """The log of a library; what forwarding changes in the process is as it was afterwards."""
+    """Yield a library's logger; forwarding's changes to the process are undone afterwards."""
     root, hooks = logging.getLogger(), (sys.excepthook, threading.excepthook)
     before = root.handlers, root.level
     yield logging.getLogger("library")

@@ -107,7 +107,7 @@ def test_shares_of_all_hops_are_the_whole_latency() -> None:
 
 
 def of_output(span: SpanRecord, index: int) -> SpanRecord:
-    """The same round, for that output of its request."""
+    """Return the same round, for that output of its request."""
     return replace(span, attributes=dict(span.attributes) | {"paceline.request.completion_index": [index]})
 
 

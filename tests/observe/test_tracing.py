@@ -1,4 +1,4 @@
-"""Tracing turned on and off, what is sampled, and exporters that do not work."""
+"""Tracing turned on and off, sampling, and exporters that do not work."""
 
 import asyncio
 import contextlib
@@ -128,13 +128,13 @@ async def test_a_request_for_two_outputs_has_one_span_and_links_for_each(pairs: 
     rounds = spans("round")
     assert {link.span_id for link in server.links} == {one.span_id for one in rounds}
     assert sum(sum(one.attributes["paceline.request.committed_count"]) for one in rounds) == 40
-    # One round may serve both outputs, and links its request for each.
+    # One round may serve both outputs; it links its request once for each.
     outputs = [one.attributes.get("paceline.request.completion_index", [0] * len(one.links)) for one in rounds]
     assert {index for indexes in outputs for index in indexes} == {0, 1}
 
 
 async def generate_twice(pair: PairOfCheckpoints, flags: str) -> Spans:
-    """One request of a caller in trace 7 whose context has these flags, then one of a caller without a context."""
+    """Send a request with these flags in trace 7, then one without a context."""
     spans = Spans()
     asked = request_to_pb(GenerationRequest(TokenIds((5, 6, 7)), 6, ignore_end_tokens=True))
     async with (
@@ -207,7 +207,7 @@ async def test_a_request_links_a_round_once_however_many_of_its_outputs_it_serve
 
 
 class DeadCollector(Receiver):
-    """Takes calls and never answers them."""
+    """Accepts calls and never answers them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ async def answers(pair: PairOfCheckpoints, tracer: LeanTracer | None) -> list[li
 
 
 def exporting_threads() -> list[str]:
-    """The SDK's threads that are still at work: none may be, once tracing was left."""
+    """Return the SDK's threads still at work: none may be after tracing ended."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("Otel")]
 
 

@@ -1,4 +1,4 @@
-"""A device that computes nothing any more: its calls go to another replica, and its service ends to be started anew."""
+"""A device that computes nothing any more: its calls go to another replica, and its service ends to be restarted."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ async def test_only_a_failure_of_the_device_itself_sends_a_call_elsewhere(target
     async with model_server("target", target_model) as server:
         verifier = RemoteVerifier(server.channel, 60.0)
         await verifier.verify([ROW])
-        # Nothing can be read from this one: a pass fails there, as does whatever tries it.
+        # This memory cannot be read: a pass fails there, and so does any trial.
         pool = server.runner.cache
         assert isinstance(pool, KvPool)
         pool.memory = pool.memory.to("meta")

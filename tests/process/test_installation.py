@@ -1,4 +1,4 @@
-"""What an installation has, and what it says of what it has not."""
+"""Installations with missing parts, and their error messages."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the services that a command starts are told: flags over variables, variables over defaults."""
+"""Settings of the services that a command starts: flags over variables, variables over defaults."""
 
 import asyncio
 import errno
@@ -95,14 +95,14 @@ def test_up_hears_the_variables_of_its_ports_and_models(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("target", ["0.0.0.0:7702", "127.0.0.1:1"])
 def test_up_serves_where_it_cannot_ask_its_target(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that listens everywhere, or wants TLS, ended the whole cluster for a line about its numerics."""
+    """A target that listens everywhere, or needs TLS, ended the whole cluster for a line about its numerics."""
 
     @asynccontextmanager
     async def running(*_: Any) -> AsyncIterator[Addresses]:
         yield Addresses("127.0.0.1:7700", "127.0.0.1:7701", target, ())
 
     async def termination() -> None:
-        """At once."""
+        """Return at once."""
 
     monkeypatch.setattr(up, "running_cluster", running)
     monkeypatch.setattr(up, "termination", termination)
@@ -144,7 +144,7 @@ async def test_a_port_that_is_taken_or_asked_for_twice_is_refused_before_any_ser
                 pass
         with pytest.raises(AddressInUse, match="choose another --health-port"):
             check_ports_free(TargetSettings(health_port=port).listens)
-    # Free again: asking held nothing.
+    # Free again: the check held nothing.
     check_ports_free([Listening("--port", "127.0.0.1", port)])
     with pytest.raises(AddressInUse):
         async with running_cluster(replace(ClusterOptions(), draft_port=port, target_port=port)):
@@ -162,7 +162,7 @@ async def test_a_port_that_is_taken_or_asked_for_twice_is_refused_before_any_ser
 def test_what_keeps_a_service_from_listening_is_told_in_the_systems_words(
     call: str, error: OSError, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it was the port's being taken, or an error without a remedy."""
+    """Every failure was reported as a port in use, or without a remedy."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise error

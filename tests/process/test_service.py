@@ -1,4 +1,4 @@
-"""How a service says that it is ready, and what it no longer spends time on from then on."""
+"""A service's announcement that it is ready, and work that it skips from then on."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Flags, environment variables and what wrong ones get."""
+"""Flags, environment variables, and errors for wrong ones."""
 
 import pytest
 

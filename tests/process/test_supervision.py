@@ -1,4 +1,4 @@
-"""Services that end unasked: when they are started again, what is said, and who is told instead."""
+"""Services that end unasked: restarts, messages, and errors for callers instead."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ KILLED = "ended by signal 9"
 
 
 class FakeService:
-    """Ends when it is told to; starts as often as `start_count` allows."""
+    """Ends when told to; starts as often as `start_count` allows."""
 
     def __init__(self, module: str = "target_service", flags: Sequence[str] = ()) -> None:
         self.name = module.removesuffix("_service")
@@ -101,7 +101,7 @@ async def test_a_service_that_does_not_start_any_more_is_given_up_with_words() -
 
 
 class FakeCluster:
-    """The services of `running_cluster`, by name, and what is told of them."""
+    """The services of `running_cluster` by name, and the messages about them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.services: dict[str, FakeService] = {}
@@ -150,7 +150,7 @@ async def test_each_service_of_a_supervised_cluster_is_started_again(cluster: Fa
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_what_is_measured_ends_loudly_with_any_of_its_services(cluster: FakeCluster, role: str) -> None:
-    """Review G2: a bench went on beside a dead service, or waited for ever."""
+    """Review G2: a bench continued beside a dead service, or waited for ever."""
     with pytest.raises(PeerFailed, match=f"{role} ended by signal 9 while it was in use"):
         async with cluster.running(supervised=False):
             cluster.services[role].end()
@@ -207,7 +207,7 @@ print("said last", flush=True)
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder from which `python -m` takes modules."""
+    """Return a folder from which `python -m` takes modules."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return tmp_path
 
@@ -253,7 +253,7 @@ class Closed:
 async def test_a_service_that_listens_everywhere_is_called_on_this_machine(
     modules: Path, listening: str, called: str
 ) -> None:
-    """Its host may be a variable's; the coordinator was told to call 0.0.0.0, which is no loopback, in plaintext."""
+    """The coordinator was told to call 0.0.0.0, which is not loopback, in plaintext; a variable may set this host."""
     (modules / "chatty.py").write_text(CHATTY.format(announced=f"chatty listening on {listening}"))
     service = ServiceProcess("chatty", [])
     assert (await service.start()).address == called
@@ -261,7 +261,7 @@ async def test_a_service_that_listens_everywhere_is_called_on_this_machine(
 
 
 async def test_what_a_service_prints_stops_it_at_no_length(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A piece of 64 KiB without an end of line ended the reading, and the service waited for it for ever."""
+    """Reading ended at 64 KiB without an end of line, and the service waited for ever."""
     (modules / "chatty.py").write_text(TALKATIVE)
     service = ServiceProcess("chatty", [])
     assert await service.start() == Endpoint("127.0.0.1:7", None)

@@ -1,1 +1,1 @@
-"""Tests of what goes over the wire, and of the client."""
+"""Tests of the wire and of the client."""

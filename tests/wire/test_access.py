@@ -1,4 +1,4 @@
-"""Who may call what: tokens, descriptions, reflection; and nothing of a secret is written anywhere."""
+"""Permissions of callers: tokens, descriptions, reflection; no secret is written anywhere."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -103,7 +103,7 @@ async def test_tokens_are_taken_in_and_out_while_the_service_runs(token_file: Pa
 async def test_a_token_file_that_cannot_be_used_any_more_revokes_its_tokens(
     content: str | None, token_file: Path, tmp_path: Path
 ) -> None:
-    """Review C15: those of a deleted file went on to hold."""
+    """Review C15: tokens of a deleted file stayed valid."""
     async with served(token_file=token_file) as address, token_client(address, tmp_path, RIGHT) as client:
         assert (await client.complete(REQUEST)).token_ids == ANSWER
         replace_file(token_file, content)
@@ -155,7 +155,7 @@ async def test_descriptions_can_be_switched_off() -> None:
 
 
 async def reflected(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> set[str]:
-    # With one message this is on the wire what the method's own stub sends; but that stub says INTERNAL when the call
+    # With one message the bytes equal those of the method's own stub, but that stub reports INTERNAL if the call
     # ends before it has sent the message.
     ask: Any = channel.unary_stream(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

@@ -1,4 +1,4 @@
-"""Certificates over real gRPC: who is let in, who is not, and what happens when files are replaced."""
+"""Certificates over real gRPC: callers admitted, callers refused, and replaced files."""
 
 import asyncio
 import ssl
@@ -29,7 +29,7 @@ TIMEOUT_S = 30.0
 
 
 class Servicer(DraftServiceServicer):
-    """Remembers who called; a release waits until it is told to go on."""
+    """Remembers callers; a release waits until a test lets it go on."""
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
@@ -159,7 +159,7 @@ async def test_probes_get_health_in_plaintext_on_a_port_of_its_own_and_nothing_e
 
 
 async def served_leaf(address: str) -> bytes:
-    """The certificate that a new connection is shown."""
+    """Return the certificate shown to a new connection."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

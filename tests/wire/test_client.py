@@ -1,4 +1,4 @@
-"""The client library: what it repeats, what it continues, and what it raises."""
+"""The client library: retries, resumed outputs, and errors."""
 
 import asyncio
 import contextlib
@@ -50,8 +50,6 @@ SAMPLED = SamplingParameters(temperature=0.9)
 
 
 class Outputs:
-    """What came of a request, however many streams it took."""
-
     def __init__(self) -> None:
         self.token_ids: defaultdict[int, list[int]] = defaultdict(list)
         self.finishes: dict[int, GenerationFinish] = {}
@@ -135,7 +133,7 @@ async def test_outputs_that_lose_their_coordinator_midway_go_on_identically_at_t
                 running_coordinator(settings, Instruments(new_registry("coordinator")))
             )
             async with Client(server.address, QUICK) as client:
-                # Some outputs are to have ended by then, in the middle of others.
+                # Some outputs must end before that, in the middle of others.
                 stop = (await client.complete(request)).token_ids[40]
                 request = replace(request, stop_token_ids=(stop,), completion_count=completion_count)
                 whole = await client.complete_all(request)
@@ -205,7 +203,7 @@ async def test_a_client_is_told_the_model_and_another_refuses_to_go_on_with_it()
 @pytest.mark.review
 @pytest.mark.parametrize("received_something", [True, False])
 async def test_an_output_never_mixes_two_models(received_something: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Review C1: it went on at whatever coordinator answered. What has no token yet begins anew."""
+    """Review C1: the output continued at any coordinator that answered. A request without tokens begins anew."""
     accepted = asyncio.Event()
 
     def noted(message: pb.GenerationAccepted) -> GenerationAccepted:
@@ -238,7 +236,7 @@ async def test_an_output_never_mixes_two_models(received_something: bool, monkey
 
 @pytest.mark.review
 async def test_an_output_goes_on_where_its_model_is_served_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Review C2: the first coordinator of another model ended it."""
+    """Review C2: the first coordinator of another model ended the output."""
     monkeypatch.setattr("paceline.client.random.randrange", lambda count: 0)
     first, other, second = HeldVerifier(1), FakeVerifier(), FakeVerifier()
     async with (
@@ -260,7 +258,7 @@ async def test_an_output_goes_on_where_its_model_is_served_still(monkeypatch: py
 
 
 class OutageTime:
-    """A clock that only pauses move, and an outage of the proxy's connections that ends by it."""
+    """A clock that only pauses advance, and an outage of the proxy's connections that ends by this clock."""
 
     def __init__(self, proxy: Proxy, until_s: float) -> None:
         self.now_s = 0.0
@@ -275,14 +273,14 @@ class OutageTime:
         self.now_s += delay_s
         if self._proxy.refuses and self.now_s >= self._until_s:
             self._proxy.refuses = False
-            # Channels with equal options share a connection: the client's is there then too.
+            # Channels with equal options share a connection, so the client's connection is there too.
             async with open_channel(self._proxy.address) as channel:
                 await channel.channel_ready()
 
 
 @pytest.mark.review
 async def test_the_default_client_survives_an_outage_of_60_s() -> None:
-    """Review C13: 3.0 s were survived at most."""
+    """Review C13: outages of at most 3.0 s were survived."""
     verifier = HeldVerifier(1)
     async with (
         fake_server(FakeDrafter(0.7), verifier, CollectorRegistry()) as server,
@@ -325,7 +323,7 @@ async def test_the_deadline_covers_repeated_calls() -> None:
 
 
 class Off(GenerationServiceServicer):
-    """As a machine that is off: no call is answered before its deadline."""
+    """Like a machine that is off: no call is answered before its deadline."""
 
     def __init__(self) -> None:
         self.asked_count = 0
@@ -350,7 +348,7 @@ async def switched_off() -> AsyncIterator[tuple[Off, str]]:
 async def test_a_coordinator_that_does_not_answer_is_away_and_the_next_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its silence was raised as the call's own failure, and neither the next one nor a later time was tried."""
+    """A silent coordinator raised the call's own failure; neither the next one nor a later time was tried."""
     monkeypatch.setattr("paceline.client.random.randrange", lambda count: 0)
     async with (
         switched_off() as (off, address),
@@ -370,7 +368,7 @@ async def test_a_coordinator_that_does_not_answer_is_away_and_the_next_is_asked(
 
 
 class Silent(GenerationServiceServicer):
-    """Ends every stream as if all had been said."""
+    """Ends every stream as if it were complete."""
 
     async def GenerateText(
         self, request: pb.GenerateTextRequest, context: Any
@@ -389,7 +387,7 @@ async def test_a_stream_that_ends_without_a_finish_is_a_failure() -> None:
 
 
 async def test_what_cannot_have_been_received_is_refused_and_not_mended_by_the_client() -> None:
-    """A seed drawn for the rest would make another output of it."""
+    """A seed drawn for the rest would change the output."""
     request = GenerationRequest(PROMPT, 20, received_outputs=(ReceivedOutput(0, (5,)),))
     async with fake_cluster(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as client:
         with pytest.raises(InvalidRequest, match="give the seed"):

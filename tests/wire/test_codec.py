@@ -173,7 +173,7 @@ def test_descriptions_survive_the_wire() -> None:
 
 @pytest.mark.review
 def test_what_a_newer_coordinator_says_is_unspecified_and_no_failure() -> None:
-    """Review C14: an output that had come whole was lost for the word of its end."""
+    """Review C14: a complete output was lost for an unknown word in its finish."""
     finish = generation_service_pb2.GenerationFinish(reason=77, seed=5)  # type: ignore[arg-type]
     piece = generation.piece_from_pb(generation_service_pb2.GenerateTextResponse(finish=finish))
     assert piece.finish

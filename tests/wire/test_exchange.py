@@ -1,4 +1,4 @@
-"""Requests over kept streams, over real gRPC: how many there are, and what becomes of them when something fails."""
+"""Requests over kept streams, over real gRPC: the number of streams, and the effects of failures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Servicer(DraftServiceServicer):
-    """Answers with the name of the sequence it was asked for; some names it does not answer. Counts its streams."""
+    """Answers with the requested sequence's name; some names get no answer. Counts its streams."""
 
     def __init__(self, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
@@ -221,7 +221,7 @@ async def test_streams_move_to_the_channel_that_replaces_theirs() -> None:
             held = asyncio.create_task(ask(exchange, "held"))
             await servicer.entered.wait()
             opening[0] = object()
-            channel.get_state()  # whatever is asked of it, it notices
+            channel.get_state()  # any call on it makes it notice
             assert await ask(exchange, "after") == "after"
             servicer.go_on.set()
             assert await held == "held"
@@ -245,7 +245,7 @@ async def describe(channel: grpc.aio.Channel) -> object:
 @pytest.mark.review
 @pytest.mark.parametrize("call", [ask_held, describe])
 async def test_a_channel_that_is_closed_makes_its_peer_unavailable_and_cancels_nobody(call: Call) -> None:
-    """Review C7: gRPC's UsageError before a call, and in one the cancellation of a task that nobody cancelled."""
+    """Review C7: gRPC raised UsageError before a call, and during one cancelled a task that nobody cancelled."""
     async with serving() as (servicer, address):
         channel = open_channel(address)
         task = asyncio.create_task(_asking(call, channel))
@@ -305,7 +305,7 @@ async def talking_garbage(describes: Any) -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.mark.review
 async def test_what_cannot_be_parsed_is_a_failure_of_the_peers() -> None:
-    """Review C7: gRPC gives None for it, which failed as an attribute of that."""
+    """Review C7: gRPC gives None for it, and reading an attribute of None failed."""
     row = ProposeRow("a", 0, (1,), 1)
     async with talking_garbage(_garbage_at_once) as channel:
         remote = RemoteDrafter(channel, TIMEOUT_S)
@@ -319,7 +319,7 @@ async def test_what_cannot_be_parsed_is_a_failure_of_the_peers() -> None:
 
 @pytest.mark.review
 async def test_streams_that_are_not_needed_any_more_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Review A2: there were as many as had ever been asked at once, for as long as the coordinator lived."""
+    """Review A2: streams opened at the busiest moment stayed as long as the coordinator lived."""
     monkeypatch.setattr(exchange_module, "UNUSED_S", 0.1)
     async with serving() as (servicer, address), exchange_with(address) as one:
         await asyncio.gather(*(ask(one, "before") for _ in range(5)))
@@ -331,7 +331,7 @@ async def test_streams_that_are_not_needed_any_more_are_ended(monkeypatch: pytes
 
 @pytest.mark.review
 async def test_a_caller_that_vanished_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Review C15: servers asked for no sign of life, and held what such callers had asked for hours."""
+    """Review C15: servers sent no keepalive pings, and held such callers' requests for hours."""
     monkeypatch.setattr(server, "KEEPALIVE_MS", 100)
     monkeypatch.setattr(server, "KEEPALIVE_TIMEOUT_MS", 100)
     async with serving() as (servicer, address), running_proxy(address) as proxy, exchange_with(proxy.address) as one:

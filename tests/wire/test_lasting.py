@@ -1,4 +1,4 @@
-"""A server that is told to stop waits for the calls that it hears, and for no others."""
+"""A server told to stop waits for the calls that it hears, and for no others."""
 
 import asyncio
 from typing import Any, cast
@@ -11,7 +11,7 @@ from paceline.wire.lasting import HeardCalls, LastingServer
 
 
 class WaitingServer:
-    """As grpc.aio's where a call came with the stop: it is neither heard nor refused, so the grace is waited for."""
+    """Like grpc.aio's server when a call comes with the stop: neither heard nor refused, it uses up the grace."""
 
     def __init__(self) -> None:
         self._is_over = asyncio.Event()
@@ -28,7 +28,7 @@ class WaitingServer:
 
 
 async def heard(calls: HeardCalls, until: asyncio.Event) -> None:
-    """A call under way, in a task of its own as grpc.aio's are."""
+    """Make a running call, in its own task as in grpc.aio."""
 
     async def handler(details: grpc.HandlerCallDetails) -> None: ...
 

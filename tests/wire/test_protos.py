@@ -1,4 +1,4 @@
-"""The wire's definitions as others use them."""
+"""The wire's definitions as other tools use them."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ def test_the_protos_need_nothing_beside_themselves_and_what_every_compiler_bring
     image = tmp_path / "image.binpb"
     well_known = files("grpc_tools") / "_proto"
     assert protoc.main(["protoc", f"-I{PROTOS}", f"-I{well_known}", f"--descriptor_set_out={image}", *sources]) == 0
-    # The copy says what the library that is used here says.
+    # The copy equals the installed library's.
     made = FileDescriptorSet.FromString(image.read_bytes()).file
     copied = next(one for one in made if one.name == "google/rpc/status.proto").message_type[0]
     assert {one.name: (one.number, one.type) for one in copied.field} == {
@@ -30,7 +30,7 @@ def test_the_protos_need_nothing_beside_themselves_and_what_every_compiler_bring
 
 
 def breaks(protos: Path) -> str:
-    """What of the released wire is broken, in words."""
+    """Return the breaks of the released wire, in words."""
     command = [
         str(Path(sys.executable).with_name("buf")),
         "breaking",

@@ -1,4 +1,4 @@
-"""How long an outage is survived, and the pauses between calls: time passes only where somebody waits for it."""
+"""The length of a survived outage, and the pauses between calls, on fake time."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ FULL = Overloaded("full", retry_after_s=1.0)
 
 
 class Caller:
-    """Calls that fail with `error` until they are answered at a time."""
+    """Calls that fail with `error` until a given time."""
 
     def __init__(self, policy: RetryPolicy, *, ends_at_s: float | None = None) -> None:
         self.time = FakeTime()
@@ -36,7 +36,7 @@ class Caller:
 
 @pytest.mark.review
 def test_by_default_an_outage_of_two_minutes_is_survived_and_a_longer_one_is_raised() -> None:
-    """Review C13: five failures in a row, 3.0 s at most, were all."""
+    """Review C13: only five failures in a row, 3.0 s at most, were survived."""
     for _ in range(20):
         Caller(DEFAULT_RETRIES).call_until(60)
         Caller(DEFAULT_RETRIES).call_until(120)

@@ -1,4 +1,4 @@
-"""Peers of other versions: who works with whom, and what the others are told."""
+"""Peers of other versions: compatible pairs, and errors for the others."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ NONE = common_pb2.WireVersions()
 
 @dataclass(eq=False)
 class Versioned(DraftServiceServicer):
-    """A draft service of a version; it knows no token."""
+    """A draft service of a given version; it knows no token."""
 
     wire: common_pb2.WireVersions = field(default_factory=lambda: NONE)
 
@@ -87,7 +87,7 @@ def test_only_what_is_incompatible_is_refused(latest: int) -> None:
 
 
 async def test_no_answer_is_taken_of_an_older_service_that_came_up_where_another_was() -> None:
-    """review C5: it is found between two descriptions, by its answers."""
+    """review C5: its answers reveal it between two descriptions."""
     servicer: Callable[..., Any] = Versioned
     async with draft_server(servicer(common_pb2.WireVersions(latest=VERSION))) as (older, address):
         remote = RemoteDrafter(open_channel(address), TIMEOUT_S)
