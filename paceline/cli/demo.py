@@ -21,17 +21,18 @@ from paceline.cli.options import (
     run_async,
     with_cluster_flags,
 )
-from paceline.cli.prompts import PROMPTS
+from paceline.cli.prompts import PROMPTS, SHOWN
 from paceline.cli.trace import report
 from paceline.client import Client, Completion
 from paceline.observe.records import read_spans
 from paceline.process.launcher import ClusterOptions, running_cluster
-from paceline.types import ClusterDescription, GenerationRequest, OutputPiece, OutputToken, UserMessage
+from paceline.types import ClusterDescription, GenerationRequest, OutputPiece, UserMessage
 
 if TYPE_CHECKING:
     from paceline.measure.peers.reference import HuggingFaceReference
 
 ACCEPTED_STYLE, OWN_STYLE = "green", "bold yellow"
+MAX_NEW_TOKENS, RUNS = 160, 3
 
 
 @dataclass(frozen=True)
@@ -52,36 +53,39 @@ class Measured:
 
 @with_cluster_flags
 def command(
-    max_new_tokens: MaxNewTokens = 160,
-    runs: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, alternating; medians are shown.")] = 3,
+    max_new_tokens: MaxNewTokens = MAX_NEW_TOKENS,
+    runs: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, alternating; medians are shown.")] = RUNS,
     trace: Annotated[bool, typer.Option("--trace", help="Trace every request, and end with where time went.")] = False,
     *,
     options: ClusterOptions,
 ) -> None:
-    """Stream two dozen answers, then compare with plain decoding and with Hugging Face."""
+    """Stream a few answers, then compare two dozen with plain decoding and with Hugging Face."""
     if trace and not options.trace_dir:
         options = replace(options, trace_dir=tempfile.mkdtemp(prefix="paceline-trace-"))
-    run_async(_demo(options, max_new_tokens, runs))
+    run_async(show(Console(highlight=False), options, max_new_tokens, runs))
 
 
-async def _demo(options: ClusterOptions, max_new_tokens: int, runs: int) -> None:
-    console = Console(highlight=False)
+async def show(
+    console: Console, options: ClusterOptions, max_new_tokens: int = MAX_NEW_TOKENS, runs: int = RUNS
+) -> None:
+    """Run the demo. The console is the caller's, so that scripts/record can give one that records."""
     options = replace(options, prefix_sharing=False)
     with console.status("starting coordinator, draft service and target service") as status:
         async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
             cluster = await client.describe()
             status.stop()
             _introduce(console, cluster)
-            speculative = [await _measure_streamed(console, client, _requests(cluster, max_new_tokens))]
+            await _stream(console, client, _requests(cluster, max_new_tokens))
             plain_requests = _requests(cluster, max_new_tokens, max_draft_count=0)
             status.start()
             plain: list[Measured] = []
+            speculative: list[Measured] = []
             for number in range(runs):
                 status.update(f"decoding plainly and speculatively, run {number + 1} of {runs}")
                 plain.append(await _measure(client, plain_requests))
                 speculative.append(await _measure(client, _requests(cluster, max_new_tokens)))
         reference = await asyncio.to_thread(_reference, options, cluster, max_new_tokens, status)
-    console.print(_table(plain, speculative[1:], reference, cluster))
+    console.print(_table(plain, speculative, reference, cluster))
     if options.trace_dir:
         console.print()
         spans = read_spans([f"{options.trace_dir}/*.jsonl"])
@@ -118,16 +122,15 @@ async def _measure(client: Client, requests: Sequence[GenerationRequest]) -> Mea
     return Measured(completions, time.perf_counter() - began)
 
 
-async def _measure_streamed(console: Console, client: Client, requests: Sequence[GenerationRequest]) -> Measured:
-    """Generate all at once; print them in order, the one whose turn it is as it comes."""
-    began = time.perf_counter()
+async def _stream(console: Console, client: Client, requests: Sequence[GenerationRequest]) -> None:
+    """Generate all at once, which also warms up; print the first in order, the one whose turn it is as it comes."""
     streams: list[asyncio.Queue[OutputPiece]] = [asyncio.Queue() for _ in requests]
     tasks = [asyncio.create_task(_fill(client, *pair)) for pair in zip(requests, streams, strict=True)]
-    completions = [
+    for prompt, stream, task in zip(SHOWN, streams, tasks, strict=False):
         await _print_stream(console, prompt, stream, task)
-        for prompt, stream, task in zip(PROMPTS, streams, tasks, strict=True)
-    ]
-    return Measured(completions, time.perf_counter() - began)
+    more = len(PROMPTS) - len(SHOWN)
+    console.print(f"{more} more answers are measured, not shown: the built-in target gets most wrong.\n")
+    await asyncio.gather(*tasks)
 
 
 async def _fill(client: Client, request: GenerationRequest, stream: asyncio.Queue[OutputPiece]) -> None:
@@ -137,9 +140,8 @@ async def _fill(client: Client, request: GenerationRequest, stream: asyncio.Queu
 
 async def _print_stream(
     console: Console, prompt: str, stream: asyncio.Queue[OutputPiece], task: asyncio.Task[None]
-) -> Completion:
+) -> None:
     console.print(prompt, style="bold")
-    tokens: list[OutputToken] = []
     while True:
         getter = asyncio.ensure_future(stream.get())
         await asyncio.wait([getter, task], return_when=asyncio.FIRST_COMPLETED)
@@ -147,12 +149,11 @@ async def _print_stream(
             getter.cancel()
             await task  # raises why the stream ended early
         piece = await getter
-        tokens += piece.tokens
         for token in piece.tokens:
             console.print(Text(token.text, ACCEPTED_STYLE if token.accepted else OWN_STYLE), end="")
         if piece.finish:
             console.print("\n")
-            return Completion(tuple(tokens), piece.finish)
+            return
 
 
 def _reference(

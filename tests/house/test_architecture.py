@@ -1,11 +1,14 @@
 """Files, folders and linked pages that the pages name exist."""
 
+import html
 import re
 import runpy
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from paceline.cli.prompts import SHOWN
 
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`((?:paceline|coordinator|draft_service|target_service|benchmarks|tests|scripts)/[\w/.-]+)`")
@@ -28,6 +31,13 @@ def test_what_a_page_names_or_links_is_there(page: str) -> None:
 def test_the_picture_is_what_its_script_draws() -> None:
     drawn = runpy.run_path(str(ROOT / "scripts/picture"))["picture"]()
     assert (ROOT / "docs/architecture.svg").read_text(encoding="utf-8") == drawn
+
+
+def test_the_picture_of_the_demo_shows_its_prompts_and_fetches_nothing() -> None:
+    drawn = (ROOT / "docs/demo.svg").read_text(encoding="utf-8")
+    assert re.findall(r"https?://[^\"]+", drawn) == ["http://www.w3.org/2000/svg"]
+    words = " ".join(html.unescape(" ".join(re.findall(r"<text[^>]*>([^<]*)", drawn))).split())
+    assert not [prompt for prompt in SHOWN if prompt not in words]
 
 
 def test_the_architecture_names_a_file_of_every_room() -> None:
