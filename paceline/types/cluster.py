@@ -9,6 +9,8 @@ from paceline.types.rounds import HopTime
 
 PolicyName = Literal["continuous", "eqspec", "exspec"]
 """What commands and settings offer; the coordinator's table of policies has one of each."""
+PAPER_POLICIES: frozenset[str] = frozenset({"eqspec", "exspec"})
+"""Those of *Batch Speculative Decoding Done Right*: they run in one lane, and are measured with the dense layout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.measure.equivalence.precision import Precision, with_precision
 from paceline.process.launcher import ClusterOptions
+from paceline.types import PAPER_POLICIES
 
 SPECULATIVE, PLAIN = "speculative", "plain"
 HUGGING_FACE, ASSISTED, ASSISTED_FIXED, LOOKUP = "hf", "hf-assisted", "hf-assisted-fixed", "hf-prompt-lookup"
@@ -102,7 +103,7 @@ def cluster_options(spec: SystemSpec, pair: ClusterOptions) -> ClusterOptions:
     lanes would be two sequences at once. No pass finds its prompts cached by the one before: peers compute theirs too.
     """
     policy = spec.policy or "continuous"
-    one_lane = spec.kind == PLAIN or spec.batch_size == 1 or policy != "continuous"
+    one_lane = spec.kind == PLAIN or spec.batch_size == 1 or policy in PAPER_POLICIES
     return replace(
         with_precision(pair, spec.precision, policy),
         batch_size=spec.batch_size,
