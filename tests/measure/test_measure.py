@@ -252,6 +252,12 @@ def test_an_output_that_differs_counts_in_a_spoiled_run_too() -> None:
     assert system.mismatch_count == 1
 
 
+def test_ours_are_compared_with_every_peer_that_was_measured() -> None:
+    systems = tuple(SystemResult(spec(kind, 1), (run(100),)) for kind in grid.KINDS)
+    (ours,) = (one for one in summaries(replace(result(), systems=systems)) if one.system == "Paceline")
+    assert set(ours.speedups) == set(grid.KINDS) - set(grid.OURS)
+
+
 def test_the_table_tells_medians_speed_ups_and_mismatches() -> None:
     lines = throughput_table(summaries(result()), peers_of(result()), 24).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -13,18 +13,18 @@ SPECULATIVE, PLAIN = "speculative", "plain"
 HUGGING_FACE, ASSISTED, ASSISTED_FIXED, LOOKUP = "hf", "hf-assisted", "hf-assisted-fixed", "hf-prompt-lookup"
 LLAMA_CPP = "llama.cpp"
 OURS = (SPECULATIVE, PLAIN)
-ONE_AT_A_TIME = (ASSISTED, ASSISTED_FIXED, LOOKUP, LLAMA_CPP)
-"""Peers that decode one sequence at a time and no more."""
-KINDS = (HUGGING_FACE, *ONE_AT_A_TIME, PLAIN, SPECULATIVE)
-TITLES = {
-    SPECULATIVE: "Paceline",
-    PLAIN: "Paceline, plain",
+PEERS = {
     HUGGING_FACE: "HF generate",
     ASSISTED: "HF assisted",
     ASSISTED_FIXED: "HF assisted",
     LOOKUP: "HF prompt lookup",
     LLAMA_CPP: "llama.cpp",
 }
+"""What tables call them, in their order."""
+BATCHING = (HUGGING_FACE,)
+"""Peers that decode more than one sequence at a time."""
+KINDS = (*PEERS, PLAIN, SPECULATIVE)
+TITLES = {**PEERS, PLAIN: "Paceline, plain", SPECULATIVE: "Paceline"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
     """The systems that are up together, a group a batch size; what runs one at a time is in the first."""
     found = []
     for number, batch_size in enumerate(sorted(plan.batch_sizes)):
-        kinds = [kind for kind in KINDS if kind in plan.kinds and (number == 0 or kind not in ONE_AT_A_TIME)]
+        kinds = [kind for kind in KINDS if kind in plan.kinds and (number == 0 or kind in (*BATCHING, *OURS))]
         specs = (
             spec
             for precision, kind in product(plan.precisions, kinds)
@@ -90,7 +90,7 @@ def _specs(plan: BenchPlan, kind: str, batch_size: int, precision: Precision) ->
         fixed = next((one for one in plan.draft_counts if one.isdecimal() and one != "0"), "5")
         yield SystemSpec(
             kind,
-            1 if kind in ONE_AT_A_TIME else batch_size,
+            batch_size if kind in BATCHING else 1,
             Precision(precision.dtype),  # numerics are ours
             draft_count=fixed if kind == ASSISTED_FIXED else "",
         )
