@@ -1,30 +1,30 @@
 """How a token is chosen: parameters, and all else that a choice depends on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
+
+
+def _flag(default: Number, help: str) -> Number:
+    """A parameter that is a flag of commands too, with this help."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How tokens are chosen; the defaults are greedy."""
+    """How tokens are chosen; the defaults are greedy. Wire and commands have each by its name here."""
 
-    temperature: float = 0.0
-    """0 takes the likeliest token; 1 samples the model's own distribution."""
-    top_k: int = 0
-    """Only the k likeliest tokens; 0: all."""
-    top_p: float = 1.0
-    """Only the likeliest tokens whose probabilities reach this sum."""
-    min_p: float = 0.0
-    """Only tokens at least this share as likely as the likeliest."""
+    temperature: float = _flag(0.0, "0: the likeliest token; 1: the model's own distribution.")
+    top_k: int = _flag(0, "Only the k likeliest tokens; 0: all.")
+    top_p: float = _flag(1.0, "Only the likeliest tokens that reach this probability together.")
+    min_p: float = _flag(0.0, "Only tokens at least this share as likely as the likeliest.")
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Token ids, each once, and what is added to their logits."""
-    repetition_penalty: float = 1.0
-    """Over 1 makes tokens of prompt and output less likely."""
-    presence_penalty: float = 0.0
-    """Taken from the logits of tokens of the output."""
-    frequency_penalty: float = 0.0
-    """Taken from them once for each time they occur there."""
-    min_new_tokens: int = 0
-    """No end token before so many tokens of output."""
+    repetition_penalty: float = _flag(1.0, "Over 1: tokens of prompt and output become less likely.")
+    presence_penalty: float = _flag(0.0, "Taken from the logits of tokens of the output.")
+    frequency_penalty: float = _flag(0.0, "Taken from them for each time they occur there.")
+    min_new_tokens: int = _flag(0, "No end token before so many tokens.")
 
     @property
     def has_penalties(self) -> bool:
