@@ -11,7 +11,7 @@ from coordinator.replicas.discovery import parse_addresses
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.process.settings import Seconds, ServiceSettings
 from paceline.security.settings import Count
-from paceline.types import PolicyName
+from paceline.types import PAPER_POLICIES, PolicyName
 
 
 def _addresses(text: str) -> str:
@@ -68,10 +68,10 @@ class CoordinatorSettings(ServiceSettings):
 
     @property
     def lane_count(self) -> int:
-        return self.lanes or (2 if self.policy == "continuous" else 1)
+        return self.lanes or (1 if self.policy in PAPER_POLICIES else 2)
 
     @model_validator(mode="after")
     def _paper_policies_have_one_lane(self) -> Self:
-        if self.policy != "continuous" and self.lane_count > 1:
+        if self.policy in PAPER_POLICIES and self.lane_count > 1:
             raise ValueError(f"--policy {self.policy} runs one group at a time; leave --lanes out or give 1")
         return self

@@ -92,7 +92,7 @@ def submit(scheduler: Scheduler, request: Request) -> Request:
 
 @asynccontextmanager
 async def scheduling(
-    drafter: FakeDrafter, verifier: FakeVerifier, **settings: Any
+    drafter: Drafter, verifier: FakeVerifier, **settings: Any
 ) -> AsyncIterator[tuple[Admission, Scheduler]]:
     """Run the real loop of one target; settings are those of `make_serving`."""
     residency = Residency(drafter)

@@ -6,7 +6,7 @@ import inspect
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -103,19 +103,15 @@ class ClusterFlags(PairFlags):
     ]
 
 
-@dataclass(frozen=True)
-class SamplingFlags:
-    """Flags of every command that sends prompts."""
-
-    temperature: Annotated[float, typer.Option(help="0: the likeliest token; 1: the model's own distribution.")]
-    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0: all.")]
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that reach this probability together.")]
-    min_p: Annotated[float, typer.Option(help="Only tokens at least this share as likely as the likeliest.")]
-    repetition_penalty: Annotated[float, typer.Option(help="Over 1: tokens of prompt and output become less likely.")]
-    presence_penalty: Annotated[float, typer.Option(help="Taken from the logits of tokens of the output.")]
-    frequency_penalty: Annotated[float, typer.Option(help="Taken from them for each time they occur there.")]
-    min_new_tokens: Annotated[int, typer.Option(help="No end token before so many tokens.")]
-
+SamplingFlags = make_dataclass(
+    "SamplingFlags",
+    [
+        (one.name, Annotated[one.type, typer.Option(help=one.metadata["help"])])
+        for one in fields(SamplingParameters)
+        if "help" in one.metadata
+    ],
+)
+"""Flags of every command that sends prompts: the parameters that are numbers."""
 
 Command = Callable[..., None]
 

@@ -1,5 +1,8 @@
 """Translation of sampling parameters, choice rules and log-probabilities."""
 
+from dataclasses import fields
+from typing import Any
+
 from paceline import types
 from paceline.codec.filling import filled
 from paceline.v1 import common_pb2
@@ -7,32 +10,16 @@ from paceline.v1 import common_pb2
 
 def sampling_to_pb(sampling: types.SamplingParameters) -> common_pb2.SamplingParameters:
     """Write sampling parameters. Raise InvalidRequest when the wire cannot carry one of the values."""
-    values = {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "logit_bias": [{"token_id": token_id, "bias": bias} for token_id, bias in sampling.logit_bias],
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "min_new_tokens": sampling.min_new_tokens,
-    }
+    values = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
+    values["logit_bias"] = [{"token_id": token_id, "bias": bias} for token_id, bias in sampling.logit_bias]
     return filled(common_pb2.SamplingParameters, values, prefix="sampling.")
 
 
 def sampling_from_pb(message: common_pb2.SamplingParameters) -> types.SamplingParameters:
-    return types.SamplingParameters(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p,
-        logit_bias=tuple((one.token_id, one.bias) for one in message.logit_bias),
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        min_new_tokens=message.min_new_tokens,
-    )
+    """What is unset is as `SamplingParameters` has it: a field whose default is not 0 must tell whether it is set."""
+    values: dict[str, Any] = {one.name: value for one, value in message.ListFields()}
+    values["logit_bias"] = tuple((one.token_id, one.bias) for one in message.logit_bias)
+    return types.SamplingParameters(**values)
 
 
 def rule_to_pb(rule: types.ChoiceRule) -> common_pb2.ChoiceRule:

@@ -4,6 +4,7 @@ Lengths and positions count tokens from the start of the prompt.
 """
 
 from paceline.types.cluster import (
+    PAPER_POLICIES,
     CircuitState,
     ClusterDescription,
     ClusterStatistics,
@@ -59,6 +60,7 @@ __all__ = [
     "ModelIdentity",
     "OutputPiece",
     "OutputToken",
+    "PAPER_POLICIES",
     "PolicyName",
     "PassTraffic",
     "Prefilled",

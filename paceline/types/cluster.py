@@ -9,6 +9,8 @@ from paceline.types.rounds import HopTime
 
 PolicyName = Literal["continuous", "eqspec", "exspec"]
 """Policies that commands and settings offer; the coordinator's table of policies has one of each."""
+PAPER_POLICIES: frozenset[str] = frozenset({"eqspec", "exspec"})
+"""Policies of *Batch Speculative Decoding Done Right*. They run in one lane; benches give them the dense layout."""
 
 
 @dataclass(frozen=True, slots=True)

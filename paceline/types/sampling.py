@@ -1,30 +1,30 @@
 """The values that a choice of a token depends on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
+
+
+def _flag(default: Number, help: str) -> Number:
+    """A parameter that is a flag of commands too, with this help."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """Parameters of the choice of tokens; the defaults are greedy."""
+    """Parameters of the choice of tokens; the defaults are greedy. Wire and commands use these names."""
 
-    temperature: float = 0.0
-    """0 takes the likeliest token; 1 samples the model's own distribution."""
-    top_k: int = 0
-    """Only the k likeliest tokens; 0: all."""
-    top_p: float = 1.0
-    """Only the likeliest tokens whose probabilities reach this sum."""
-    min_p: float = 0.0
-    """Only tokens at least this share as likely as the likeliest."""
+    temperature: float = _flag(0.0, "0: the likeliest token; 1: the model's own distribution.")
+    top_k: int = _flag(0, "Only the k likeliest tokens; 0: all.")
+    top_p: float = _flag(1.0, "Only the likeliest tokens that reach this probability together.")
+    min_p: float = _flag(0.0, "Only tokens at least this share as likely as the likeliest.")
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Token ids, each at most once, with the values added to their logits."""
-    repetition_penalty: float = 1.0
-    """Over 1 makes tokens of prompt and output less likely."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that occur in the output."""
-    frequency_penalty: float = 0.0
-    """Subtracted from the logit of a token once for each time it occurs in the output."""
-    min_new_tokens: int = 0
-    """Tokens of output before which no end token is chosen."""
+    repetition_penalty: float = _flag(1.0, "Over 1: tokens of prompt and output become less likely.")
+    presence_penalty: float = _flag(0.0, "Taken from the logits of tokens of the output.")
+    frequency_penalty: float = _flag(0.0, "Taken from them for each time they occur there.")
+    min_new_tokens: int = _flag(0, "No end token before so many tokens.")
 
     @property
     def has_penalties(self) -> bool:

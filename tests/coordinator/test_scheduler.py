@@ -14,6 +14,7 @@ from coordinator.rounds.residency import Residency
 from coordinator.rounds.scheduler import Scheduler
 from paceline.errors import PacelineError, PeerFailed
 from paceline.types import (
+    PAPER_POLICIES,
     FinishReason,
     GenerationRequest,
     PolicyName,
@@ -84,7 +85,7 @@ async def run_policy(policy: str, lanes: int, draft_count: int | Literal["auto"]
 def test_output_is_the_targets_own_under_every_policy_with_every_number_of_lanes(
     policy: str, lanes: int, draft_count: int | Literal["auto"], batch_size: int, seed: int
 ) -> None:
-    asyncio.run(run_policy(policy, lanes if policy == "continuous" else 1, draft_count, batch_size, seed))
+    asyncio.run(run_policy(policy, 1 if policy in PAPER_POLICIES else lanes, draft_count, batch_size, seed))
 
 
 async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:

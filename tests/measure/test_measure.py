@@ -4,7 +4,7 @@ import json
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -30,9 +30,9 @@ from paceline.measure.prompts import read_text_codec, select_lines, thin_out
 from paceline.measure.rounds import Counters, RoundUse, rounds_between
 from paceline.measure.tables import markdown_table
 from paceline.measure.traffic import pass_traffic
-from paceline.process.launcher import ClusterOptions
+from paceline.process.launcher import ClusterOptions, plan_cluster
 from paceline.prompt_file import InputLine
-from paceline.types import ClusterStatistics, HopTime, PassTraffic, Usage
+from paceline.types import PAPER_POLICIES, ClusterStatistics, HopTime, PassTraffic, PolicyName, Usage
 from tests.clusters import cluster_here
 from tests.conftest import PairOfCheckpoints
 
@@ -109,6 +109,15 @@ def test_one_sequence_at_a_time_and_plain_decoding_have_one_lane() -> None:
     layouts = {spec.policy: one.layout for spec, one in options.items() if spec.kind == grid.SPECULATIVE}
     assert layouts == {"continuous": "paged", "eqspec": "dense"}
     assert {one.draft_count for spec, one in options.items() if spec.kind == grid.PLAIN} == {"0"}
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_the_papers_policies_alone_have_one_lane_and_are_measured_dense(policy: str) -> None:
+    is_the_papers = policy in PAPER_POLICIES
+    served = plan_cluster(ClusterOptions(policy=policy)).coordinator.settings
+    assert served.lane_count == (1 if is_the_papers else 2)
+    benched = grid.cluster_options(SystemSpec(grid.SPECULATIVE, 8, AUTO, policy, "5"), ClusterOptions())
+    assert (benched.lanes, benched.layout) == ((1, "dense") if is_the_papers else (None, "paged"))
 
 
 async def test_no_pass_finds_its_prompts_cached_by_the_one_before(pairs: dict[str, PairOfCheckpoints]) -> None:
@@ -241,6 +250,12 @@ def test_an_output_that_differs_counts_in_a_spoiled_run_too() -> None:
     mismatch = Mismatch("7", "qa", 3, 5, 6)
     system = SystemResult(spec(grid.PLAIN, 1), (run(300), run(300, None, (mismatch,), others_share=0.5)))
     assert system.mismatch_count == 1
+
+
+def test_ours_are_compared_with_every_peer_that_was_measured() -> None:
+    systems = tuple(SystemResult(spec(kind, 1), (run(100),)) for kind in grid.KINDS)
+    (ours,) = (one for one in summaries(replace(result(), systems=systems)) if one.system == "Paceline")
+    assert set(ours.speedups) == set(grid.KINDS) - set(grid.OURS)
 
 
 def test_the_table_tells_medians_speed_ups_and_mismatches() -> None:

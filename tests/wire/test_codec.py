@@ -1,7 +1,7 @@
 """Round trips through protobuf and through statuses."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from google.rpc import status_pb2
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import errors, types
-from paceline.codec import generation, models, rounds, status
-from paceline.v1 import generation_service_pb2
+from paceline.codec import generation, models, rounds, sampling, status
+from paceline.v1 import common_pb2, generation_service_pb2
 from tests.fakes.model_services import describe
 
 COUNTS = st.integers(0, 2**31 - 1)
@@ -185,6 +185,19 @@ def test_what_a_newer_coordinator_says_is_unspecified_and_no_failure() -> None:
 
 
 SAMPLING = types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4)
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(types.SamplingParameters) if one.name != "logit_bias"])
+def test_every_sampling_parameter_survives_the_wire_whatever_its_default(name: str) -> None:
+    default = getattr(types.SamplingParameters(), name)
+    for value in (0, default, default + 1):
+        asked = types.SamplingParameters(**{name: type(default)(value)})
+        message = sampling.sampling_to_pb(asked)
+        assert sampling.sampling_from_pb(type(message).FromString(message.SerializeToString())) == asked
+
+
+def test_sampling_that_says_nothing_is_greedy() -> None:
+    assert sampling.sampling_from_pb(common_pb2.SamplingParameters()) == types.SamplingParameters()
 
 
 @pytest.mark.parametrize(

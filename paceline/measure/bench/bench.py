@@ -124,13 +124,13 @@ class Bench:
         if spec.kind == grid.LLAMA_CPP:
             assert plan.gguf is not None
             return LlamaCppPeer(plan.gguf, plan.max_new_tokens, max(map(len, self._token_ids)) + plan.max_new_tokens)
-        options = {}
         if spec.kind in (grid.ASSISTED, grid.ASSISTED_FIXED):
             # Loaded for this system alone, because the number of drafts is a setting of the model.
             draft = HuggingFaceReference(plan.pair.draft_model, spec.precision.dtype, self._device)
             options = assistance(draft, int(spec.draft_count) if spec.draft_count else None)
-        elif spec.kind == grid.LOOKUP:
-            options = prompt_lookup()
+        else:
+            # Of no other kind: one that nobody makes would be measured as Hugging Face's own.
+            options = {grid.HUGGING_FACE: {}, grid.LOOKUP: prompt_lookup()}[spec.kind]
         return HuggingFacePeer(
             load(plan.pair.target_model, spec.precision), plan.max_new_tokens, spec.batch_size, options
         )

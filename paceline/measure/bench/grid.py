@@ -7,23 +7,24 @@ from pathlib import Path
 
 from paceline.measure.equivalence.precision import Precision, with_precision
 from paceline.process.launcher import ClusterOptions
+from paceline.types import PAPER_POLICIES
 
 SPECULATIVE, PLAIN = "speculative", "plain"
 HUGGING_FACE, ASSISTED, ASSISTED_FIXED, LOOKUP = "hf", "hf-assisted", "hf-assisted-fixed", "hf-prompt-lookup"
 LLAMA_CPP = "llama.cpp"
 OURS = (SPECULATIVE, PLAIN)
-ONE_AT_A_TIME = (ASSISTED, ASSISTED_FIXED, LOOKUP, LLAMA_CPP)
-"""Peers that decode one prompt at a time."""
-KINDS = (HUGGING_FACE, *ONE_AT_A_TIME, PLAIN, SPECULATIVE)
-TITLES = {
-    SPECULATIVE: "Paceline",
-    PLAIN: "Paceline, plain",
+PEERS = {
     HUGGING_FACE: "HF generate",
     ASSISTED: "HF assisted",
     ASSISTED_FIXED: "HF assisted",
     LOOKUP: "HF prompt lookup",
     LLAMA_CPP: "llama.cpp",
 }
+"""What tables call them, in their order."""
+BATCHING = (HUGGING_FACE,)
+"""Peers that decode more than one sequence at a time."""
+KINDS = (*PEERS, PLAIN, SPECULATIVE)
+TITLES = {**PEERS, PLAIN: "Paceline, plain", SPECULATIVE: "Paceline"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
     """Return the systems that are up together, one group for each batch size; one-at-a-time peers are in the first."""
     found = []
     for number, batch_size in enumerate(sorted(plan.batch_sizes)):
-        kinds = [kind for kind in KINDS if kind in plan.kinds and (number == 0 or kind not in ONE_AT_A_TIME)]
+        kinds = [kind for kind in KINDS if kind in plan.kinds and (number == 0 or kind in (*BATCHING, *OURS))]
         specs = (
             spec
             for precision, kind in product(plan.precisions, kinds)
@@ -89,7 +90,7 @@ def _specs(plan: BenchPlan, kind: str, batch_size: int, precision: Precision) ->
         fixed = next((one for one in plan.draft_counts if one.isdecimal() and one != "0"), "5")
         yield SystemSpec(
             kind,
-            1 if kind in ONE_AT_A_TIME else batch_size,
+            batch_size if kind in BATCHING else 1,
             Precision(precision.dtype),  # numerics are ours
             draft_count=fixed if kind == ASSISTED_FIXED else "",
         )
@@ -102,7 +103,7 @@ def cluster_options(spec: SystemSpec, pair: ClusterOptions) -> ClusterOptions:
     two lanes would be two generations at once. Prefix sharing is off, because peers compute every prompt in each pass.
     """
     policy = spec.policy or "continuous"
-    one_lane = spec.kind == PLAIN or spec.batch_size == 1 or policy != "continuous"
+    one_lane = spec.kind == PLAIN or spec.batch_size == 1 or policy in PAPER_POLICIES
     return replace(
         with_precision(pair, spec.precision, policy),
         batch_size=spec.batch_size,

@@ -9,8 +9,6 @@ from pydantic import TypeAdapter
 from paceline.measure.bench import grid
 from paceline.measure.bench.result import BenchResult, SystemResult
 
-PEERS = (grid.HUGGING_FACE, grid.ASSISTED, grid.ASSISTED_FIXED, grid.LOOKUP, grid.LLAMA_CPP)
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -56,7 +54,7 @@ def summaries(result: BenchResult) -> list[Summary]:
 
 def peers_of(result: BenchResult) -> list[str]:
     """Return the kinds of peers that were measured."""
-    return [kind for kind in PEERS if any(one.spec.kind == kind for one in result.measured)]
+    return [kind for kind in grid.PEERS if any(one.spec.kind == kind for one in result.measured)]
 
 
 def to_json(result: BenchResult) -> str:

@@ -6,6 +6,7 @@ from typing import Self
 
 from paceline.errors import InvalidRequest
 from paceline.process.launcher import ClusterOptions
+from paceline.types import PAPER_POLICIES
 
 HALF_DTYPES = ("bfloat16", "float16")
 NAMED_DTYPES = ("float32", *HALF_DTYPES)
@@ -60,4 +61,4 @@ def with_precision(options: ClusterOptions, precision: Precision, policy: str) -
 
 
 def _is_dense(policy: str, precision: Precision) -> bool:
-    return policy != "continuous" and precision.numerics != "strict"
+    return policy in PAPER_POLICIES and precision.numerics != "strict"
