@@ -19,6 +19,8 @@ from paceline.types import (
     HopTime,
     Prefilled,
     Proposal,
+    Proposals,
+    ProposeRow,
     Verdict,
     Verdicts,
     VerifyOutcome,
@@ -186,51 +188,54 @@ def time_left_s(group: Sequence[Generation], now_s: float) -> float | None:
 
 
 async def _propose(
-    wishes: Mapping[Generation, int],
-    drafter: Drafter,
-    limits: RoundLimits,
-    deadline: Deadline,
-    clock: Clock,
+    wishes: Mapping[Generation, int], drafter: Drafter, limits: RoundLimits, deadline: Deadline, clock: Clock
 ) -> _Drafts:
     """Ask for draft tokens, at most `wishes` by generation, where they can help."""
-    draft_max_length = drafter.max_length
-    wanted = [
-        (generation, count)
-        for generation, draft_count in wishes.items()
-        if (
-            count := min(
-                _draft_count(generation, limits, draft_count), draft_max_length + 1 - len(generation.token_ids)
-            )
-        )
-        > 0
-    ]
+    wanted = _wanted(wishes, limits, drafter.max_length)
     if not wanted:
         return _Drafts({})
     lacks = [generation.draft_lack for generation, _ in wanted]
     shares = prompt_shares(lacks, drafter.prefill_chunk_tokens)
-    asked = [
-        (generation, generation.propose_row(count, share))
+    asked = {
+        generation: generation.propose_row(count, share)
         for (generation, count), share in zip(wanted, shares, strict=True)
         if share
-    ]
-    rows = [row for _, row in asked]
+    }
     began = clock()
     try:
-        proposals = await drafter.propose(rows, deadline)
+        proposals = await drafter.propose(list(asked.values()), deadline)
     except PacelineError as error:
         return _Drafts({}, HopTime(wire_s=clock() - began), error)
     time_spent = _hop_time(clock() - began, proposals.timing)
+    drafts = _take_drafts(asked, proposals, limits)
+    return _Drafts(drafts, time_spent, was_up_to_date=all(lack.count <= NEW_TO_DRAFT for lack in lacks))
+
+
+def _wanted(
+    wishes: Mapping[Generation, int], limits: RoundLimits, draft_max_length: int
+) -> list[tuple[Generation, int]]:
+    """Return the generations that may have drafts, with the most that each may have."""
+    counts = (
+        (one, min(_draft_count(one, limits, wish), draft_max_length + 1 - len(one.token_ids)))
+        for one, wish in wishes.items()
+    )
+    return [(generation, count) for generation, count in counts if count > 0]
+
+
+def _take_drafts(
+    asked: Mapping[Generation, ProposeRow], proposals: Proposals, limits: RoundLimits
+) -> dict[Generation, tuple[int, ...]]:
+    """Return the drafts, and note what the draft service caches now."""
     drafts: dict[Generation, tuple[int, ...]] = {}
-    for (generation, row), proposal in zip(asked, proposals.results, strict=True):
+    for (generation, row), proposal in zip(asked.items(), proposals.results, strict=True):
         if isinstance(proposal, Proposal):
-            drafts[generation] = tuple(
-                takewhile(lambda one: 0 <= one < limits.vocabulary_size, proposal.draft_token_ids)
-            )
+            known = takewhile(lambda one: 0 <= one < limits.vocabulary_size, proposal.draft_token_ids)
+            drafts[generation] = tuple(known)
             generation.draft_cached_length = proposal.cached_length
             generation.draft_taken_count = proposal.cached_length - row.base_length
         elif not isinstance(proposal, _KEEPS_CACHE):
             generation.forget_draft()
-    return _Drafts(drafts, time_spent, was_up_to_date=all(lack.count <= NEW_TO_DRAFT for lack in lacks))
+    return drafts
 
 
 def _prompt_token_count(row: VerifyRow, result: VerifyOutcome | PacelineError) -> int:

@@ -45,20 +45,8 @@ async def serve_model(
         exchanges = Exchanges(traced_requests(watched.tracer))
         worker = ModelWorker(settings.threads, metrics.call_ended)
         try:
-            model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
-            worker.watch_device(device_trial(model.description.device))
-            runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
+            runner = await _loaded_runner(settings, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
-            described = runner.describe()
-            log.info(
-                "model loaded",
-                model=settings.model,
-                dtype=described.dtype,
-                device=described.device,
-                weights=described.weights_digest,
-                revision=described.revision or None,
-                kernels=described.kernels,
-            )
             async with running_server(
                 settings.host,
                 settings.port,
@@ -84,6 +72,23 @@ async def serve_model(
                 await until_empty(runner, settings.shutdown_grace_s / 2)
         finally:
             worker.close()
+
+
+async def _loaded_runner(settings: ModelServiceSettings, worker: ModelWorker, metrics: ModelMetrics) -> Runner:
+    model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
+    worker.watch_device(device_trial(model.description.device))
+    runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
+    described = runner.describe()
+    log.info(
+        "model loaded",
+        model=settings.model,
+        dtype=described.dtype,
+        device=described.device,
+        weights=described.weights_digest,
+        revision=described.revision or None,
+        kernels=described.kernels,
+    )
+    return runner
 
 
 async def stopped_or_lost(stopped: Coroutine[Any, Any, None], worker: ModelWorker) -> None:

@@ -80,8 +80,8 @@ async def running_server(
 ) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; NOT_SERVING until `set_serving`. On exit, calls have up to `grace_s` to end.
 
-    `interceptors` see all calls, `admitted_interceptors` only those that passed the checks. `exchanges` are told to end
-    their streams, which would keep the server from stopping. Raise AddressInUse or StartupError.
+    `interceptors` see all calls, `admitted_interceptors` those that passed the checks. `exchanges` end their streams
+    when the server stops. Raise AddressInUse or StartupError.
     """
     health_servicer = health.aio.HealthServicer()
     credentials = server_credentials(options.certificates) if options.certificates else None
