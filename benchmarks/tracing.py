@@ -167,9 +167,9 @@ def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
     for _ in range(repeats):
         with tracer.round(group, waits_s, counts, 0):
             pass
-        for sequence in group:
-            begin_request(asked, sequence.request, "")
-            end_request(sequence.request)
+        for generation in group:
+            begin_request(asked, generation.request, "")
+            end_request(generation.request)
     return (time.perf_counter() - began) / repeats
 
 

@@ -23,7 +23,7 @@ from paceline.observe.tracing import traced_calls, traced_channel
 from paceline.process.instruments import Instruments, instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.security.channels import ChannelSecurity
-from paceline.wire import RunningServer, open_channel, running_server, termination
+from paceline.wire import RunningServer, ServerOptions, open_channel, running_server, termination
 
 log = structlog.get_logger()
 
@@ -39,14 +39,15 @@ async def serve(settings: CoordinatorSettings) -> None:
 @asynccontextmanager
 async def running_coordinator(settings: CoordinatorSettings, watched: Instruments) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; on leaving, running requests get `shutdown_grace_s` to end."""
-    services = ModelServices(settings, models_security(settings), watched)
+    # Files and addresses that are wrong are told now, and not once a target is there.
+    options, services = clients_options(settings), ModelServices(settings, models_security(settings), watched)
     services.check_addresses()
     async with background() as tasks, admission_threads() as threads:
         parts = wired(settings, tasks, watched)
         try:
             await services.find(parts, tasks)
             tasks.start(parts.dispatcher.run())
-            async with open_door(settings, parts, threads, watched) as server:
+            async with open_door(settings, options, parts, threads, watched) as server:
                 await server.set_serving(parts.dispatcher.is_serving)
                 tasks.start(parts.dispatcher.tell_serving(server.set_serving))
                 yield server
@@ -56,7 +57,11 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
 
 @asynccontextmanager
 async def open_door(
-    settings: CoordinatorSettings, parts: Parts, threads: AdmissionThreads, watched: Instruments
+    settings: CoordinatorSettings,
+    options: ServerOptions,
+    parts: Parts,
+    threads: AdmissionThreads,
+    watched: Instruments,
 ) -> AsyncIterator[RunningServer]:
     """Let clients call while the block runs. Nothing says yet that the coordinator serves."""
     watched.registry.register(ClusterCollector(parts.dispatcher, parts.drafter, parts.ahead, parts.statistics))
@@ -75,7 +80,7 @@ async def open_door(
         [SERVICE_NAME],
         lambda server: add_generation_service(servicer, server),
         grace_s=settings.shutdown_grace_s,
-        options=clients_options(settings),
+        options=options,
         admitted_interceptors=traced_calls(watched.tracer),
     ) as server:
         yield server

@@ -37,7 +37,7 @@ from paceline.types import ModelDescription
 
 @dataclass(frozen=True)
 class Clocks:
-    """Where the parts read the time, in seconds. Tests have clocks of their own."""
+    """Where rounds and the circuits of targets read the time, in seconds. Tests have clocks of their own."""
 
     rounds: Callable[[], float] = time.perf_counter
     circuits: Callable[[], float] = time.monotonic
@@ -105,7 +105,7 @@ def wired(
     settings: CoordinatorSettings, tasks: Background, watched: Instruments, clocks: Clocks = SYSTEM_CLOCKS
 ) -> Parts:
     drafter, statistics = ReplicatedDrafter(), Statistics()
-    ahead = AheadDrafter(drafter, watched.tracer)
+    ahead = AheadDrafter(drafter, watched.tracer, clocks.rounds)
     residency = Residency(ahead)
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
     maker = ServingMaker(settings, ahead, residency, statistics, metrics, tracer, clocks)

@@ -23,6 +23,7 @@ from coordinator.rounds.residency import Residency
 from coordinator.rounds.scheduler import Scheduler
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
+from coordinator.security import clients_options
 from coordinator.serving import open_door
 from coordinator.wiring import SYSTEM_CLOCKS, Clocks, Parts, ServingMaker, wired
 from paceline.client import NO_RETRIES, Client
@@ -191,7 +192,7 @@ async def fake_server(
 
 
 def generation_server(running: Dispatched, threads: AdmissionThreads) -> AbstractAsyncContextManager[RunningServer]:
-    return open_door(running.settings, running, threads, running.watched)
+    return open_door(running.settings, clients_options(running.settings), running, threads, running.watched)
 
 
 def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:

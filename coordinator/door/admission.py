@@ -71,10 +71,10 @@ class Admission:
         self._check_sampling(request.sampling, rules)
         left = [one for one in received if not one.ended]
         admitted = Request(Stream(len(left)), secrets.randbits(64) if request.seed is None else request.seed)
-        admitted.generations = [self._sequence(request, prompt, rules, admitted, one) for one in left]
+        admitted.generations = [self._generation(request, prompt, rules, admitted, one) for one in left]
         return admitted
 
-    def _sequence(
+    def _generation(
         self,
         request: GenerationRequest,
         prompt: "array[int]",

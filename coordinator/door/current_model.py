@@ -103,7 +103,7 @@ class CurrentModel:
         longest, before = model.longest_sequence, served.target.longest_sequence
         if longest >= before:
             return
-        log.warning("the target takes shorter generations than before", before=before, now=longest)
+        log.warning("the target takes shorter sequences than before", before=before, now=longest)
 
         def reason(generation: Generation) -> PacelineError | None:
             most = len(generation.token_ids) + generation.output.remaining_count
@@ -120,7 +120,7 @@ class CurrentModel:
         check_same_model(model, self.target)
         if model.longest_sequence < self.target.longest_sequence:
             raise IncompatiblePair(
-                f"a target replica takes generations of {model.longest_sequence} tokens, and what is served "
+                f"a target replica takes sequences of {model.longest_sequence} tokens, and what is served "
                 f"{self.target.longest_sequence}: what was accepted could not go on there; give it as much --kv-memory"
             )
         self._tell_kernels(model)

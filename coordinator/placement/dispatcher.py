@@ -88,11 +88,11 @@ class Dispatcher:
     def describe(self) -> list[ReplicaDescription]:
         return [target.describe() for target in list(self._targets.values())]
 
-    def check_room(self, sequence_count: int) -> None:
-        """Raise Overloaded when `sequence_count` new generations can neither be served nor wait."""
+    def check_room(self, generation_count: int) -> None:
+        """Raise Overloaded when `generation_count` new generations can neither be served nor wait."""
         targets = self._targets.values()
         free_count, unread_count = sum(one.room for one in targets), sum(one.unread_count for one in targets)
-        self._queue.check_room(sequence_count, free_count, unread_count)
+        self._queue.check_room(generation_count, free_count, unread_count)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raise Overloaded and queue nothing when there is no room for all of it."""
@@ -177,7 +177,7 @@ class Dispatcher:
             target.replica.lose(failure)
         self.moved_count += len(generations)
         if generations:
-            log.warning("generations move", away_from=target.replica.address, generations=len(generations))
+            log.warning("sequences move", away_from=target.replica.address, sequences=len(generations))
         if target.replica.is_up and self._targets.get(target.replica.address) is target:
             target.start(self._ended)  # it came back meanwhile, or its circuit decides when it is tried again
         self._queue.put_back(generations)

@@ -44,7 +44,7 @@ class UsualTime:
         return elapsed_s > max(LEAST_LONG_S, LONG_CALLS * self._expected_s(token_count))
 
     def _expected_s(self, token_count: int) -> float:
-        """Return the longest call of the next larger size or, if more, of the next smaller size scaled up by tokens."""
+        """Return the longest call of this or the next larger size or, if more, of the next smaller one, scaled up."""
         size, known = token_count.bit_length(), sorted(self._longest_s)
         place = bisect_left(known, size)
         nearest = known[max(0, place - 1) : place + 1]

@@ -26,13 +26,13 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Generation]:
         return iter(self._waiting)
 
-    def check_room(self, sequence_count: int, free_count: int, unread_count: int = 0) -> None:
-        """Raise Overloaded when `sequence_count` more generations fit neither in `free_count` free places nor here.
+    def check_room(self, generation_count: int, free_count: int, unread_count: int = 0) -> None:
+        """Raise Overloaded when `generation_count` more generations fit neither in `free_count` free places nor here.
 
         `unread_count` generations pause for slow readers, and count as waiting.
         """
         waiting_count = len(self) + unread_count
-        if waiting_count + sequence_count - free_count > self.limit:
+        if waiting_count + generation_count - free_count > self.limit:
             raise Overloaded(
                 f"{waiting_count} of at most {self.limit} generations are waiting already; try again later"
             )

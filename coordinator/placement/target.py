@@ -44,16 +44,16 @@ class Target:
     @property
     def is_usable(self) -> bool:
         """Whether it serves, or may be tried."""
-        return self._takes_sequences and self._circuit_state is not CircuitState.OPEN or self._may_be_tried
+        return self._takes_generations and self._circuit_state is not CircuitState.OPEN or self._may_be_tried
 
     @property
     def is_healthy(self) -> bool:
-        return self._takes_sequences and self._circuit_state is CircuitState.CLOSED
+        return self._takes_generations and self._circuit_state is CircuitState.CLOSED
 
     @property
     def room(self) -> int:
         """Generations it can be given now; 1 if its circuit was open and it may be tried."""
-        if self._serving is None or not self._takes_sequences:
+        if self._serving is None or not self._takes_generations:
             return 0
         if self._circuit_state is CircuitState.CLOSED:
             return self._serving.scheduler.pool.free_count
@@ -129,7 +129,7 @@ class Target:
             await asyncio.gather(self._rounds, return_exceptions=True)
 
     @property
-    def _takes_sequences(self) -> bool:
+    def _takes_generations(self) -> bool:
         return self.replica.is_up and self._rounds is not None and not self._is_stopping
 
     @property
@@ -139,7 +139,7 @@ class Target:
     @property
     def _may_be_tried(self) -> bool:
         return (
-            self._takes_sequences
+            self._takes_generations
             and self._serving is not None
             and self._circuit_state is CircuitState.OPEN
             and self._serving.guard.circuit.would_allow

@@ -65,7 +65,7 @@ class Residency:
             result = error
         if isinstance(result, RolledBack):
             return result.freed_bytes
-        log.warning("a generation could not be rolled back; it is freed", error=str(result))
+        log.warning("a sequence could not be rolled back; it is freed", error=str(result))
         self.leave_target([generation])
         return 0
 
@@ -108,4 +108,4 @@ async def _release(service: Releases, sequence_ids: list[str]) -> None:
     try:
         await service.release(sequence_ids)
     except PacelineError as error:
-        log.warning("generations could not be released yet", error=str(error), generations=len(sequence_ids))
+        log.warning("sequences could not be released yet", error=str(error), sequences=len(sequence_ids))

@@ -166,7 +166,7 @@ def _take(
             generation.target_cached_length = row.base_length
             refusals[generation] = verdict
         elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
-            generation.forget_target()  # the next round sends the whole generation
+            generation.forget_target()  # the next round sends the whole sequence
         else:
             failed[generation] = verdict
     return reports, failed, _shortage(refusals)

@@ -23,12 +23,13 @@ from coordinator.rounds.round import RoundLimits, RoundReport, Shortage, run_rou
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
-from paceline.wire.status import DEADLINE_SLACK_S
 
 log = structlog.get_logger()
 
 TARGET_AWAY = (PeerUnavailable, CallTimedOut)
 """Errors of a verify call that mean that the target is away."""
+FAILED_AT_DEADLINE_S = 0.05
+"""A call that failed so near to the deadline of its requests failed for that."""
 LOSSES_TO_RUN_ALONE = 2
 LOSSES_TO_FAIL = 3
 """A generation that lost this many targets, the last one while alone, fails: it may bring down others."""
@@ -174,7 +175,7 @@ class Scheduler:
         """
         if isinstance(error, TARGET_AWAY):
             left_s = time_left_s(group, self._clock())
-            if left_s is None or left_s > DEADLINE_SLACK_S:
+            if left_s is None or left_s > FAILED_AT_DEADLINE_S:
                 self._blame(group)
                 self._lost = error
                 return {}
@@ -182,7 +183,7 @@ class Scheduler:
         elif not isinstance(error, PacelineError):
             log.error("a round failed unexpectedly", exc_info=error)
             error = PeerFailed("the coordinator failed unexpectedly; its log has the details")
-        log.warning("a group failed", target=self._address, error=str(error), generations=len(group))
+        log.warning("a group failed", target=self._address, error=str(error), sequences=len(group))
         if self._target.is_given_up:
             self._lost = error
         if isinstance(error, CallTimedOut) or len(group) == 1:

@@ -129,7 +129,7 @@ async def _stream(console: Console, client: Client, requests: Sequence[Generatio
     for prompt, stream, task in zip(SHOWN, streams, tasks, strict=False):
         await _print_stream(console, prompt, stream, task)
     more = len(PROMPTS) - len(SHOWN)
-    console.print(f"{more} more answers are measured, not shown: the built-in target gets most wrong.\n")
+    console.print(f"{more} more answers are measured, not shown.\n")
     await asyncio.gather(*tasks)
 
 
@@ -191,7 +191,7 @@ def _table(
     table.add_column("plain", justify="right")
     table.add_column("speculative", justify="right")
     table.add_row("tokens/s", f"{plain_rate:.0f}", f"{rate:.0f} ({rate / plain_rate:.2f}x)")
-    table.add_row("tokens per round and sequence", "1.00", f"{output / rounds:.2f}")
+    table.add_row("tokens per round and generation", "1.00", f"{output / rounds:.2f}")
     table.add_row("drafts accepted", "", f"{accepted / drafted:.1%}" if drafted else "none drafted")
     table.add_row("identical to plain decoding", "", _same(outputs, plain_outputs))
     table.add_row("identical to Hugging Face generate", _same(plain_outputs, reference), _same(outputs, reference))

@@ -37,7 +37,7 @@ TimeoutS = Annotated[
 ]
 
 
-DRAFT_COUNT_HELP = "Draft tokens a round and sequence, 0 to 64; auto: what pays best by measured times."
+DRAFT_COUNT_HELP = "Draft tokens a round and generation, 0 to 64; auto: what pays best by measured times."
 POLICIES: tuple[str, ...] = get_args(PolicyName)
 InputFile = Annotated[
     Path | None, typer.Option("--input", help="SpecBench file, or JSON lines with `prompt`. Unset: the demo's prompts.")
@@ -93,7 +93,7 @@ class ClusterFlags(PairFlags):
             "No GPU has been seen yet."
         ),
     ]
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Most sequences in a round. Unset: 8.")]
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Most generations in a round. Unset: 8.")]
     draft_count: Annotated[str | None, typer.Option(help=f"{DRAFT_COUNT_HELP} Unset: 5.")]
     policy: Annotated[
         PolicyName | None, typer.Option(help="How groups are formed; two are the paper's. Unset: continuous.")

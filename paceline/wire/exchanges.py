@@ -16,7 +16,7 @@ class Exchanges:
         """`around` takes a method's path and a request's context; each request is answered within its result."""
         self._around = around
         self._waiting: set[asyncio.Task[Any]] = set()
-        self._generation = 0
+        self._epoch = 0
         self._is_closed = False
 
     @property
@@ -28,8 +28,8 @@ class Exchanges:
         self, method: str, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
     ) -> AsyncIterator[Any]:
         """Answer each request of a stream. `method` is the path of the method."""
-        generation = self._generation
-        while (request := await self._next(requests, generation)) is not None:
+        epoch = self._epoch
+        while (request := await self._next(requests, epoch)) is not None:
             with self._within(method, request):
                 response = await answer(request)
             yield response
@@ -38,7 +38,7 @@ class Exchanges:
 
     def end_streams(self) -> None:
         """End all open streams: idle ones now, the others after their current answer."""
-        self._generation += 1
+        self._epoch += 1
         waiting, self._waiting = self._waiting, set()
         for task in waiting:
             task.cancel()
@@ -48,9 +48,9 @@ class Exchanges:
         self._is_closed = True
         self.end_streams()
 
-    async def _next(self, requests: AsyncIterator[Any], generation: int) -> Any:
+    async def _next(self, requests: AsyncIterator[Any], epoch: int) -> Any:
         """Return the next request; None when there is none or the stream must end."""
-        if generation != self._generation:
+        if epoch != self._epoch:
             return None
         task = asyncio.current_task()
         assert task
@@ -58,7 +58,7 @@ class Exchanges:
         try:
             return await anext(requests, None)
         except asyncio.CancelledError:
-            if generation == self._generation or task.uncancel():
+            if epoch == self._epoch or task.uncancel():
                 raise
             return None
         finally:

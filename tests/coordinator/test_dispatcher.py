@@ -36,7 +36,7 @@ def dying(after: int) -> FakeVerifier:
     return verifier
 
 
-async def test_requests_go_to_the_target_with_the_fewest_sequences_and_then_the_emptier_cache() -> None:
+async def test_requests_go_to_the_target_with_the_fewest_generations_and_then_the_emptier_cache() -> None:
     full, empty = SteppedVerifier(), SteppedVerifier()
     full.description = with_cache(full, used_bytes=50)
     empty.description = with_cache(empty, used_bytes=10)
@@ -90,7 +90,7 @@ async def test_a_full_queue_refuses_with_a_time_to_retry_and_loses_nothing_accep
         assert [await output(one) for one in accepted] == [whole((n,)) for n in (5, 6)]
 
 
-async def test_sequences_of_a_dead_target_come_before_newer_ones() -> None:
+async def test_generations_of_a_dead_target_come_before_newer_ones() -> None:
     first, second = dying(after=2), SteppedVerifier()
     async with dispatching([], [first, second], batch_size=2) as running:
         running.targets[1].lose(KILLED)
@@ -106,7 +106,7 @@ async def test_sequences_of_a_dead_target_come_before_newer_ones() -> None:
     assert running.dispatcher.moved_count == 2
 
 
-async def test_with_no_target_left_sequences_wait_for_one_and_go_on_there() -> None:
+async def test_with_no_target_left_generations_wait_for_one_and_go_on_there() -> None:
     verifier = dying(after=3)
     async with dispatching([FakeDrafter(0.5)], [verifier], batch_size=2) as running:
         requests = [submit(running, (n,)) for n in (5, 6, 7)]
@@ -139,7 +139,7 @@ async def test_what_waits_for_a_target_too_long_is_told_so_and_the_queue_stays_b
         assert running.dispatcher.waiting_count == 1
 
 
-async def test_a_draining_target_gives_its_sequences_to_another_and_is_told_to_free_them() -> None:
+async def test_a_draining_target_gives_its_generations_to_another_and_is_told_to_free_them() -> None:
     leaving, staying = SteppedVerifier(), SteppedVerifier()
     async with dispatching([], [leaving, staying]) as running:
         requests = [submit(running, (n,)) for n in (5, 6, 7, 8)]
@@ -186,7 +186,7 @@ async def test_a_stalled_call_is_given_up_when_its_replica_is_found_down() -> No
         assert [await output(one) for one in requests] == [whole((n,)) for n in (5, 6)]
 
 
-async def test_a_sequence_that_kills_every_target_is_stopped_before_it_stops_the_others() -> None:
+async def test_a_generation_that_kills_every_target_is_stopped_before_it_stops_the_others() -> None:
     poison = (13, 13)
 
     def die_of_poison(verifier: FakeVerifier) -> None:
@@ -209,7 +209,7 @@ async def test_a_sequence_that_kills_every_target_is_stopped_before_it_stops_the
             await output(poisoned)
 
 
-async def test_an_abandoned_sequence_is_found_wherever_it_is() -> None:
+async def test_an_abandoned_generation_is_found_wherever_it_is() -> None:
     verifiers = [SteppedVerifier(), SteppedVerifier()]
     async with dispatching([], verifiers, batch_size=1) as running:
         requests = [submit(running, (n,), 900) for n in range(4, 10)]

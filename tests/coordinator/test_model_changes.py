@@ -223,7 +223,7 @@ async def test_the_same_model_with_a_smaller_cache_is_served_and_ends_only_what_
 async def test_a_smaller_cache_is_refused_while_a_larger_one_is_there() -> None:
     async with dispatching([], [target(OLD), target(OLD, "other", longest=999)]) as running:
         assert running.targets[1].state is ReplicaState.REFUSED
-        assert "takes generations of 999 tokens, and what is served 1000" in str(running.targets[1].error)
+        assert "takes sequences of 999 tokens, and what is served 1000" in str(running.targets[1].error)
         await lose(running, 0)
         await running.targets[1].look()
         assert await output(submit(running, (5, 6))) == whole((5, 6))

@@ -168,7 +168,7 @@ async def judged(model: CurrentModel, described: ModelDescription) -> Replica[Fa
         (other(tokenizer_fingerprint="x"), "tokenizer_fingerprint 'x'"),
         (other(dtype="bfloat16"), "dtype 'bfloat16', and what is served (target) 'float32'"),
         (other(numerics="strict"), "numerics 'strict'"),
-        (replace(other(), cache=CacheDescription(max_length=9)), "generations of 9 tokens, and what is served 1000"),
+        (replace(other(), cache=CacheDescription(max_length=9)), "sequences of 9 tokens, and what is served 1000"),
     ],
 )
 async def test_a_target_unlike_the_first_is_refused_by_name_until_it_comes_back_as_it_should(

@@ -119,7 +119,7 @@ async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_n
         assert await generate_all(admission, scheduler, [(5,)], 10) == [continuation((5,), 10)]
 
 
-async def test_a_target_that_is_away_ends_the_rounds_and_the_sequences_are_handed_over_in_order() -> None:
+async def test_a_target_that_is_away_ends_the_rounds_and_the_generations_are_handed_over_in_order() -> None:
     def vanish(number: int) -> None:
         if number == 7:
             verifier.away = PeerUnavailable("killed")

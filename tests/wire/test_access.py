@@ -15,9 +15,11 @@ from structlog.testing import capture_logs
 
 from coordinator.config import CoordinatorSettings
 from coordinator.security import clients_options
+from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client
 from paceline.codec.status import error_from_pb
 from paceline.errors import PacelineError, PermissionDenied, StartupError, Unauthenticated
+from paceline.process.instruments import Instruments
 from paceline.security.channels import channel_security
 from paceline.types import GenerationRequest, ReplicaState, TokenIds
 from paceline.wire import open_channel
@@ -133,6 +135,15 @@ def test_a_token_file_without_a_usable_token_is_refused_at_start(content: bytes,
     with pytest.raises(StartupError, match="--token-file: .*tokens") as refused:
         clients_options(settings)
     assert "Schl" not in refused.value.message
+
+
+async def test_a_coordinator_with_a_wrong_token_file_ends_before_it_waits_for_a_target(tmp_path: Path) -> None:
+    settings = CoordinatorSettings(
+        draft="127.0.0.1:1", target="127.0.0.1:1", token_file=tmp_path / "none", startup_timeout_s=1000
+    )
+    with pytest.raises(StartupError, match="--token-file"):
+        async with running_coordinator(settings, Instruments(CollectorRegistry())):
+            pass
 
 
 async def test_a_refused_call_writes_no_token_and_no_prompt(token_file: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ HOPS = (*ROUND_HOPS, "other")
 GAINS = ("drafted", "accepted", "committed")
 REMEDIES = {
     "queued": "more requests come than the pool has places for: raise --batch-size, or add a cluster",
-    "waiting": "sequences wait for a lane to come free: raise --batch-size or --lanes",
+    "waiting": "generations wait for a lane to come free: raise --batch-size or --lanes",
     "coordinator": "the coordinator's own work between the calls: give its process a core of its own",
     "draft wire": "the way to the draft service and back: bring it nearer, or give both processes a core",
     "draft queue": "the draft service is busy with other groups: add a replica, or give it more --threads",
