@@ -89,9 +89,9 @@ async def test_what_waits_counts_where_a_target_is_up(up: tuple[int, int], count
         own = f'namespace="{NAMESPACE}", instance="{instance}"'
         values = {
             f"paceline_sequences_waiting{{{own}}}": waiting,
-            f'paceline_replicas{{{own}, service="target", state="up"}}': up,
-            f'paceline_replicas{{{own}, service="target", state="down"}}': 2 - up,
-            f'paceline_replicas{{{own}, service="draft", state="up"}}': 1,
+            f'paceline_replicas{{{own}, component="target", state="up"}}': up,
+            f'paceline_replicas{{{own}, component="target", state="down"}}': 2 - up,
+            f'paceline_replicas{{{own}, component="draft", state="up"}}': 1,
         }
         return [{"series": name, "values": str(value)} for name, value in values.items()]
 
