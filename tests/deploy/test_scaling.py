@@ -1,7 +1,6 @@
 """Metrics that the components `hpa` and `keda` scale by: they exist, agree, and count the right things."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import yaml
 
 from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, workloads
 from tests.prometheus import promtool
+from tests.scrapes import selectors, unknown_selectors
 
 NAMESPACE = "paceline"
 
@@ -56,10 +56,10 @@ def test_autoscalers_name_workloads_that_exist_and_leave_their_replicas_alone(ov
 
 
 def test_scaling_asks_for_metrics_of_the_reference() -> None:
-    documented = set(re.findall(r"^\| `(paceline_\w+)`", (KUBERNETES.parents[1] / "docs/metrics.md").read_text(), re.M))
-    queries = [*adapter_queries().values(), *(query for name in scaled_objects() for query, _ in keda_triggers(name))]
-    asked = {name for query in queries for name in re.findall(r"paceline_\w+", query)}
-    assert asked and asked <= documented
+    queries = [query for name in scaled_objects() for query, _ in (*keda_triggers(name), *hpa_triggers(name))]
+    assert queries
+    for query in queries:
+        assert selectors(query) and not unknown_selectors(query), query
 
 
 @pytest.mark.parametrize("name", sorted(scaled_objects()))
