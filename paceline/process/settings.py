@@ -18,10 +18,12 @@ from paceline.errors import StartupError
 from paceline.kv_memory import parse_kv_memory
 from paceline.observe.logs import LogFormat, LogLevel
 from paceline.process.variables import check_variables
+from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.security.settings import Count, Port, SecuritySettings
 from paceline.wire.ports import Listening
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S)]
+MODEL = "directory of a checkpoint, id on the Hugging Face hub, or the built-in builtin:target or builtin:draft"
 
 
 def _kv_memory(setting: str) -> str:
@@ -36,21 +38,34 @@ class ServiceSettings(SecuritySettings):
         frozen=True, cli_kebab_case=True, cli_avoid_json=True, cli_hide_none_type=True, extra="forbid"
     )
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: Port = Field(default=0, description="port to listen on; 0 takes any free one")
-    metrics_host: str = Field(default="127.0.0.1", description="address to serve Prometheus metrics on")
-    metrics_port: Port | None = Field(
-        default=None, description="port to serve Prometheus metrics on; 0 takes any free one, unset serves none"
+    host: str = Field(
+        default="127.0.0.1",
+        description="address to listen on; 0.0.0.0: all of this machine's, which needs TLS or --plaintext true",
     )
-    shutdown_grace_s: Seconds = Field(default=10, description="seconds that running calls get after SIGTERM")
+    port: Port = Field(default=0, description="port to listen on; 0 takes any free one, which the service prints")
+    metrics_host: str = Field(
+        default="127.0.0.1", description="address to serve metrics on, over plain HTTP and to whoever can reach it"
+    )
+    metrics_port: Port | None = Field(
+        default=None,
+        description="port to serve Prometheus metrics on; 0 takes any free one; unset: metrics are not served",
+    )
+    shutdown_grace_s: Seconds = Field(
+        default=10,
+        description="time from SIGTERM until running calls are cut off; a model service waits half of it for its "
+        "generations to move to other replicas",
+    )
     stop_with_stdin: bool = Field(
-        default=False, description="stop when standard input ends, as it does when the starting process is killed"
+        default=False,
+        description="true: stop when standard input ends; so `paceline up` leaves no service behind when it is killed",
     )
     trace_file: Path | None = Field(
-        default=None, description="append spans to this file as JSON lines, for `paceline trace`; unset: no file"
+        default=None, description="file to append spans to as JSON lines, for `paceline trace`; unset: none"
     )
-    log_format: LogFormat = Field(default="console", description="how log lines look")
-    log_level: LogLevel = Field(default="info", description="least level that is logged")
+    log_format: LogFormat = Field(
+        default="console", description="form of log lines: console for people, json (an object a line) for machines"
+    )
+    log_level: LogLevel = Field(default="info", description="least severity of the lines that are written")
 
     @property
     def listens(self) -> tuple[Listening, ...]:
@@ -66,27 +81,51 @@ class ServiceSettings(SecuritySettings):
 class ModelServiceSettings(ServiceSettings):
     """What the draft and the target service can be told."""
 
-    model: str = Field(description="checkpoint directory, hub id, or builtin:target or builtin:draft")
+    model: str = Field(description=MODEL)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="auto takes what the checkpoint says"
+        default="auto", description="type of the weights and the cache; auto: what the checkpoint's config.json says"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes cuda where there is one")
-    threads: Count | None = Field(default=None, description="threads for model work; unset: torch's choice")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="where the model runs; auto: cuda where torch sees such a device, else cpu"
+    )
+    threads: Count | None = Field(
+        default=None,
+        description="CPU threads for the model's work; unset: as many as torch finds cores, which in a container may "
+        "be more than it was given",
+    )
     kv_memory: Annotated[str, AfterValidator(_kv_memory)] = Field(
-        default="2GiB", description="most memory for the cache: bytes such as 512MiB, or a share of what is free: 60%%"
+        default="2GiB",
+        description="memory for the cache of keys and values: bytes such as 512MiB, or a share of what "
+        "is free once the model is loaded, such as 60%; while it is full, requests wait",
     )
     layout: Literal["paged", "dense"] = Field(
-        default="paged", description="dense keeps one padded rectangle and realigns it, as the paper's algorithms do"
+        default="paged",
+        description="form of the cache; dense: one padded rectangle that is realigned each round, slower, to compare "
+        "with the published algorithms",
     )
-    page_tokens: Count = Field(default=16, description="tokens a page of the cache holds")
-    prefix_sharing: bool = Field(default=True, description="compute equal beginnings of prompts once")
+    page_tokens: Count = Field(
+        default=16,
+        description="size of the pages that the paged cache is given out in, and that prompts share: larger ones "
+        "waste more at each sequence's end",
+    )
+    prefix_sharing: bool = Field(
+        default=True,
+        description="compute and keep equal beginnings of prompts once, in the paged cache; false: each for itself",
+    )
     prefill_chunk_tokens: Count = Field(
-        default=256, description="most prompt tokens a call computes, so that long prompts do not stop other streams"
+        default=256,
+        description="most prompt tokens that one call computes, for all its rows together; fewer delay running streams "
+        "less, more read long prompts faster",
     )
     max_rows: Count = Field(
-        default=MAX_ROWS, description="most rows of a call; not less than --batch-size of the coordinator"
+        default=MAX_ROWS,
+        description="most rows of a call; calls with more are refused: give at least the coordinator's --batch-size",
     )
-    sequence_ttl_s: Seconds = Field(default=600, description="seconds after which a sequence no call names is dropped")
+    sequence_ttl_s: Seconds = Field(
+        default=600,
+        description="time without a call that names a sequence, after which its cache is freed; if it still runs, "
+        "the coordinator sends it again",
+    )
 
     @model_validator(mode="after")
     def _the_coordinator_may_ask(self) -> Self:
