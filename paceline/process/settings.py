@@ -4,8 +4,10 @@ A field `kv_memory` of the target service is the flag `--kv-memory` and the vari
 win over variables.
 """
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -22,7 +24,7 @@ from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.security.settings import Count, Port, SecuritySettings
 from paceline.wire.ports import Listening
 
-Seconds = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S, allow_inf_nan=False)]
 MODEL = "directory of a checkpoint, id on the Hugging Face hub, or the built-in builtin:target or builtin:draft"
 
 
@@ -135,12 +137,24 @@ class ModelServiceSettings(ServiceSettings):
         return self
 
 
+_REMEDIES = {
+    "bool_parsing": "give true or false",
+    "int_parsing": "give a whole number",
+    "int_from_float": "give a whole number",
+    "float_parsing": "give a number",
+    "finite_number": "give a number",
+    "greater_than": "give more than {gt:g}",
+    "greater_than_equal": "give {ge} or more",
+    "less_than_equal": "give {le:.0f} or less",
+    "literal_error": "give {expected}",
+}
+"""What to do, by pydantic's types of errors; its own words for others."""
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
-def _flag(place: tuple[int | str, ...]) -> str:
-    """Return the flag that an error at `place` concerns; empty when the error concerns several settings."""
-    return "--" + str(place[0]).replace("_", "-") if place else ""
+def flag_of(setting: str) -> str:
+    """Return the flag of a setting."""
+    return "--" + setting.replace("_", "-")
 
 
 def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
@@ -148,15 +162,13 @@ def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
 
     Raise StartupError with one line per wrong setting, naming flag or variable, value and remedy.
     """
-    values: dict[str, Any] = {
-        "_cli_parse_args": True if arguments is None else list(arguments),
-        "_cli_prog_name": f"python -m {program}",
-    }
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    values: dict[str, Any] = {"_cli_parse_args": words, "_cli_prog_name": f"python -m {program}"}
     try:
         settings = kind(**values)
     except ValidationError as error:
-        problems = {_flag(one["loc"]): one for one in reversed(error.errors())}
-        raise StartupError("\n".join(f"{program}: {_line(*one)}" for one in problems.items())) from error
+        lines = _lines(error.errors(), kind.model_config["env_prefix"], words)
+        raise StartupError("\n".join(f"{program}: {line}" for line in lines)) from error
     except SettingsError as error:
         raise StartupError(f"{program}: {error}") from error
     try:
@@ -166,9 +178,26 @@ def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
     return settings
 
 
-def _line(flag: str, problem: ErrorDetails) -> str:
-    given = f" {problem['input']!r}" if flag and problem["type"] != "missing" else ""
-    return f"{flag}{given}{': ' if flag else ''}{problem['msg']}"
+def _lines(errors: Sequence[ErrorDetails], env_prefix: str, words: Sequence[str]) -> Iterator[str]:
+    """Yield a line per wrong setting, and one per error that concerns several settings."""
+    for setting, together in groupby(errors, lambda one: str(one["loc"][0]) if one["loc"] else ""):
+        # A setting of several types has an error for each.
+        problems = list(together)
+        remedy = ", or ".join(_remedy(one) for one in problems)
+        flag, variable = flag_of(setting), env_prefix + setting.upper()
+        if not setting:
+            yield remedy
+        elif problems[0]["type"] == "missing":
+            yield f"{flag} is needed; give it, or set {variable}"
+        else:
+            is_variable = variable in os.environ and flag not in {word.partition("=")[0] for word in words}
+            yield f"{variable if is_variable else flag} {problems[0]['input']!r}: {remedy}"
+
+
+def _remedy(problem: ErrorDetails) -> str:
+    if found := _REMEDIES.get(problem["type"]):
+        return found.format(**problem.get("ctx", {}))
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def parse_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
