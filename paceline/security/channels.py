@@ -23,7 +23,7 @@ class ChannelSecurity:
         """Raise StartupError when the address has no port or plaintext would leave the machine without permission."""
         if not address.startswith("unix:") and not address.rpartition(":")[2].isdecimal():
             raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
-        if self.certificates is None and not self.plaintext and not is_loopback(_host(address)):
+        if self.certificates is None and not self.plaintext and not is_loopback(host_of(address)):
             raise StartupError(
                 f"{address} is not on this machine, and calls to it would be plaintext; give the CA of its certificate "
                 "(--ca, and --models-ca for a coordinator), or --plaintext where the network itself keeps strangers out"
@@ -63,6 +63,6 @@ def channel_security(
     )
 
 
-def _host(address: str) -> str:
+def host_of(address: str) -> str:
     """Return the host of `host:port`, or of a gRPC target such as `dns:///host:port`."""
     return address.rpartition("/")[2].rpartition(":")[0]

@@ -7,8 +7,9 @@ from typing import Any
 import grpc
 
 from paceline.security.certificates import Pem, channel_credentials
-from paceline.security.channels import LOCAL, ChannelSecurity
+from paceline.security.channels import LOCAL, ChannelSecurity, host_of
 from paceline.security.limits import MAX_MESSAGE_BYTES, message_limits
+from paceline.security.plaintext import is_loopback
 from paceline.wire.reopening import ReopeningChannel
 
 _OPTIONS = [
@@ -42,6 +43,9 @@ def open_channel(
         *_OPTIONS,
         ("grpc.service_config", _service_config(retried_services)),
     ]
+    if is_loopback(host_of(address)):
+        # A proxy cannot reach this machine's loopback.
+        options.append(("grpc.enable_http_proxy", 0))
     if authority:
         options.append(("grpc.default_authority", authority))
     channel = _open(address, security, options)
