@@ -97,8 +97,9 @@ class ModelServiceSettings(ServiceSettings):
     )
     kv_memory: Annotated[str, AfterValidator(_kv_memory)] = Field(
         default="2GiB",
-        description="memory for the cache of keys and values: bytes such as 512MiB, or a share of what "
-        "is free once the model is loaded, such as 60%; while it is full, requests wait",
+        description="memory for the cache of keys and values: bytes such as 512MiB, or a share of what is free "
+        "once the model is loaded, such as 60%; while a target's is full, generations wait; while a draft's is, they "
+        "get no drafts",
     )
     layout: Literal["paged", "dense"] = Field(
         default="paged",

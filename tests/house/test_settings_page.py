@@ -118,3 +118,12 @@ def test_pages_and_manifests_name_no_variable_that_is_not_there(path: Path) -> N
     named = set(re.findall(r"PACELINE_(?:COORDINATOR|DRAFT|TARGET)(?:_[A-Z0-9]+)+\b", path.read_text(encoding="utf-8")))
     links = {name for name in named if name.endswith(("_SERVICE_HOST", "_SERVICE_PORT"))}
     assert named - links <= set.union(*map(names_of, SETTINGS))
+
+
+@pytest.mark.parametrize("path", tracked("*.md"), ids=lambda path: path.name)
+def test_pages_name_no_flag_that_is_not_there(path: Path) -> None:
+    """Flags of services and commands stand on the page; those of scripts and measurements in their own code."""
+    flag = re.compile(r"`(--[a-z][a-z-]*[a-z])")
+    own = "".join(one.read_text(encoding="utf-8") for one in tracked("scripts", "benchmarks/*.py", "training/*.py"))
+    named = set(flag.findall(path.read_text(encoding="utf-8"))) - set(flag.findall(PAGE))
+    assert not [name for name in sorted(named) if name not in own and name != "--help"]
