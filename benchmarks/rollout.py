@@ -1,14 +1,16 @@
 """Pods of the built images, rolled over and replaced by another model under load: `python -m benchmarks.rollout`.
 
-podman runs two coordinators, a draft and a target, as `deploy/kubernetes/as_pods.py` makes them of the overlay `cpu`.
-Clients ask all the time, through both coordinators. Meanwhile each pod is restarted. Then the same pods with another
-model in the target start beside them, clients go over to these, and the old ones are stopped, while they still answer.
-Every request names the model that has to answer, and its output is compared with that model's plain decoding.
+podman runs two coordinators, a draft and a target, as `deploy/kubernetes/as_pods.py` makes them of a rendered overlay.
+Clients ask all the time, through both coordinators. Meanwhile each pod is restarted. Then the pods of another overlay
+start beside them, with another model in the target. Clients go over to these, and the old ones are stopped while they
+still answer. Every request names the model that has to answer, and its output is compared with that model's plain
+decoding, of which the greedy ones are compared with Hugging Face's.
 
 Exit status 1 when a request fails, an output differs, or a pod does not end with status 0.
 """
 
 import asyncio
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,20 +30,29 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from benchmarks.soak.requests import Asked, make_requests, with_references
 from paceline.client import Client
 from paceline.errors import PacelineError
-from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import UserMessage
 
 KUBERNETES = Path(__file__).parents[1] / "deploy" / "kubernetes"
-OLD_MODEL, NEW_MODEL = "builtin:target", "builtin:draft"
-"""Models of the target. The built-in draft decodes by itself just as well, only worse answers."""
 GRACE_S = 70
 """Longest time that a pod may take to end; a coordinator's `--shutdown-grace-s` is 60."""
 START_S = 600
+NEW_PORT_OFFSET = 100
+"""All pods share this machine's ports."""
 BEGAN_S = time.monotonic()
 
 
 def say(line: str) -> None:
     print(f"{time.monotonic() - BEGAN_S:6.1f} s  {line}", flush=True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    old: Path
+    new: Path
+    """Both are rendered overlays."""
+    client_count: int
+    request_count: int
+    calm_s: float
 
 
 @dataclass(frozen=True)
@@ -118,57 +129,58 @@ async def serving(pod: Pod) -> None:
             await asyncio.sleep(0.2)
 
 
-async def manifest(folder: Path, prefix: str, port_offset: int, target_model: str) -> Path:
-    """Write the pods of the overlay `cpu` with this model in the target."""
-    overlay = folder / f"{prefix}overlay.yaml"
-    overlay.write_text((KUBERNETES / "rendered/cpu.yaml").read_text().replace(OLD_MODEL, target_model))
-    arguments = [str(overlay), "--prefix", prefix, "--port-offset", str(port_offset)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(KUBERNETES / "as_pods.py"), *arguments, stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await process.communicate()
-    made = folder / f"{prefix}pods.yaml"
-    made.write_bytes(out)
-    return made
+@dataclass(frozen=True)
+class Cluster:
+    manifest: str
+    pods: tuple[Pod, ...]
+    target_model: str
+
+    @property
+    def address(self) -> str:
+        return ",".join(f"127.0.0.1:{pod.port}" for pod in self.pods if pod.component == "coordinator")
 
 
-def read_pods(made: Path) -> list[Pod]:
-    found: list[dict[str, Any]] = list(yaml.safe_load_all(made.read_text()))
+def read_cluster(overlay: Path, port_offset: int) -> Cluster:
+    """Return what podman is to run of a rendered overlay."""
+    as_pods = KUBERNETES / "as_pods.py"
+    manifest = subprocess.check_output([sys.executable, as_pods, overlay, str(port_offset)], text=True)
+    found: list[dict[str, Any]] = list(yaml.safe_load_all(manifest))
     settings = {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
-    pods = []
+    pods, models = [], []
     for one in found:
         if one["kind"] == "Pod":
             name, component = one["metadata"]["name"], one["spec"]["containers"][0]["name"]
             told, variable = settings[name], f"PACELINE_{component.upper()}"
             pods.append(Pod(name, component, int(told[f"{variable}_PORT"]), int(told[f"{variable}_HEALTH_PORT"])))
-    return pods
+            models += [told[f"{variable}_MODEL"]] if component == "target" else []
+    return Cluster(manifest, tuple(pods), models[0])
 
 
 @asynccontextmanager
-async def running(folder: Path, prefix: str, port_offset: int, target_model: str) -> AsyncIterator[list[Pod]]:
-    """Run the pods of a cluster, and yield them when all serve."""
-    made = await manifest(folder, prefix, port_offset, target_model)
-    pods = read_pods(made)
-    try:
-        await podman("play", "kube", str(made))
-        await asyncio.gather(*map(serving, pods))
-        say(f"{', '.join(pod.name for pod in pods)}: serving, with {target_model} in the target")
-        yield pods
-    finally:
-        await podman("pod", "rm", "--force", "--ignore", "--time", "0", *(pod.name for pod in pods))
+async def running(overlay: Path, port_offset: int) -> AsyncIterator[Cluster]:
+    """Run the pods of a rendered overlay, and yield them when all serve."""
+    cluster = read_cluster(overlay, port_offset)
+    names = [pod.name for pod in cluster.pods]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(cluster.manifest)
+        file.flush()
+        try:
+            await podman("play", "kube", file.name)
+            await asyncio.gather(*map(serving, cluster.pods))
+            say(f"{', '.join(names)}: serving, with {cluster.target_model} in the target")
+            yield cluster
+        finally:
+            # In one command: podman 4.3 panics when several remove pods at a time.
+            await podman("pod", "rm", "--force", "--ignore", "--time", "0", *names)
 
 
-async def load_of(pods: Sequence[Pod], request_count: int, client: Client) -> Load:
+async def load_of(client: Client, request_count: int) -> Load:
     """Return requests that name the model the cluster serves, with that model's plain decoding."""
     digest = (await client.describe()).target.identity.model_digest
     requests = [(kind, replace(one, model_digest=digest)) for kind, one in make_requests(request_count, seed=1)]
     asked = await with_references(client, requests)
     say(f"model {digest[:12]}: {len(asked)} requests decoded plainly")
     return Load(client, asked)
-
-
-def address(pods: Sequence[Pod]) -> str:
-    return ",".join(f"127.0.0.1:{pod.port}" for pod in pods if pod.component == "coordinator")
 
 
 async def restart(pods: Sequence[Pod], load: Load) -> None:
@@ -193,8 +205,11 @@ async def stop(pods: Sequence[Pod], load: Load) -> list[str]:
     return problems
 
 
-def compare(asked: Sequence[Asked], model: str) -> list[str]:
+def unlike_hugging_face(asked: Sequence[Asked], model: str) -> list[str]:
     """Compare the greedy references with Hugging Face's `generate`."""
+    # Imported here because it loads torch, which tests do not need.
+    from paceline.measure.peers.reference import HuggingFaceReference
+
     reference = HuggingFaceReference(model, "float32")
     problems, compared = [], 0
     for one in asked:
@@ -208,39 +223,39 @@ def compare(asked: Sequence[Asked], model: str) -> list[str]:
     return problems
 
 
-async def roll_out(folder: Path, client_count: int, request_count: int, calm_s: float) -> list[str]:
+async def roll_out(plan: Plan) -> list[str]:
     """Return the problems."""
     moved, over = asyncio.Event(), asyncio.Event()
-    async with running(folder, "blue-", 0, OLD_MODEL) as blue, Client(address(blue)) as blue_client:
-        old = await load_of(blue, request_count, blue_client)
-        old_asking = asyncio.create_task(old.run(client_count, moved))
-        await asyncio.sleep(calm_s)
-        await restart(blue, old)
-        async with running(folder, "green-", 100, NEW_MODEL) as green, Client(address(green)) as green_client:
-            new = await load_of(green, request_count, green_client)
+    async with running(plan.old, 0) as blue, Client(blue.address) as blue_client:
+        old = await load_of(blue_client, plan.request_count)
+        old_asking = asyncio.create_task(old.run(plan.client_count, moved))
+        await asyncio.sleep(plan.calm_s)
+        await restart(blue.pods, old)
+        async with running(plan.new, NEW_PORT_OFFSET) as green, Client(green.address) as green_client:
+            new = await load_of(green_client, plan.request_count)
             moved.set()
-            new_asking = asyncio.create_task(new.run(client_count, over))
-            problems = await stop(blue, old)
+            new_asking = asyncio.create_task(new.run(plan.client_count, over))
+            problems = await stop(blue.pods, old)
             await old_asking
-            await asyncio.sleep(calm_s)
+            await asyncio.sleep(plan.calm_s)
             over.set()
             await new_asking
-            problems += await stop(green, new)
-    for load, model in ((old, OLD_MODEL), (new, NEW_MODEL)):
-        problems += load.problems + compare(load.asked, model)
+            problems += await stop(green.pods, new)
+    for load, cluster in ((old, blue), (new, green)):
+        model = cluster.target_model
         say(f"{model}: {load.ended_count} requests, {load.token_count} tokens, slowest {load.slowest_s:.1f} s")
+        problems += load.problems + unlike_hugging_face(load.asked, model)
     return problems
 
 
 def main(
-    client_count: Annotated[int, typer.Option("--clients", help="Requests in flight.")] = 32,
-    request_count: Annotated[int, typer.Option("--requests", help="Different requests.")] = 96,
-    calm_s: Annotated[
-        float, typer.Option(help="Time under load before the first restart, and after the last stop.")
-    ] = 20.0,
+    old: Annotated[Path, typer.Option(help="Rendered overlay that runs first.")] = KUBERNETES / "rendered/cpu.yaml",
+    new: Annotated[Path, typer.Option(help="Another, with other names.")] = KUBERNETES / "rendered/green.yaml",
+    clients: Annotated[int, typer.Option(help="Requests in flight.")] = 32,
+    requests: Annotated[int, typer.Option(help="Different requests.")] = 96,
+    calm_s: Annotated[float, typer.Option(help="Time before the first restart, and after the last stop.")] = 20.0,
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        problems = asyncio.run(roll_out(Path(folder), client_count, request_count, calm_s))
+    problems = asyncio.run(roll_out(Plan(old, new, clients, requests, calm_s)))
     print("\n".join([*problems, f"{len(problems)} problems"]))
     sys.exit(bool(problems))
 

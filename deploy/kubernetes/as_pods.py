@@ -1,11 +1,11 @@
-"""Make pods for `podman play kube` of a rendered overlay: `as_pods.py rendered/cpu.yaml > pods.yaml`.
+"""Make pods for `podman play kube` of a rendered overlay: `as_pods.py rendered/cpu.yaml [OFFSET] > pods.yaml`.
 
 What podman lacks is taken away: StatefulSets, services, network policies, and port lists on the host's network (it
 drops gRPC probes itself). Images, settings, security contexts, limits and volumes stay as they are. All pods share the
-host's network. So each replica has ports of its own, and names of services become the addresses of their replicas here.
+host's network. So each replica has ports of its own, names of services become the addresses of their replicas, and
+OFFSET is added to every port: for a second overlay.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
@@ -19,28 +19,22 @@ REPLICA_PORT_STEP = 50
 Resource = dict[str, Any]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make pods for `podman play kube` of a rendered overlay.")
-    parser.add_argument("rendered", type=Path)
-    parser.add_argument("--prefix", default="", help="Begins the pods' names; a second cluster here needs its own.")
-    parser.add_argument("--port-offset", type=int, default=0, help="Is added to every port, for a second cluster.")
-    told = parser.parse_args()
-    found = list(yaml.safe_load_all(told.rendered.read_text()))
-    yaml.safe_dump_all(pods(found, told.prefix, told.port_offset), sys.stdout, sort_keys=False)
+def main(path: str, offset: str = "0") -> None:
+    yaml.safe_dump_all(pods(list(yaml.safe_load_all(Path(path).read_text())), int(offset)), sys.stdout, sort_keys=False)
 
 
-def pods(found: list[Resource], prefix: str, port_offset: int) -> Iterator[Resource]:
+def pods(found: list[Resource], offset: int) -> Iterator[Resource]:
     """Yield each pod of the Deployments and StatefulSets, after its settings."""
     settings = {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
-    workloads = {one["metadata"]["name"]: one for one in found if one["kind"] in ("Deployment", "StatefulSet")}
-    # A service here has the name of the workload that it leads to.
+    workloads = {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] in ("Deployment", "StatefulSet")}
+    # By the name of a service, which is that of the workload that it leads to.
     offsets = {
-        name: [port_offset + REPLICA_PORT_STEP * replica for replica in range(one["spec"].get("replicas", 1))]
-        for name, one in workloads.items()
+        name: [offset + REPLICA_PORT_STEP * replica for replica in range(spec.get("replicas", 1))]
+        for name, spec in workloads.items()
     }
-    for name, workload in workloads.items():
-        for replica, offset in enumerate(offsets[name]):
-            yield from pod(workload["spec"]["template"], f"{prefix}{name}-{replica}", settings, offset, offsets)
+    for name, spec in workloads.items():
+        for replica, own_offset in enumerate(offsets[name]):
+            yield from pod(spec["template"], f"{name}-{replica}", settings, own_offset, offsets)
 
 
 def pod(
@@ -69,4 +63,4 @@ def here(key: str, value: str, offset: int, offsets: dict[str, list[int]]) -> st
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
