@@ -197,7 +197,7 @@ FILES = [
     *(file for pattern in ("*.yaml", "*.env") for file in KUBERNETES.rglob(pattern)),
     *(KUBERNETES.parent / name for name in ("Dockerfile", "README.md", "compose.yaml", "observability/README.md")),
 ]
-OTHER_FLAGS = {"--write", "--quick", "--requests", "--no-speculation", "--build"}
+OTHER_FLAGS = {"--write", "--requests", "--no-speculation", "--build"}
 """Flags in prose that belong to scripts, compose and `paceline`, and to no service."""
 
 
