@@ -197,8 +197,7 @@ async def _check_is_coordinator(address: str, security: ChannelSecurity, error: 
     elif OTHER_NAME in error.message:
         name = security.authority or address.rpartition(":")[0]
         raise StartupError(
-            f"the certificate of {address} has not the name {name}; call it by one of the names that it has, or give one "
-            "with --authority"
+            f"the certificate of {address} has not the name {name}; give a name that it has with --authority"
         ) from error
     elif security.certificates is None and await speaks_tls(address):
         raise StartupError(f"{address} wants TLS; give the CA of its certificate with --ca") from error
