@@ -1,6 +1,7 @@
 """The Kubernetes manifests match the code: ports, flags, names, probes, grace periods. No cluster needed."""
 
 import re
+import runpy
 import sys
 from collections.abc import Callable
 
@@ -315,6 +316,19 @@ def test_applying_one_colour_changes_nothing_of_the_other_and_removing_green_lea
         name.removeprefix("paceline-").split("-")[-1] == "green" or kind == "ConfigMap"
         for kind, name in identities("green")
     )
+
+
+def test_both_colours_run_beside_each_other_as_pods_on_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    ports: list[str] = []
+    for overlay, offset in (("cpu", "0"), ("green", "100")):
+        runpy.run_path(str(KUBERNETES / "as_pods.py"))["main"](str(KUBERNETES / "rendered" / f"{overlay}.yaml"), offset)
+        maps = of_kind(list(yaml.safe_load_all(capsys.readouterr().out)), "ConfigMap").values()
+        told = {name: value for one in maps for name, value in one["data"].items()}
+        for component in ("draft", "target"):
+            address = told[f"PACELINE_COORDINATOR_{component.upper()}"]
+            assert address == f"127.0.0.1:{told[f'PACELINE_{component.upper()}_PORT']}"
+        ports += [value for name, value in told.items() if name.endswith("_PORT")]
+    assert len(set(ports)) == len(ports) == 18
 
 
 def test_once_clients_are_moved_blue_keeps_its_names_and_runs_nothing() -> None:
