@@ -52,8 +52,7 @@ def channel_security(
     """Make a client's security from PEM files and a token file. All of them are read again when they change.
 
     TLS is used when `ca` is given; it must have issued the server's certificate. That bears the name in the address, or
-    else `authority`. Raise StartupError when a file is
-    wrong or a part is missing.
+    else `authority`. Raise StartupError when a file is wrong or a part is missing.
     """
     if (certificate is None) != (key is None):
         raise StartupError("a certificate and its key go together; give both or neither")
