@@ -27,7 +27,6 @@ def open_channel(
     retried_services: Sequence[str] = (),
     *,
     wrap: Callable[[grpc.aio.Channel, str], grpc.aio.Channel] | None = None,
-    authority: str | None = None,
     security: ChannelSecurity = LOCAL,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Channel:
@@ -35,7 +34,7 @@ def open_channel(
 
     Calls to `retried_services` are tried up to 4 times while the peer is UNAVAILABLE; every method of those services
     must be safe to repeat. `wrap` takes the channel and its address and returns another channel, such as one whose
-    calls have spans. `authority` is the peer's name, also in its certificate, when that differs from its address.
+    calls have spans.
     """
     security.check(address)
     options: list[tuple[str, Any]] = [
@@ -46,8 +45,8 @@ def open_channel(
     if is_loopback(host_of(address)):
         # A proxy cannot reach this machine's loopback.
         options.append(("grpc.enable_http_proxy", 0))
-    if authority:
-        options.append(("grpc.default_authority", authority))
+    if security.authority:
+        options.append(("grpc.default_authority", security.authority))
     channel = _open(address, security, options)
     return wrap(channel, address) if wrap else channel
 
