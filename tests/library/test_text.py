@@ -162,7 +162,6 @@ def test_a_token_counts_as_added_wherever_the_file_keeps_it() -> None:
     assert fingerprint(among) == fingerprint(word_tokenizer(WORDS))
 
 
-
 def test_a_prompt_is_never_cut_by_limits_stored_with_the_tokenizer() -> None:
     tokenizer = word_tokenizer(WORDS)
     tokenizer.enable_truncation(max_length=1)
