@@ -65,7 +65,8 @@ def write_pickled(folder: Path, tensors: dict[str, torch.Tensor], shard_count: i
     if shard_count == 1:
         torch.save(tensors, folder / "pytorch_model.bin")
         return
-    names, places = list(tensors), {}
+    names = list(tensors)
+    places: dict[str, str] = {}
     for number in range(shard_count):
         file = f"pytorch_model-{number + 1:05}-of-{shard_count:05}.bin"
         shard = names[number::shard_count]
@@ -77,7 +78,12 @@ def write_pickled(folder: Path, tensors: dict[str, torch.Tensor], shard_count: i
 def write_sentencepiece(folder: Path, **settings: Any) -> None:
     """Train a tokenizer with Llama's settings and write it with the files of that time beside it."""
     model = BytesIO()
-    llama = {"model_type": "bpe", "byte_fallback": True, "split_digits": True, "allow_whitespace_only_pieces": True}
+    llama: dict[str, Any] = {
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "split_digits": True,
+        "allow_whitespace_only_pieces": True,
+    }
     llama |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
     SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT.splitlines()),
@@ -88,13 +94,13 @@ def write_sentencepiece(folder: Path, **settings: Any) -> None:
         **(llama | settings),
     )
     (folder / "tokenizer.model").write_bytes(model.getvalue())
-    marks = {
+    marks: dict[str, Any] = {
         name: {"content": text, "lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
         for name, text in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>"))
     }
     write_json(folder / "special_tokens_map.json", marks | {"pad_token": "<unk>"})
-    typed = {name: {"__type": "AddedToken"} | mark for name, mark in marks.items()}
-    stated = {"add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False}
+    typed: dict[str, Any] = {name: {"__type": "AddedToken"} | mark for name, mark in marks.items()}
+    stated: dict[str, Any] = {"add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False}
     stated |= {"model_max_length": 2048, "pad_token": None, "sp_model_kwargs": {}, "tokenizer_class": "LlamaTokenizer"}
     write_json(folder / "tokenizer_config.json", typed | stated)
 

@@ -66,7 +66,9 @@ class ServiceSettings(SecuritySettings):
 class ModelServiceSettings(ServiceSettings):
     """What the draft and the target service can be told."""
 
-    model: str = Field(description="checkpoint directory, hub id, or builtin:target or builtin:draft")
+    model: str = Field(
+        description="checkpoint directory, hub id with or without @REVISION, or builtin:target or builtin:draft"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="auto takes what the checkpoint says"
     )

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,17 @@ def test_the_command_says_what_it_did_and_where_the_result_is(draft: Path) -> No
     status, _, err = paceline_here("convert", str(draft))
     assert status == 1
     assert "is there already" in err
+
+
+def test_without_sentencepiece_the_extra_is_named_and_nothing_written(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    monkeypatch.delitem(sys.modules, "paceline.engine.model.sentencepiece_form", raising=False)
+    status, _, err = paceline_here("convert", str(draft), "--output", str(tmp_path / "new"))
+    assert status == 1
+    assert err == "paceline: this needs sentencepiece, which is not installed: pip install 'paceline[convert]'\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["draft"]
 
 
 def test_added_tokens_beyond_the_vocabulary_keep_their_ids(tmp_path: Path) -> None:
