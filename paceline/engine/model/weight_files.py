@@ -33,13 +33,18 @@ def write_shards(folder: Path, shards: Sequence[Sequence[str]], make: Callable[[
     total_bytes = 0
     for number, names in enumerate(shards, 1):
         file_name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {name: make(name) for name in names}
-        save_file(tensors, folder / file_name, metadata={"format": "pt"})
+        total_bytes += _write_shard(folder / file_name, names, make)
         places |= dict.fromkeys(names, file_name)
-        total_bytes += sum(one.nbytes for one in tensors.values())
     index_path = folder / SAFE_WEIGHTS_INDEX_NAME
     index = {"metadata": {"total_size": total_bytes}, "weight_map": places}
     index_path.write_text(json.dumps(index, indent=2), encoding="utf-8")
     for file_name in set(places.values()):
         # safetensors makes its files readable for their owner alone; give them the mode of the others.
         (folder / file_name).chmod(index_path.stat().st_mode & 0o777)
+
+
+def _write_shard(file: Path, names: Sequence[str], make: Callable[[str], Tensor]) -> int:
+    """Return the bytes of the tensors, which are freed before the next shard's are made."""
+    tensors = {name: make(name) for name in names}
+    save_file(tensors, file, metadata={"format": "pt"})
+    return sum(one.nbytes for one in tensors.values())
