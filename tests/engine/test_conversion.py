@@ -21,7 +21,7 @@ from paceline.engine.loading import load_model
 from paceline.engine.model import weight_files
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.engine.model.conversion import convert
-from paceline.errors import InvalidRequest, ModelNotUsable
+from paceline.errors import InvalidRequest, ModelNotUsable, StartupError
 from paceline.text import TextCodec
 from paceline.types import Text
 from tests.checkpoints import write_model
@@ -126,7 +126,8 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(is_of_today: bool
     tensors = {"model.norm.weight": torch.ones(3), "x": Exploit(ran)}
     torch.save(tensors, draft / WEIGHTS, _use_new_zipfile_serialization=is_of_today)
     with pytest.raises(
-        ModelNotUsable, match=r"is refused, because reading it would call \w+\.system; nothing of it was run"
+        ModelNotUsable,
+        match=r"is refused, because it asks for \w+\.system, which makes no tensor; nothing of it was run",
     ):
         convert(str(draft), tmp_path / "new")
     assert not ran.exists()
@@ -153,8 +154,9 @@ def lose_a_shard(folder: Path) -> None:
     [
         (halve, "cannot be read, perhaps half written"),
         (lambda folder: (folder / WEIGHTS).write_bytes(b""), "perhaps half written: it is empty"),
-        (lambda folder: torch.save([torch.ones(3)], folder / WEIGHTS), "holds more than named tensors"),
-        (lambda folder: torch.save({"step": 5}, folder / WEIGHTS), "holds more than named tensors"),
+        (lambda folder: torch.save([torch.ones(3)], folder / WEIGHTS), "holds something other than named tensors"),
+        (lambda folder: torch.save({}, folder / WEIGHTS), "holds something other than named tensors"),
+        (lambda folder: torch.save({"step": 5}, folder / WEIGHTS), "holds something other than named tensors"),
         (lose_a_shard, "pytorch_model-00001-of-00002.bin cannot be read"),
         (lambda folder: (folder / WEIGHTS).unlink(), "neither safetensors nor pytorch_model.bin"),
         (lambda folder: edit_json(folder / "config.json", architectures=["T5Model"]), "architecture T5Model"),
@@ -270,6 +272,17 @@ def test_without_sentencepiece_the_extra_is_named_and_nothing_written(
     assert status == 1
     assert err == "paceline: this needs sentencepiece, which is not installed: pip install 'paceline[convert]'\n"
     assert [one.name for one in tmp_path.iterdir()] == ["draft"]
+
+
+def test_a_conversion_that_memory_does_not_hold_says_so(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch, "load", no_memory)
+    with pytest.raises(StartupError, match="takes more memory than there is"):
+        convert(str(draft), tmp_path / "new")
 
 
 def test_added_tokens_beyond_the_vocabulary_keep_their_ids(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.engine.memory import is_out_of_memory, refusing_to_start
 from paceline.engine.model.checkpoint import PICKLED_WEIGHTS, READ_FILES, Checkpoint, open_checkpoint, read_tokenizer
 from paceline.engine.model.weight_files import plan_shards, write_shards
 from paceline.errors import InvalidRequest, ModelNotUsable
@@ -24,7 +25,7 @@ from paceline.files import replacing
 _KEPT = ("*.json", "*.jinja", "*.md", "LICENSE*", "tokenizer.model")
 """Patterns of the files that are copied as they are. Code is not among them."""
 _WANTED = re.compile(r"GLOBAL (\S+)")
-"""Where torch's error names what a pickle wanted to call."""
+"""Where torch's error names what a pickle asks for beside tensors."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,20 @@ def convert(model: str, output: Path) -> Converted:
     """
     if output.exists():
         raise InvalidRequest(f"--output {output} is there already; name a new folder", field="output")
-    checkpoint = _open(model)
+    with refusing_to_start(f"converting {model!r} takes more memory than there is: a new file of 2 GiB at a time"):
+        return _convert(_open(model), output)
+
+
+def _convert(checkpoint: Checkpoint, output: Path) -> Converted:
     tensors = {} if checkpoint.has_safetensors else _read_pickled(checkpoint)
     with replacing(output) as beside:
         beside.mkdir(parents=True)
         _copy(_kept_files(checkpoint.folder), beside)
         compared = _convert_tokenizer(checkpoint, beside) if checkpoint.has_only_sentencepiece else 0
-        if tensors:
-            _write_tensors(tensors, beside)
-        else:
+        if checkpoint.has_safetensors:
             _copy(checkpoint.folder.glob("*.safetensors*"), beside)
+        else:
+            _write_tensors(tensors, beside)
         tokenizer = read_tokenizer(replace(checkpoint, folder=beside))
     return Converted(
         tensor_count=len(tensors),
@@ -84,8 +89,8 @@ def _read_pickled(checkpoint: Checkpoint) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in checkpoint.pickled_files:
         loaded = _load(checkpoint.model, file)
-        if not isinstance(loaded, dict) or not all(isinstance(one, Tensor) for one in loaded.values()):
-            raise ModelNotUsable(f"model {checkpoint.model!r}: {file.name} holds more than named tensors")
+        if not isinstance(loaded, dict) or not loaded or not all(isinstance(one, Tensor) for one in loaded.values()):
+            raise ModelNotUsable(f"model {checkpoint.model!r}: {file.name} holds something other than named tensors")
         tensors |= {str(name): tensor.detach() for name, tensor in loaded.items()}
     return tensors
 
@@ -94,10 +99,12 @@ def _load(model: str, file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
         if wanted := _WANTED.search(str(error)):
             raise ModelNotUsable(
-                f"model {model!r}: {file.name} is refused, because reading it would call {wanted[1]}; nothing of it "
-                "was run; use weights in safetensors, from someone you trust"
+                f"model {model!r}: {file.name} is refused, because it asks for {wanted[1]}, which makes no tensor; "
+                "nothing of it was run; use weights in safetensors, from someone you trust"
             ) from error
         raise ModelNotUsable(
             f"model {model!r}: {file.name} cannot be read, perhaps half written: {str(error).strip() or 'it is empty'}"
