@@ -56,10 +56,17 @@ class PairFlags:
     """
 
     target_model: Annotated[
-        str, typer.Option(envvar="PACELINE_TARGET_MODEL", help="Checkpoint directory, hub id, or builtin:target.")
+        str,
+        typer.Option(
+            envvar="PACELINE_TARGET_MODEL",
+            help="Checkpoint directory, hub id (REPOSITORY@REVISION), or builtin:target.",
+        ),
     ]
     draft_model: Annotated[
-        str, typer.Option(envvar="PACELINE_DRAFT_MODEL", help="Checkpoint directory, hub id, or builtin:draft.")
+        str,
+        typer.Option(
+            envvar="PACELINE_DRAFT_MODEL", help="Checkpoint directory, hub id (REPOSITORY@REVISION), or builtin:draft."
+        ),
     ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None,

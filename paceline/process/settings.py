@@ -25,7 +25,10 @@ from paceline.security.settings import Count, Port, SecuritySettings
 from paceline.wire.ports import Listening
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S, allow_inf_nan=False)]
-MODEL = "directory of a checkpoint, id on the Hugging Face hub, or the built-in builtin:target or builtin:draft"
+MODEL = (
+    "directory of a checkpoint, id on the Hugging Face hub with or without @REVISION, or the built-in "
+    "builtin:target or builtin:draft"
+)
 
 
 def _kv_memory(setting: str) -> str:
