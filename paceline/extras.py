@@ -8,6 +8,7 @@ from paceline.errors import StartupError
 _EXTRAS = {
     **dict.fromkeys(("huggingface_hub", "psutil", "safetensors", "torch", "transformers"), "engine"),
     "matplotlib": "bench",
+    "sentencepiece": "convert",
     "llama_cpp": "llama-cpp",
 }
 

@@ -1,4 +1,4 @@
-"""The pods that podman gets of the overlay `cpu` find each other on one machine."""
+"""The pods that podman gets of both colours find each other on one machine."""
 
 import runpy
 from collections import Counter
@@ -9,9 +9,13 @@ from tests.manifests import KUBERNETES, resources
 pods = runpy.run_path(str(KUBERNETES / "as_pods.py"))["pods"]
 
 
-def made(offset: int) -> dict[str, dict[str, str]]:
+COLOURS = (("cpu", 0, ""), ("green", 100, "-green"))
+"""Overlay, offset of its ports, and how its names end."""
+
+
+def made(overlay: str, offset: int) -> dict[str, dict[str, str]]:
     """Return the settings of each pod by its name."""
-    found: list[dict[str, Any]] = list(pods(resources("cpu"), offset))
+    found: list[dict[str, Any]] = list(pods(resources(overlay), offset))
     settings = {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
     for one in found:
         if one["kind"] == "Pod":
@@ -27,17 +31,17 @@ def ports(settings: dict[str, str]) -> list[str]:
 
 
 def test_every_replica_has_ports_of_its_own_beside_a_second_cluster_too() -> None:
-    both = [settings for offset in (0, 100) for settings in made(offset).values()]
+    both = [settings for overlay, offset, _ in COLOURS for settings in made(overlay, offset).values()]
     assert len(both) == 2 * (2 + 1 + 1)  # coordinators, draft, target
     assert max(Counter(port for settings in both for port in ports(settings)).values()) == 1
 
 
 def test_coordinators_call_the_models_of_their_own_cluster() -> None:
-    for offset in (0, 100):
-        found = made(offset)
-        for name in ("paceline-coordinator-0", "paceline-coordinator-1"):
+    for overlay, offset, ending in COLOURS:
+        found = made(overlay, offset)
+        for name in (f"paceline-coordinator{ending}-0", f"paceline-coordinator{ending}-1"):
             for component in ("DRAFT", "TARGET"):
-                port = found[f"paceline-{component.lower()}-0"][f"PACELINE_{component}_PORT"]
+                port = found[f"paceline-{component.lower()}{ending}-0"][f"PACELINE_{component}_PORT"]
                 assert found[name][f"PACELINE_COORDINATOR_{component}"] == f"127.0.0.1:{port}"
 
 
