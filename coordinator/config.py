@@ -10,7 +10,7 @@ from coordinator.door.limits import MAX_COMPLETIONS, MAX_REQUEST_BYTES
 from coordinator.replicas.discovery import parse_addresses
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.process.settings import Seconds, ServiceSettings
-from paceline.security.settings import Count
+from paceline.security.settings import Count, GrpcCount
 from paceline.types import PAPER_POLICIES, PolicyName
 
 
@@ -28,42 +28,82 @@ class CoordinatorSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
     draft: Addresses = Field(
-        description="HOST:PORT of the draft service, or several separated by commas; a name may lead to several"
+        description="HOST:PORT of the draft service, or several with commas between them; a name may stand for several "
+        "replicas, and is looked up again and again"
     )
     target: Addresses = Field(description="HOST:PORT of the target service, or several, as for the draft")
-    batch_size: Count = Field(default=8, description="most generations in a round")
+    batch_size: Count = Field(
+        default=8,
+        description="most generations in a round; a target has --lanes times as many at once, and others wait in the "
+        "queue",
+    )
     draft_count: Annotated[int, Field(ge=0, le=MAX_DRAFT_COUNT)] | Literal["auto"] = Field(
-        default=5, description="draft tokens a round and generation; auto: what pays best by measured times"
+        default=5,
+        description="draft tokens that a generation gets in a round; 0: plain decoding; auto: as many as pay best by "
+        "measured times, chosen anew as these change",
     )
     policy: PolicyName = Field(
-        default="continuous", description="how groups are formed; eqspec and exspec are the paper's"
+        default="continuous",
+        description="how groups are formed; continuous: of whatever is ready; eqspec and exspec: by the algorithms of "
+        "arXiv 2510.22876",
     )
     lanes: Annotated[int, Field(ge=1, le=2)] | None = Field(
-        default=None, description="groups in flight at once; unset: 2, and 1 under the paper's policies"
+        default=None,
+        description="groups in flight at once; with 2 the draft works for one while the target verifies the other; "
+        "unset: 2, and 1 with eqspec and exspec, which allow no more",
     )
-    window: Count = Field(default=48, description="generations that exspec chooses among")
-    max_new_tokens: Count = Field(default=256, description="output limit of requests that set none")
+    window: Count = Field(
+        default=48,
+        description="generations that exspec chooses groups from, which a target has at once; other policies have none",
+    )
+    max_new_tokens: Count = Field(default=256, description="limit on the output of a request that sets none itself")
     max_prompt_tokens: Count | None = Field(
-        default=None, description="most tokens of a prompt; unset: as the model allows"
+        default=None,
+        description="longest prompt; a request with a longer one is refused with INVALID_ARGUMENT; unset: as the model "
+        "and its cache allow",
     )
     max_output_tokens: Count | None = Field(
-        default=None, description="most tokens that a request may ask for; unset: as the model allows"
+        default=None,
+        description="most output that a request may ask for; more is refused with INVALID_ARGUMENT; unset: as the "
+        "model and its cache allow",
     )
-    max_completions: Count = Field(default=MAX_COMPLETIONS, description="most outputs that a request may ask for")
-    max_message_bytes: Count = Field(default=MAX_REQUEST_BYTES, description="largest message, either way")
-    queue_limit: Count = Field(default=1024, description="most generations waiting for a place")
-    startup_timeout_s: Seconds = Field(default=120, description="seconds to wait for a target service at start")
+    max_completions: Count = Field(
+        default=MAX_COMPLETIONS,
+        description="most outputs that one request may ask for; more are refused with INVALID_ARGUMENT",
+    )
+    max_message_bytes: GrpcCount = Field(
+        default=MAX_REQUEST_BYTES,
+        description="largest message, received or sent, of clients and model services; a larger one ends its call "
+        "with RESOURCE_EXHAUSTED",
+    )
+    queue_limit: Count = Field(
+        default=1024,
+        description="most generations that wait for a place at a target; further requests are refused with "
+        "RESOURCE_EXHAUSTED and a time to try again",
+    )
+    startup_timeout_s: Seconds = Field(
+        default=120,
+        description="time to wait for the first target service at start; then the coordinator ends with status 1",
+    )
     target_wait_s: Seconds = Field(
-        default=60, description="seconds that requests wait for a target service while none is there"
+        default=60,
+        description="time that a request waits while no target service is there; then it ends with UNAVAILABLE, and "
+        "clients try again",
     )
-    call_timeout_s: Seconds = Field(default=120, description="seconds that one call to a target service may take")
+    call_timeout_s: Seconds = Field(
+        default=120,
+        description="time that a call to a model service may take; then that replica is not asked until it works again",
+    )
 
     models_ca: Path | None = Field(
         default=None,
-        description="PEM CA of the model services' certificates; its own certificate is shown to them; reloaded",
+        description="PEM file of the CA of the model services' certificates: they are called over TLS, and shown "
+        "--tls-certificate; read again when it changes; unset: they are called in plaintext",
     )
     token_file: Path | None = Field(
-        default=None, description="file of the tokens that clients must show, one a line; reloaded; unset: none needed"
+        default=None,
+        description="file of tokens, one a line, of which clients must show one; read again when it changes; unset: "
+        "none is needed",
     )
 
     @property

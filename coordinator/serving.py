@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import structlog
@@ -136,8 +136,7 @@ class ModelServices:
         return open_channel(
             place,
             retried_services,
-            authority=str(address),
-            security=self.security,
+            security=replace(self.security, authority=str(address)),
             wrap=traced_channel(self.watched.tracer),
             max_message_bytes=self.settings.max_message_bytes,
         )

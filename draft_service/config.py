@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.process.settings import ModelServiceSettings
+from paceline.process.settings import MODEL, ModelServiceSettings
 
 
 class DraftSettings(ModelServiceSettings):
@@ -15,4 +15,4 @@ class DraftSettings(ModelServiceSettings):
 
     numerics: ClassVar[str] = "fast"
     """Fixed: a draft cannot affect output."""
-    model: str = Field(default="builtin:draft", description="checkpoint directory, hub id, or builtin:draft")
+    model: str = Field(default="builtin:draft", description=MODEL)

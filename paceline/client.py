@@ -27,6 +27,7 @@ from paceline.errors import CallTimedOut, InvalidRequest, ModelChanged, Overload
 from paceline.observe.tracing import traced_channel
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
 from paceline.security.channels import LOCAL, ChannelSecurity
+from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.types import (
     ClusterDescription,
     GenerationAccepted,
@@ -55,8 +56,6 @@ __all__ = [
 ]
 
 DESCRIBE_TIMEOUT_S = 10.0
-LONGEST_TIMEOUT_S = 1e9
-"""Seconds; gRPC treats a longer timeout as already expired."""
 
 
 @dataclass(frozen=True)

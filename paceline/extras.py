@@ -9,6 +9,7 @@ from paceline.errors import StartupError
 _EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "safetensors", "huggingface_hub", "psutil"), "engine"),
     "matplotlib": "bench",
+    "sentencepiece": "convert",
     "llama_cpp": "llama-cpp",
 }
 

@@ -21,7 +21,9 @@ class RetryPolicy:
     """Seconds that an outage may last from its first failure; 0 for no retries. Received tokens end an outage. So does
     a coordinator that reports being full, which is asked again for as long as that lasts."""
     first_delay_s: float = 0.2
+    """Longest pause after the first failure; it doubles with each further one."""
     max_delay_s: float = 3.0
+    """Longest pause after any number of failures."""
 
     def delay_s(self, failures: int) -> float:
         """Draw the pause in seconds after so many failures in a row, from 0 to a maximum that doubles each time.

@@ -20,17 +20,20 @@ from paceline.types import Prompt, Text, TokenIds, TokenizerFiles
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """Return the SHA-256 of the token-to-id table, special tokens included.
+    """Return the SHA-256 of the token-to-id table without added tokens: those for roles, tools and ends.
 
     Only ids pass between draft and target. So two tokenizers that give every id the same text can work as a pair, even
-    if they split prompts differently.
+    if they split prompts differently. Families add tokens from one version to the next, and a draft may be of another
+    version than its target: an added token that only one of them knows costs at most a refused draft.
     """
-    table = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+    added = tokenizer.get_added_tokens_decoder()
+    known = tokenizer.get_vocab(with_added_tokens=False).items()
+    table = sorted(((text, one) for text, one in known if one not in added), key=lambda item: (item[1], item[0]))
     return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
 
 def check_same_tokenizer(draft: str, draft_fingerprint: str, target: str, target_fingerprint: str) -> None:
-    """Raise IncompatiblePair unless every token id means the same text to both models."""
+    """Raise IncompatiblePair unless every token id, but those of added tokens, means the same text to both models."""
     if draft_fingerprint != target_fingerprint:
         raise IncompatiblePair(
             f"draft {draft!r} and target {target!r} have different tokenizers "

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.process.settings import ModelServiceSettings
+from paceline.process.settings import MODEL, ModelServiceSettings
 from paceline.security.settings import Count
 
 
@@ -14,15 +14,16 @@ class TargetSettings(ModelServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
-    model: str = Field(default="builtin:target", description="checkpoint directory, hub id, or builtin:target")
+    model: str = Field(default="builtin:target", description=MODEL)
     threads_beside_draft: Count | None = Field(
         default=None,
-        description="threads for calls that verify draft tokens, where the draft service has other cores of the same "
-        "machine; with strict numerics for all calls; unset: as --threads",
+        description="CPU threads for calls with draft tokens to verify, where a draft service uses other cores of the "
+        "same machine; with strict numerics for all calls; no more than --threads are used; unset: as --threads",
     )
     numerics: Literal["auto", "fast", "strict"] = Field(
         default="auto",
         description="strict: no result depends on what is computed beside it, so speculative output equals plain "
-        "decoding bit for bit; slower. fast gives that up in half precision. auto: strict in bfloat16 and float16; "
-        "fast in float32, whose output equals Hugging Face's. No GPU has been seen yet",
+        "decoding bit for bit; slower. fast: the fastest way; in half precision output may then differ from plain "
+        "decoding. auto: strict in bfloat16 and float16, fast in float32, where output equals Hugging Face's. "
+        "No GPU has been seen yet",
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ class Workload:
         return {port["name"]: port["containerPort"] for port in self.container["ports"]}
 
 
+def startup_s(one: Workload) -> int:
+    """Return the longest start in seconds that a pod's probe allows."""
+    probe = one.container["startupProbe"]
+    return int(probe.get("initialDelaySeconds", 0) + probe["periodSeconds"] * probe["failureThreshold"])
+
+
 @cache
 def resources(overlay: str) -> list[Resource]:
     return list(yaml.load_all((KUBERNETES / "rendered" / f"{overlay}.yaml").read_text(), yaml.CSafeLoader))
@@ -72,9 +79,21 @@ def workloads(found: list[Resource]) -> dict[str, Workload]:
 
 def _workload(spec: Resource, config_maps: dict[str, Resource]) -> Workload:
     (container,) = spec["template"]["spec"]["containers"]
+    return Workload(container["name"], spec, _environment(container, config_maps))
+
+
+def _environment(container: Resource, config_maps: dict[str, Resource]) -> dict[str, str]:
     environment = {
         name: value
         for source in container["envFrom"]
         for name, value in config_maps[source["configMapRef"]["name"]]["data"].items()
     }
-    return Workload(container["name"], spec, environment)
+    for one in container.get("env", []):
+        environment[one["name"]] = one["value"] if "value" in one else _limit(container, one["valueFrom"])
+    return environment
+
+
+def _limit(container: Resource, source: Resource) -> str:
+    """Return a limit of the container, in whole units, as Kubernetes fills it in."""
+    kind, _, resource = source["resourceFieldRef"]["resource"].partition(".")
+    return str(ceil(float(container["resources"][kind][resource])))

@@ -53,7 +53,7 @@ def _short(value: object) -> object:
 
 
 def check_pair(draft: ModelDescription, target: ModelDescription) -> None:
-    """Raise IncompatiblePair unless every token id means the same text to both models."""
+    """Raise IncompatiblePair unless the token ids mean the same text to both models."""
     check_same_tokenizer(draft.model_id, draft.tokenizer_fingerprint, target.model_id, target.tokenizer_fingerprint)
     if not target.tokenizer_fingerprint and draft.vocabulary_size != target.vocabulary_size:
         raise IncompatiblePair(

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline import __version__
-from paceline.cli import bench, demo, equivalence, generate, load, synth_pair, trace, up
+from paceline.cli import bench, convert, demo, equivalence, generate, load, synth_pair, trace, up
 from paceline.cli.run import command as run
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
@@ -51,6 +51,7 @@ for _name, _module in {
     "demo": demo,
     "trace": trace,
     "load": load,
+    "convert": convert,
     "synth-pair": synth_pair,
     "bench": bench,
     "equivalence": equivalence,

@@ -56,20 +56,30 @@ def command(
     prompt_count: PromptCount = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under five minutes: less of everything not set.")] = False,
     batch_sizes: Annotated[
-        str | None, typer.Option(help=f"Unset: {FULL.batch_sizes}; quick: {QUICK.batch_sizes}.")
+        str | None,
+        typer.Option(help=f"Generations at once, with commas. Unset: {FULL.batch_sizes}; quick: {QUICK.batch_sizes}."),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help=f"Unset: {FULL.max_new_tokens}; quick: {QUICK.max_new_tokens}.")
+        int | None,
+        typer.Option(
+            min=1, help=f"Most tokens of output. Unset: {FULL.max_new_tokens}; quick: {QUICK.max_new_tokens}."
+        ),
     ] = None,
     runs: Annotated[
         int | None, typer.Option(min=1, help=f"Timed runs. Unset: {FULL.runs}; quick: {QUICK.runs}.")
     ] = None,
-    systems: Annotated[str, typer.Option(help=f"Of {', '.join(KINDS)}.")] = ",".join(
+    systems: Annotated[str, typer.Option(help=f"What is measured, with commas: of {', '.join(KINDS)}.")] = ",".join(
         kind for kind in KINDS if kind != LLAMA_CPP
     ),
-    policies: Annotated[str, typer.Option(help=f"Of {', '.join(POLICIES)}.")] = "continuous",
-    draft_counts: Annotated[str, typer.Option(help="Numbers, auto, or both.")] = "5",
-    dtypes: Annotated[str, typer.Option(help=f"Of {', '.join(DTYPES)}, {AS_SERVED}")] = "auto",
+    policies: Annotated[
+        str, typer.Option(help=f"How groups are formed, with commas: of {', '.join(POLICIES)}.")
+    ] = "continuous",
+    draft_counts: Annotated[
+        str, typer.Option(help="Draft tokens a round and generation, with commas: numbers, auto, or both.")
+    ] = "5",
+    dtypes: Annotated[
+        str, typer.Option(help=f"Types of weights and cache, with commas: of {', '.join(DTYPES)}, {AS_SERVED}")
+    ] = "auto",
     chat: Chat = None,
     gguf: Annotated[Path | None, typer.Option(help="The target's weights for llama.cpp.")] = None,
     *,

@@ -23,6 +23,8 @@ from paceline.wire import open_channel
 from paceline.wire.peers import COORDINATOR, service_at, speaks_tls
 
 NOTICE_INTERVAL_S = 15.0
+OTHER_NAME = "Hostname Verification Check failed"
+"""What gRPC says of a certificate with other names than the one that was called."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Connection:
     token_file: Annotated[Path | None, typer.Option(help="File with the token to show to the coordinator.")] = None
     certificate: Annotated[Path | None, typer.Option(help="PEM certificate to show to the coordinator.")] = None
     key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None
+    authority: Annotated[
+        str | None,
+        typer.Option(help="Name in the coordinator's certificate, where it is not the one in --address."),
+    ] = None
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="Call other machines in plaintext, the token included.")
     ] = False
@@ -60,6 +66,7 @@ class Connection:
             key=self.key,
             token_file=self.token_file,
             plaintext=self.plaintext,
+            authority=self.authority,
         )
 
 
@@ -187,6 +194,11 @@ async def _check_is_coordinator(address: str, security: ChannelSecurity, error: 
                 f"{address} is {found} and no coordinator; give --address a coordinator's, "
                 "which it prints when it starts"
             ) from error
+    elif OTHER_NAME in error.message:
+        name = security.authority or address.rpartition(":")[0]
+        raise StartupError(
+            f"the certificate of {address} has not the name {name}; give a name that it has with --authority"
+        ) from error
     elif security.certificates is None and await speaks_tls(address):
         raise StartupError(f"{address} wants TLS; give the CA of its certificate with --ca") from error
 

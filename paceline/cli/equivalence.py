@@ -44,10 +44,12 @@ def command(
     prompt_count: PromptCount = None,
     max_new_tokens: MaxNewTokens = 50,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are cut.")] = 1024,
-    batch_sizes: Annotated[str, typer.Option(help="With commas between them.")] = "1,4,8,32",
-    policies: Annotated[str, typer.Option(help=f"Of {', '.join(POLICIES)}.")] = ",".join(POLICIES),
+    batch_sizes: Annotated[str, typer.Option(help="Generations in a round, with commas.")] = "1,4,8,32",
+    policies: Annotated[
+        str, typer.Option(help=f"How groups are formed, with commas: of {', '.join(POLICIES)}.")
+    ] = ",".join(POLICIES),
     dtypes: Annotated[
-        str, typer.Option(help=f"Of {', '.join(NAMED_DTYPES)}, {AS_SERVED}")
+        str, typer.Option(help=f"Types of weights and cache, with commas: of {', '.join(NAMED_DTYPES)}, {AS_SERVED}")
     ] = "float32,bfloat16,bfloat16-fast",
     draft_count: Annotated[str, typer.Option(help=DRAFT_COUNT_HELP)] = "5",
     *,

@@ -37,7 +37,9 @@ TimeoutS = Annotated[
 ]
 
 
-DRAFT_COUNT_HELP = "Draft tokens a round and generation, 0 to 64; auto: what pays best by measured times."
+DRAFT_COUNT_HELP = (
+    f"Draft tokens a round and generation, 0 to {MAX_DRAFT_COUNT}; auto: what pays best by measured times."
+)
 POLICIES: tuple[str, ...] = get_args(PolicyName)
 InputFile = Annotated[
     Path | None, typer.Option("--input", help="SpecBench file, or JSON lines with `prompt`. Unset: the demo's prompts.")
@@ -54,13 +56,21 @@ class PairFlags:
     """
 
     target_model: Annotated[
-        str, typer.Option(envvar="PACELINE_TARGET_MODEL", help="Checkpoint directory, hub id, or builtin:target.")
+        str,
+        typer.Option(
+            envvar="PACELINE_TARGET_MODEL",
+            help="Checkpoint directory, hub id (REPOSITORY@REVISION), or builtin:target.",
+        ),
     ]
     draft_model: Annotated[
-        str, typer.Option(envvar="PACELINE_DRAFT_MODEL", help="Checkpoint directory, hub id, or builtin:draft.")
+        str,
+        typer.Option(
+            envvar="PACELINE_DRAFT_MODEL", help="Checkpoint directory, hub id (REPOSITORY@REVISION), or builtin:draft."
+        ),
     ]
     device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Unset: auto, which takes cuda where there is one.")
+        Literal["auto", "cpu", "cuda"] | None,
+        typer.Option(help="Where models run. Unset: auto, which takes cuda where there is one."),
     ]
     kv_memory: Annotated[
         str | None,
@@ -69,7 +79,8 @@ class PairFlags:
         ),
     ]
     lanes: Annotated[
-        int | None, typer.Option(min=1, max=2, help="Groups in flight. Unset: 2, and 1 under the paper's policies.")
+        int | None,
+        typer.Option(min=1, max=2, help="Groups in flight at once. Unset: 2, and 1 under eqspec and exspec."),
     ]
 
 
@@ -79,11 +90,13 @@ class ClusterFlags(PairFlags):
 
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Unset: auto, which takes what the checkpoint says."),
+        typer.Option(help="Type of weights and cache. Unset: auto, which takes what the checkpoint says."),
     ]
     layout: Annotated[
         Literal["paged", "dense"] | None,
-        typer.Option(help="dense: the paper's padded and realigned rectangle. Unset: paged."),
+        typer.Option(
+            help="Form of the cache; dense: one rectangle, padded and realigned as the paper's. Unset: paged."
+        ),
     ]
     numerics: Annotated[
         Literal["auto", "fast", "strict"] | None,
@@ -96,7 +109,8 @@ class ClusterFlags(PairFlags):
     batch_size: Annotated[int | None, typer.Option(min=1, help="Most generations in a round. Unset: 8.")]
     draft_count: Annotated[str | None, typer.Option(help=f"{DRAFT_COUNT_HELP} Unset: 5.")]
     policy: Annotated[
-        PolicyName | None, typer.Option(help="How groups are formed; two are the paper's. Unset: continuous.")
+        PolicyName | None,
+        typer.Option(help="How groups are formed; eqspec and exspec: as in arXiv 2510.22876. Unset: continuous."),
     ]
     trace_dir: Annotated[
         str | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")

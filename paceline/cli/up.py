@@ -19,7 +19,7 @@ PORTS = ClusterOptions(coordinator_port=7700, draft_port=7701, target_port=7702,
 
 
 def _port(otherwise: int | None) -> Any:
-    return typer.Option(min=0, max=65535, help=f"0 takes any free port. Unset: {otherwise}.")
+    return typer.Option(min=0, max=65535, help=f"Port to listen on; 0 takes any free one. Unset: {otherwise}.")
 
 
 @with_cluster_flags

@@ -4,8 +4,10 @@ A field `kv_memory` of the target service is the flag `--kv-memory` and the vari
 win over variables.
 """
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -19,10 +21,15 @@ from paceline.errors import StartupError
 from paceline.kv_memory import parse_kv_memory
 from paceline.observe.logs import LogFormat, LogLevel
 from paceline.process.variables import check_variables
+from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.security.settings import Count, Port, SecuritySettings
 from paceline.wire.ports import Listening
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S, allow_inf_nan=False)]
+MODEL = (
+    "directory of a checkpoint, id on the Hugging Face hub with or without @REVISION, or the built-in "
+    "builtin:target or builtin:draft"
+)
 
 
 def _kv_memory(setting: str) -> str:
@@ -37,21 +44,34 @@ class ServiceSettings(SecuritySettings):
         frozen=True, cli_kebab_case=True, cli_avoid_json=True, cli_hide_none_type=True, extra="forbid"
     )
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: Port = Field(default=0, description="port to listen on; 0 takes any free one")
-    metrics_host: str = Field(default="127.0.0.1", description="address to serve Prometheus metrics on")
-    metrics_port: Port | None = Field(
-        default=None, description="port to serve Prometheus metrics on; 0 takes any free one, unset serves none"
+    host: str = Field(
+        default="127.0.0.1",
+        description="address to listen on; 0.0.0.0: all of this machine's, which needs TLS or --plaintext true",
     )
-    shutdown_grace_s: Seconds = Field(default=10, description="seconds that running calls get after SIGTERM")
+    port: Port = Field(default=0, description="port to listen on; 0 takes any free one, which the service prints")
+    metrics_host: str = Field(
+        default="127.0.0.1", description="address to serve metrics on, over plain HTTP and to whoever can reach it"
+    )
+    metrics_port: Port | None = Field(
+        default=None,
+        description="port to serve Prometheus metrics on; 0 takes any free one; unset: metrics are not served",
+    )
+    shutdown_grace_s: Seconds = Field(
+        default=10,
+        description="time from SIGTERM until running calls are cut off; a model service waits half of it for its "
+        "generations to move to other replicas",
+    )
     stop_with_stdin: bool = Field(
-        default=False, description="stop when standard input ends, as it does when the starting process is killed"
+        default=False,
+        description="true: stop when standard input ends; so `paceline up` leaves no service behind when it is killed",
     )
     trace_file: Path | None = Field(
-        default=None, description="append spans to this file as JSON lines, for `paceline trace`; unset: no file"
+        default=None, description="file to append spans to as JSON lines, for `paceline trace`; unset: none"
     )
-    log_format: LogFormat = Field(default="console", description="how log lines look")
-    log_level: LogLevel = Field(default="info", description="least level that is logged")
+    log_format: LogFormat = Field(
+        default="console", description="form of log lines: console for people, json (an object a line) for machines"
+    )
+    log_level: LogLevel = Field(default="info", description="least severity of the lines that are written")
 
     @property
     def listens(self) -> tuple[Listening, ...]:
@@ -67,27 +87,52 @@ class ServiceSettings(SecuritySettings):
 class ModelServiceSettings(ServiceSettings):
     """What the draft and the target service can be told."""
 
-    model: str = Field(description="checkpoint directory, hub id, or builtin:target or builtin:draft")
+    model: str = Field(description=MODEL)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="auto takes what the checkpoint says"
+        default="auto", description="type of the weights and the cache; auto: what the checkpoint's config.json says"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes cuda where there is one")
-    threads: Count | None = Field(default=None, description="threads for model work; unset: torch's choice")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="where the model runs; auto: cuda where torch sees such a device, else cpu"
+    )
+    threads: Count | None = Field(
+        default=None,
+        description="CPU threads for the model's work; unset: as many as torch finds cores, which in a container may "
+        "be more than it was given",
+    )
     kv_memory: Annotated[str, AfterValidator(_kv_memory)] = Field(
-        default="2GiB", description="most memory for the cache: bytes such as 512MiB, or a share of what is free: 60%%"
+        default="2GiB",
+        description="memory for the cache of keys and values: bytes such as 512MiB, or a share of what is free "
+        "once the model is loaded, such as 60%; while a target's is full, generations wait; while a draft's is, they "
+        "get no drafts",
     )
     layout: Literal["paged", "dense"] = Field(
-        default="paged", description="dense keeps one padded rectangle and realigns it, as the paper's algorithms do"
+        default="paged",
+        description="form of the cache; dense: one padded rectangle that is realigned each round, slower, to compare "
+        "with the published algorithms",
     )
-    page_tokens: Count = Field(default=16, description="tokens a page of the cache holds")
-    prefix_sharing: bool = Field(default=True, description="compute equal beginnings of prompts once")
+    page_tokens: Count = Field(
+        default=16,
+        description="size of the pages that the paged cache is given out in, and that prompts share: larger ones "
+        "waste more at each sequence's end",
+    )
+    prefix_sharing: bool = Field(
+        default=True,
+        description="compute and keep equal beginnings of prompts once, in the paged cache; false: each for itself",
+    )
     prefill_chunk_tokens: Count = Field(
-        default=256, description="most prompt tokens a call computes, so that long prompts do not stop other streams"
+        default=256,
+        description="most prompt tokens that one call computes, for all its rows together; fewer delay running streams "
+        "less, more read long prompts faster",
     )
     max_rows: Count = Field(
-        default=MAX_ROWS, description="most rows of a call; not less than --batch-size of the coordinator"
+        default=MAX_ROWS,
+        description="most rows of a call; calls with more are refused: give at least the coordinator's --batch-size",
     )
-    sequence_ttl_s: Seconds = Field(default=600, description="seconds after which a sequence no call names is dropped")
+    sequence_ttl_s: Seconds = Field(
+        default=600,
+        description="time without a call that names a sequence, after which its cache is freed; if it still runs, "
+        "the coordinator sends it again",
+    )
 
     @model_validator(mode="after")
     def _the_coordinator_may_ask(self) -> Self:
@@ -97,12 +142,24 @@ class ModelServiceSettings(ServiceSettings):
         return self
 
 
+_REMEDIES = {
+    "bool_parsing": "give true or false",
+    "int_parsing": "give a whole number",
+    "int_from_float": "give a whole number",
+    "float_parsing": "give a number",
+    "finite_number": "give a number",
+    "greater_than": "give more than {gt:g}",
+    "greater_than_equal": "give {ge} or more",
+    "less_than_equal": "give {le:.0f} or less",
+    "literal_error": "give {expected}",
+}
+"""What to do, by pydantic's types of errors; its own words for others."""
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
-def _flag(place: tuple[int | str, ...]) -> str:
-    """Return the flag that an error at `place` concerns; empty when the error concerns several settings."""
-    return "--" + str(place[0]).replace("_", "-") if place else ""
+def flag_of(setting: str) -> str:
+    """Return the flag of a setting."""
+    return "--" + setting.replace("_", "-")
 
 
 def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
@@ -110,18 +167,17 @@ def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
 
     Raise StartupError with one line per wrong setting, naming flag or variable, value and remedy.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
     command_line: CliSettingsSource[Any] = CliSettingsSource(kind, cli_prog_name=_command(program))
     command_line.root_parser.add_argument(
         "--version", action="version", version=f"paceline {__version__}", help="show the version and exit"
     )
     try:
-        values: dict[str, Any] = {
-            "_cli_settings_source": command_line(args=True if arguments is None else list(arguments))
-        }
+        values: dict[str, Any] = {"_cli_settings_source": command_line(args=words)}
         settings = kind(**values)
     except ValidationError as error:
-        problems = {_flag(one["loc"]): one for one in reversed(error.errors())}
-        raise StartupError("\n".join(f"{program}: {_line(*one)}" for one in problems.items())) from error
+        lines = _lines(error.errors(), kind.model_config["env_prefix"], words)
+        raise StartupError("\n".join(f"{program}: {line}" for line in lines)) from error
     except SettingsError as error:
         raise StartupError(f"{program}: {error}") from error
     try:
@@ -137,9 +193,26 @@ def _command(program: str) -> str:
     return called if called.startswith("paceline-") else f"python -m {program}"
 
 
-def _line(flag: str, problem: ErrorDetails) -> str:
-    given = f" {problem['input']!r}" if flag and problem["type"] != "missing" else ""
-    return f"{flag}{given}{': ' if flag else ''}{problem['msg']}"
+def _lines(errors: Sequence[ErrorDetails], env_prefix: str, words: Sequence[str]) -> Iterator[str]:
+    """Yield a line per wrong setting, and one per error that concerns several settings."""
+    for setting, together in groupby(errors, lambda one: str(one["loc"][0]) if one["loc"] else ""):
+        # A setting of several types has an error for each.
+        problems = list(together)
+        remedy = ", or ".join(_remedy(one) for one in problems)
+        flag, variable = flag_of(setting), env_prefix + setting.upper()
+        if not setting:
+            yield remedy
+        elif problems[0]["type"] == "missing":
+            yield f"{flag} is needed; give it, or set {variable}"
+        else:
+            is_variable = variable in os.environ and flag not in {word.partition("=")[0] for word in words}
+            yield f"{variable if is_variable else flag} {problems[0]['input']!r}: {remedy}"
+
+
+def _remedy(problem: ErrorDetails) -> str:
+    if found := _REMEDIES.get(problem["type"]):
+        return found.format(**problem.get("ctx", {}))
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def parse_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:

@@ -18,12 +18,14 @@ class ChannelSecurity:
     token: Token | None = None
     plaintext: bool = False
     """True allows plaintext, with the token in it, to addresses other than loopback."""
+    authority: str | None = None
+    """The server's name, also in its certificate, when that differs from its address."""
 
     def check(self, address: str) -> None:
         """Raise StartupError when the address has no port or plaintext would leave the machine without permission."""
         if not address.startswith("unix:") and not address.rpartition(":")[2].isdecimal():
             raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
-        if self.certificates is None and not self.plaintext and not is_loopback(_host(address)):
+        if self.certificates is None and not self.plaintext and not is_loopback(host_of(address)):
             raise StartupError(
                 f"{address} is not on this machine, and calls to it would be plaintext; give the CA of its certificate "
                 "(--ca, and --models-ca for a coordinator), or --plaintext where the network itself keeps strangers out"
@@ -45,11 +47,12 @@ def channel_security(
     key: str | Path | None = None,
     token_file: str | Path | None = None,
     plaintext: bool = False,
+    authority: str | None = None,
 ) -> ChannelSecurity:
     """Make a client's security from PEM files and a token file. All of them are read again when they change.
 
-    TLS is used when `ca` is given; it must have issued the server's certificate. Raise StartupError when a file is
-    wrong or a part is missing.
+    TLS is used when `ca` is given; it must have issued the server's certificate. That bears the name in the address, or
+    else `authority`. Raise StartupError when a file is wrong or a part is missing.
     """
     if (certificate is None) != (key is None):
         raise StartupError("a certificate and its key go together; give both or neither")
@@ -60,9 +63,10 @@ def channel_security(
         watch_certificates("the CA, certificate and key", *paths) if ca else None,
         watch_token(Path(token_file)) if token_file else None,
         plaintext,
+        authority,
     )
 
 
-def _host(address: str) -> str:
+def host_of(address: str) -> str:
     """Return the host of `host:port`, or of a gRPC target such as `dns:///host:port`."""
     return address.rpartition("/")[2].rpartition(":")[0]

@@ -6,34 +6,58 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings
 
-from paceline.security.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES
+from paceline.security.limits import MAX_CHANNEL_ARGUMENT, MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
+GrpcCount = Annotated[int, Field(ge=1, le=MAX_CHANNEL_ARGUMENT)]
 
 
 class SecuritySettings(BaseSettings):
     tls_certificate: Path | None = Field(
-        default=None, description="PEM certificate chain to serve with, and to show to other services; reloaded"
+        default=None,
+        description="PEM file of the certificate chain to serve with; a coordinator shows it to model services too; "
+        "read again when it changes; unset: no TLS",
     )
-    tls_key: Path | None = Field(default=None, description="PEM key of the certificate; reloaded")
+    tls_key: Path | None = Field(
+        default=None, description="PEM file of the certificate's key, without a password; read again when it changes"
+    )
     tls_client_ca: Path | None = Field(
-        default=None, description="PEM CA; callers must show a certificate that it vouches for; reloaded"
+        default=None,
+        description="PEM file of a CA: callers must show a certificate that it issued; read again when it changes; "
+        "unset: callers show none",
     )
     tls_allowed_names: str = Field(
-        default="", description="names, with commas between them; a caller's certificate must bear one of them"
+        default="",
+        description="names with commas between them: of the callers with a certificate only those may call whose "
+        "certificate has one of them as a DNS name, IP or URI, or as common name if it has no such; unset: all may",
     )
     plaintext: bool = Field(
-        default=False, description="let plaintext go beyond loopback, where the network itself keeps strangers out"
+        default=False,
+        description="true: listen and call in plaintext beyond this machine, where the network itself keeps strangers "
+        "out; false: addresses other than loopback need TLS",
     )
     health_port: Port | None = Field(
-        default=None, description="plaintext port with health checks and nothing else, for probes; unset: none"
+        default=None,
+        description="additional port with health checks alone, always in plaintext, for probes without TLS; 0 takes "
+        "any free one; unset: none",
     )
-    reflection: bool = Field(default=True, description="tell callers what methods there are")
-    describe: bool = Field(default=True, description="tell callers what model is served and how busy it is")
-    max_message_bytes: Count = Field(default=MAX_MESSAGE_BYTES, description="largest message, either way")
-    max_concurrent_streams: Count = Field(
-        default=MAX_CONCURRENT_STREAMS, description="most calls at once on one connection"
+    reflection: bool = Field(
+        default=True, description="tell callers what methods there are, by gRPC's server reflection"
+    )
+    describe: bool = Field(
+        default=True,
+        description="tell callers what model is served and how busy it is; false at the coordinator shuts out the "
+        "commands of paceline, which ask for it; false at a model service needs --tls-allowed-names, since its "
+        "coordinator must be told",
+    )
+    max_message_bytes: GrpcCount = Field(
+        default=MAX_MESSAGE_BYTES,
+        description="largest message, received or sent; a larger one ends its call with RESOURCE_EXHAUSTED",
+    )
+    max_concurrent_streams: GrpcCount = Field(
+        default=MAX_CONCURRENT_STREAMS,
+        description="most calls at once on one connection; further ones wait at the caller",
     )
 
     @property

@@ -467,8 +467,8 @@ class ModelDescription(_message.Message):
     vocabulary_size: _builtins.int
     """Token ids the model can read and write: [0, vocabulary_size)."""
     tokenizer_fingerprint: _builtins.str
-    """SHA-256 over the tokenizer's token-to-id table, in hexadecimal; empty when the model has no tokenizer.
-    Two models can work as a pair when theirs are equal.
+    """SHA-256 over the tokenizer's token-to-id table without added tokens, in hexadecimal; empty when the model has no
+    tokenizer. Two models can work as a pair when theirs are equal.
     """
     max_length: _builtins.int
     """Most tokens a sequence may have, prompt and output together."""

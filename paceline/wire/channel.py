@@ -7,8 +7,9 @@ from typing import Any
 import grpc
 
 from paceline.security.certificates import Pem, channel_credentials
-from paceline.security.channels import LOCAL, ChannelSecurity
+from paceline.security.channels import LOCAL, ChannelSecurity, host_of
 from paceline.security.limits import MAX_MESSAGE_BYTES, message_limits
+from paceline.security.plaintext import is_loopback
 from paceline.wire.reopening import ReopeningChannel
 
 _OPTIONS = [
@@ -26,7 +27,6 @@ def open_channel(
     retried_services: Sequence[str] = (),
     *,
     wrap: Callable[[grpc.aio.Channel, str], grpc.aio.Channel] | None = None,
-    authority: str | None = None,
     security: ChannelSecurity = LOCAL,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Channel:
@@ -34,7 +34,7 @@ def open_channel(
 
     Calls to `retried_services` are tried up to 4 times while the peer is UNAVAILABLE; every method of those services
     must be safe to repeat. `wrap` takes the channel and its address and returns another channel, such as one whose
-    calls have spans. `authority` is the peer's name, also in its certificate, when that differs from its address.
+    calls have spans.
     """
     security.check(address)
     options: list[tuple[str, Any]] = [
@@ -42,8 +42,11 @@ def open_channel(
         *_OPTIONS,
         ("grpc.service_config", _service_config(retried_services)),
     ]
-    if authority:
-        options.append(("grpc.default_authority", authority))
+    if is_loopback(host_of(address)):
+        # A proxy cannot reach this machine's loopback.
+        options.append(("grpc.enable_http_proxy", 0))
+    if security.authority:
+        options.append(("grpc.default_authority", security.authority))
     channel = _open(address, security, options)
     return wrap(channel, address) if wrap else channel
 

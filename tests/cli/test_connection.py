@@ -22,6 +22,7 @@ from paceline.types import GenerationRequest, TokenIds
 from tests.certificates import Authority
 from tests.coordinators import fake_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+from tests.manifests import of_kind, resources
 
 PROMPT = (5, 6, 7)
 
@@ -55,11 +56,32 @@ async def test_a_command_shows_certificate_and_token_and_what_is_missing_is_refu
                 await answer(connection)
 
 
+@pytest.mark.review
+async def test_clients_reach_a_coordinator_of_a_cluster_by_its_names_and_through_a_tunnel(tmp_path: Path) -> None:
+    """Review D5: the certificate had no name of a tunnel's end, and no flag named another. It is issued as rendered."""
+    authority = Authority(tmp_path)
+    names = of_kind(resources("tls"), "Certificate")["paceline-coordinator"]["spec"]["dnsNames"]
+    own = authority.issue(*names)
+    settings: dict[str, Any] = {"tls_certificate": own.certificate, "tls_key": own.key}
+    async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), **settings) as server:
+        direct = Connection(server.address, authority.ca)
+        forwarded = replace(direct, address=server.address.replace("127.0.0.1", "localhost"))
+        named = [
+            replace(direct, authority=f"paceline-coordinator{rest}") for rest in ("", ".paceline", ".paceline.svc")
+        ]
+        for connection in (forwarded, *named):
+            assert await answer(connection) == continuation(PROMPT, 10)
+        for connection in (direct, replace(direct, authority="paceline-target")):
+            with pytest.raises(StartupError, match="has not the name .* --authority"):
+                await answer(connection)
+
+
 @pytest.mark.parametrize(
     ("connection", "words"),
     [
         (Connection(ca=Path("ca.pem")), "--ca is for a coordinator that runs already; give its --address"),
         (Connection(token_file=Path("token")), "--token-file is for"),
+        (Connection(authority="localhost"), "--authority is for"),
         (Connection("10.0.0.7:7700"), "10.0.0.7:7700 is not on this machine"),
         (Connection("127.0.0.1:1", certificate=Path("c")), "a certificate and its key go together"),
         (Connection("127.0.0.1:1", certificate=Path("c"), key=Path("k")), "give the CA"),

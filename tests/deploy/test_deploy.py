@@ -1,17 +1,23 @@
 """The Kubernetes manifests match the code: ports, flags, names, probes, grace periods. No cluster needed."""
 
 import re
+import sys
+from collections.abc import Callable
 
 import pytest
 import yaml
 
 import paceline
 from coordinator.config import CoordinatorSettings
+from paceline.errors import ModelNotUsable
 from paceline.process.settings import ModelServiceSettings, ServiceSettings
-from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Workload, of_kind, resources, workloads
+from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Resource, Workload, of_kind, resources, startup_s, workloads
 
-OTHER_VARIABLES = {"HF_HOME"}
+FETCH = workloads(resources("production"))["target"].pod["initContainers"][0]["command"]
+OTHER_VARIABLES = {"HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "OTEL_EXPORTER_OTLP_ENDPOINT"}
 """Variables that other programs read."""
+
+GPU_OVERLAYS = [name for name in OVERLAYS if "cuda" in str(resources(name))]
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 each_workload = pytest.mark.parametrize(
@@ -23,10 +29,8 @@ def workload(overlay: str, component: str) -> Workload:
     return workloads(resources(overlay))[component]
 
 
-def startup_s(one: Workload) -> int:
-    """Return the longest start in seconds that a pod's probe allows."""
-    probe = one.container["startupProbe"]
-    return int(probe["periodSeconds"] * probe["failureThreshold"])
+def named(overlay: str, component: str) -> str:
+    return f"paceline-{component}{'-green' if overlay == 'green' else ''}"
 
 
 def settings(one: Workload, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
@@ -50,10 +54,11 @@ def test_ports_are_those_the_service_opens(overlay: str, component: str, monkeyp
     told = settings(one, monkeypatch)
     assert one.ports == {"grpc": told.port, "metrics": told.metrics_port, "health": told.health_port}
     assert (told.host, told.metrics_host) == ("0.0.0.0", "0.0.0.0")
-    service = of_kind(resources(overlay), "Service")[f"paceline-{component}"]["spec"]
+    service = of_kind(resources(overlay), "Service")[named(overlay, component)]["spec"]
     (port,) = service["ports"]
     assert (port["port"], port["targetPort"]) == (told.port, "grpc")
-    assert service["selector"].items() <= one.labels.items()
+    if (overlay, component) != ("moved", "coordinator"):
+        assert service["selector"].items() <= one.labels.items()
 
 
 @each_workload
@@ -75,6 +80,21 @@ def test_the_coordinator_waits_for_targets_as_long_as_they_may_take(
     assert startup_s(found["coordinator"]) > told.startup_timeout_s >= startup_s(target)
     # With one target, requests wait while it drains and loads from its disk, which is faster than a first start.
     assert told.target_wait_s >= 2 * target.pod["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.review
+@each_overlay
+def test_a_rollout_is_given_up_only_after_the_longest_start(overlay: str) -> None:
+    """Review D2: a rollout failed after 600 s, and the coordinator may take 3,700 s to start."""
+    (deployment,) = of_kind(resources(overlay), "Deployment").values()
+    longest_s = startup_s(workloads(resources(overlay))["coordinator"])
+    # Besides its start, a pod is placed on a node and its image is pulled.
+    assert deployment["spec"]["progressDeadlineSeconds"] >= longest_s + 240
+
+
+def test_the_documented_rollout_on_gpus_waits_for_the_longest_start() -> None:
+    told = re.findall(r"rollout status .* --timeout (\d+)m", (KUBERNETES.parent / "README.md").read_text())
+    assert told and all(int(minutes) * 60 > startup_s(workload("gpu", "coordinator")) for minutes in told)
 
 
 @each_workload
@@ -126,11 +146,12 @@ def test_pods_keep_to_the_restricted_profile(overlay: str, component: str) -> No
 @each_workload
 def test_selectors_find_the_pods(overlay: str, component: str) -> None:
     found, one = resources(overlay), workload(overlay, component)
-    budget = of_kind(found, "PodDisruptionBudget")[f"paceline-{component}"]["spec"]
+    budget = of_kind(found, "PodDisruptionBudget")[named(overlay, component)]["spec"]
     (spread,) = one.pod["topologySpreadConstraints"]
     for selector in (one.spec["selector"], budget["selector"], spread["labelSelector"]):
         assert selector["matchLabels"].items() <= one.labels.items()
         assert selector["matchLabels"]["app.kubernetes.io/component"] == component
+        assert selector["matchLabels"]["app.kubernetes.io/instance"] == ("green" if overlay == "green" else "blue")
     assert of_kind(found, "ServiceAccount")[one.pod["serviceAccountName"]]["automountServiceAccountToken"] is False
 
 
@@ -140,19 +161,85 @@ def test_every_mounted_volume_is_there_and_every_file_told_is_in_one(overlay: st
     claims = {claim["metadata"]["name"] for claim in one.spec.get("volumeClaimTemplates", [])}
     volumes = claims | {volume["name"] for volume in one.pod.get("volumes", [])}
     mounts = one.container.get("volumeMounts", [])
-    assert {mount["name"] for mount in mounts} == volumes
+    before = [mount for container in one.pod.get("initContainers", []) for mount in container["volumeMounts"]]
+    assert {mount["name"] for mount in (*mounts, *before)} == volumes
     files = [value for value in one.environment.values() if value.startswith("/")]
     assert all(any(file.startswith(mount["mountPath"]) for mount in mounts) for file in files)
 
 
+@pytest.mark.review
+@pytest.mark.parametrize("overlay", GPU_OVERLAYS)
+def test_model_pods_may_share_a_node_and_the_draft_is_near_a_target(overlay: str) -> None:
+    """Review D3: a node of its own was required for each, so a node with eight GPUs ran one pod."""
+    target = workload(overlay, "target")
+    kinds = {"draft": {"podAffinity"}, "target": {"podAntiAffinity"}}
+    for component, kind in kinds.items():
+        affinity = workload(overlay, component).pod["affinity"]
+        assert set(affinity) == kind
+        assert all(set(rules) == {"preferredDuringSchedulingIgnoredDuringExecution"} for rules in affinity.values())
+    near = workload(overlay, "draft").pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    terms = [one["podAffinityTerm"] for one in sorted(near, key=lambda one: -one["weight"])]
+    assert [term["topologyKey"] for term in terms] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+    assert all(term["labelSelector"]["matchLabels"].items() <= target.labels.items() for term in terms)
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("component", ["draft", "target"])
+@pytest.mark.parametrize("overlay", GPU_OVERLAYS)
+def test_weights_are_fetched_by_one_container_with_a_token_that_need_not_be_there(overlay: str, component: str) -> None:
+    """Review D7: no secret for a token, and no offline mode."""
+    one = workload(overlay, component)
+    secrets = [volume["secret"] for volume in one.pod["volumes"] if volume["name"] == "hugging-face"]
+    assert all(secret["optional"] for secret in secrets)
+    before = one.pod.get("initContainers", [])
+    fetching = [one.container] if overlay == "gpu" else before
+    assert len(secrets) == len(fetching) == (overlay != "air-gapped")
+    for container in (one.container, *before):
+        variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert (variables.get("HF_TOKEN_PATH") == "/hugging-face/token") is (container in fetching)
+        assert any(mount["name"] == "hugging-face" for mount in container["volumeMounts"]) is (container in fetching)
+    (models,) = [mount for mount in one.container["volumeMounts"] if mount["name"] == "models"]
+    assert models.get("readOnly", False) is (overlay != "gpu")
+    assert one.environment.get("HF_HUB_OFFLINE") == (None if overlay == "gpu" else "1")
+
+
+@pytest.mark.parametrize("component", ["draft", "target"])
+@pytest.mark.parametrize("overlay", ["node-weights", "production"])
+def test_the_container_before_a_service_finds_the_model_as_the_service_does(overlay: str, component: str) -> None:
+    one = workload(overlay, component)
+    (before,) = one.pod["initContainers"]
+    assert before["image"] == one.container["image"]
+    assert before["securityContext"] == one.container["securityContext"]
+    assert {"name": "HF_HUB_OFFLINE", "value": "0"} in before["env"]
+    assert before["envFrom"] == one.container["envFrom"]
+    assert before["args"] == [f"$(PACELINE_{component.upper()}_MODEL)"]
+    assert before["command"] == FETCH
+
+
+def test_what_that_container_runs_finds_a_model_and_fails_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    (python, flag, code) = FETCH
+    assert (python, flag) == ("python", "-c")
+    monkeypatch.setattr(sys, "argv", ["-c", "builtin:draft"])
+    exec(code, {})
+    monkeypatch.setattr(sys, "argv", ["-c", "no such model"])
+    with pytest.raises(ModelNotUsable):
+        exec(code, {})
+
+
+def test_the_runtime_of_the_gpus_may_be_named() -> None:
+    named = {overlay: workload(overlay, "target").pod.get("runtimeClassName") for overlay in OVERLAYS}
+    assert named == dict.fromkeys(OVERLAYS) | {"node-weights": "nvidia"}
+
+
+@pytest.mark.review
 @each_workload
 def test_threads_are_the_cpus_of_the_pod(overlay: str, component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Review D7: torch counted the CPUs of the node, whatever the pod's quota."""
     one = workload(overlay, component)
     told = settings(one, monkeypatch)
-    if isinstance(told, ModelServiceSettings) and told.device == "cpu":
+    if isinstance(told, ModelServiceSettings):
         assert str(told.threads) == one.container["resources"]["limits"]["cpu"]
-    else:
-        assert "nvidia.com/gpu" in one.container["resources"]["limits"] or component == "coordinator"
+        assert (told.device == "cuda") is ("nvidia.com/gpu" in one.container["resources"]["limits"])
 
 
 @pytest.mark.parametrize("overlay", ["tls", "production"])
@@ -164,6 +251,7 @@ def test_certificates_bear_the_names_that_are_called_and_let_in(overlay: str, mo
     }
     secrets = {
         component: {volume["secret"]["secretName"] for volume in one.pod["volumes"] if "secret" in volume}
+        - {"paceline-hugging-face"}
         for component, one in workloads(found).items()
     }
     for component in ("draft", "target"):
@@ -173,6 +261,68 @@ def test_certificates_bear_the_names_that_are_called_and_let_in(overlay: str, mo
         assert told.allowed_names and not told.plaintext
         assert secrets[component] == {f"paceline-{component}-tls"}
     assert secrets["coordinator"] == {"paceline-coordinator-tls", "paceline-tokens"}
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("overlay", ["tls", "production"])
+def test_the_coordinators_certificate_bears_every_name_that_clients_use(overlay: str) -> None:
+    """Review D5: neither README's name for clients in the cluster nor localhost was in it."""
+    names = set(of_kind(resources(overlay), "Certificate")["paceline-coordinator"]["spec"]["dnsNames"])
+    name = "paceline-coordinator"
+    said = {name, f"{name}.paceline", f"{name}.paceline.svc", f"{name}.paceline.svc.cluster.local", "localhost"}
+    assert said | {f"{name}-green", f"{name}-green.paceline"} == names
+    for document in ("deploy/README.md", "docs/secure.md"):
+        assert "paceline-coordinator.paceline:7700" in (KUBERNETES.parents[1] / document).read_text()
+
+
+def test_green_shares_blues_certificates_which_bear_its_names() -> None:
+    names = {
+        one["spec"]["secretName"]: one["spec"].get("dnsNames", [])
+        for one in of_kind(resources("tls"), "Certificate").values()
+    }
+    green = workloads(resources("green"))["coordinator"].environment
+    for component in ("draft", "target"):
+        host, _, _ = green[f"PACELINE_COORDINATOR_{component.upper()}"].partition(":")
+        assert host == f"paceline-{component}-green" and host in names[f"paceline-{component}-tls"]
+
+
+SELECTORS: dict[str, Callable[[Resource], dict[str, str]]] = {
+    "Service": lambda spec: spec["selector"],
+    "Deployment": lambda spec: spec["selector"]["matchLabels"],
+    "StatefulSet": lambda spec: spec["selector"]["matchLabels"],
+    "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
+}
+
+
+def selectors(overlay: str) -> list[dict[str, str]]:
+    return [SELECTORS[one["kind"]](one["spec"]) for one in resources(overlay) if one["kind"] in SELECTORS]
+
+
+@pytest.mark.parametrize(("selecting", "of"), [("cpu", "green"), ("green", "cpu")])
+def test_one_colour_finds_its_own_pods_and_none_of_the_other(selecting: str, of: str) -> None:
+    pods = {colour: [one.labels for one in workloads(resources(colour)).values()] for colour in (selecting, of)}
+    for selector in selectors(selecting):
+        assert any(selector.items() <= labels.items() for labels in pods[selecting])
+        assert not any(selector.items() <= labels.items() for labels in pods[of])
+
+
+def test_applying_one_colour_changes_nothing_of_the_other_and_removing_green_leaves_the_namespace() -> None:
+    def identities(overlay: str) -> set[tuple[str, str]]:
+        return {(one["kind"], one["metadata"]["name"]) for one in resources(overlay)}
+
+    assert not identities("green") & identities("cpu")
+    assert all(
+        name.removeprefix("paceline-").split("-")[-1] == "green" or kind == "ConfigMap"
+        for kind, name in identities("green")
+    )
+
+
+def test_once_clients_are_moved_blue_keeps_its_names_and_runs_nothing() -> None:
+    moved, cpu = resources("moved"), resources("cpu")
+    coordinator = workloads(resources("green"))["coordinator"]
+    assert of_kind(moved, "Service")["paceline-coordinator"]["spec"]["selector"].items() <= coordinator.labels.items()
+    assert {one["metadata"]["name"] for one in moved} == {one["metadata"]["name"] for one in cpu}
+    assert all(one.spec["replicas"] == 0 for one in workloads(moved).values())
 
 
 def test_the_pod_monitor_finds_every_pod_and_its_port() -> None:
@@ -197,8 +347,8 @@ FILES = [
     *(file for pattern in ("*.yaml", "*.env") for file in KUBERNETES.rglob(pattern)),
     *(KUBERNETES.parent / name for name in ("Dockerfile", "README.md", "compose.yaml", "observability/README.md")),
 ]
-OTHER_FLAGS = {"--write", "--quick", "--requests", "--no-speculation", "--build"}
-"""Flags in prose that belong to scripts, compose and `paceline`, and to no service."""
+OTHER_FLAGS = {"--write", "--requests", "--no-speculation", "--build", "--secret", "--authority"}
+"""Flags in prose that belong to scripts, docker, compose and `paceline`, and to no service."""
 
 
 def test_every_flag_that_prose_names_is_a_services() -> None:

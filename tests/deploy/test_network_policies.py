@@ -1,122 +1,129 @@
 """Permitted connections under the rendered network policies, on a network that enforces them. No cluster needed."""
 
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
+from tests.deploy.connections import (
+    CLIENTS,
+    COLLECTOR,
+    NAMES,
+    OPENSHIFT_NAMES,
+    OUTSIDE,
+    OUTSIDE_6,
+    PROMETHEUS,
+    Connection,
+    open_connections,
+    ours,
+    page,
+)
 from tests.fakes.networks import Pod, connects
-from tests.manifests import OVERLAYS, SETTINGS, Resource, of_kind, resources, workloads
+from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Resource, of_kind, resources
 
-NAMES = [
-    (Pod("CoreDNS, kubeadm", "kube-system", {"k8s-app": "kube-dns", "pod-template-hash": "5dd5756b68"}), 53),
-    (Pod("CoreDNS, EKS", "kube-system", {"eks.amazonaws.com/component": "coredns", "k8s-app": "kube-dns"}), 53),
-    (Pod("NodeLocal DNSCache", "kube-system", {"k8s-app": "node-local-dns"}), 53),
-    (Pod("NodeLocal DNSCache by its address", address="169.254.20.10"), 53),
-    (Pod("Cloud DNS of GKE", address="169.254.169.254"), 53),
-    (Pod("OpenShift's DNS", "openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"}), 5353),
-]
-CLIENT = {"app": "shop", "paceline-client": "true"}
-CLIENTS = [
-    Pod("a client beside us", "paceline", CLIENT),
-    Pod("a client elsewhere", "shop", CLIENT, {"paceline-client": "true"}),
-]
-PROMETHEUS = Pod("Prometheus", "monitoring", {"app.kubernetes.io/name": "prometheus"})
-COORDINATOR = {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/component": "coordinator"}
-STRANGERS = [
-    Pod("a pod of another namespace", "shop", {"app": "shop"}),
-    Pod("a pod beside us", "paceline", {"app": "debug"}),
-    Pod("a client whose namespace was not let in", "other", CLIENT),
-    Pod("a coordinator of another project", "paceline", {"app.kubernetes.io/component": "coordinator"}),
-    Pod("our coordinator's twin elsewhere", "other", COORDINATOR),
-    Pod("Prometheus elsewhere", "other", PROMETHEUS.labels),
-    Pod("an address outside", address="203.0.113.7"),
-]
-
-each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+DOWNLOADING = {"gpu", "node-weights", "production"}
+TRACING = {"production"}
 
 
-def policies(overlay: str) -> list[Resource]:
-    return list(of_kind(resources(overlay), "NetworkPolicy").values())
-
-
-def ours(overlay: str) -> dict[str, Pod]:
+def expected(overlay: str) -> set[Connection]:
+    """Return all that may pass, by source and destination."""
+    dns = {(pod.name, f"{protocol} 53") for pod in NAMES for protocol in ("TCP", "UDP")}
+    dns |= {(OPENSHIFT_NAMES.name, "TCP 5353"), (OPENSHIFT_NAMES.name, "UDP 5353")}
+    traces = {(COLLECTOR.name, "TCP 4317"), (COLLECTOR.name, "TCP 4318")} if overlay in TRACING else set()
+    hub = {(OUTSIDE.name, "TCP 443"), (OUTSIDE_6.name, "TCP 443")} if overlay in DOWNLOADING else set()
     return {
-        component: Pod(component, "paceline", one.labels) for component, one in workloads(resources(overlay)).items()
+        *(Connection(client.name, "coordinator", "TCP 7700") for client in CLIENTS),
+        Connection("coordinator", "draft", "TCP 7701"),
+        Connection("coordinator", "target", "TCP 7702"),
+        Connection(PROMETHEUS.name, "coordinator", "TCP 7710"),
+        Connection(PROMETHEUS.name, "draft", "TCP 7711"),
+        Connection(PROMETHEUS.name, "target", "TCP 7712"),
+        *(Connection(one, *other) for one, other in product(SETTINGS, dns | traces)),
+        *(Connection(one, *other) for one, other in product(("draft", "target"), hub)),
     }
-
-
-def ports(overlay: str, component: str) -> dict[str, int]:
-    return workloads(resources(overlay))[component].ports
 
 
 @pytest.mark.review
-@each_overlay
-@pytest.mark.parametrize(("component", "protocol"), list(product(SETTINGS, ["UDP", "TCP"])))
-def test_every_pod_of_ours_reaches_dns(overlay: str, component: str, protocol: str) -> None:
-    """Review D1: the label of all our resources had been put into the policies' peers too."""
-    pod = ours(overlay)[component]
-    unreached = [to.name for to, port in NAMES if not connects(policies(overlay), pod, to, port, protocol)]
-    assert unreached == []
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_these_connections_pass_and_no_others(overlay: str) -> None:
+    """Review D1: the label of all our resources had been put into the policies' peers too, as into DNS."""
+    assert open_connections(overlay) == expected(overlay)
 
 
-@pytest.mark.review
-@each_overlay
-def test_clients_reach_the_coordinator_and_nothing_else(overlay: str) -> None:
-    """Review D1."""
-    reached = {
-        (client.name, component, name)
-        for client, (component, pod) in product(CLIENTS, ours(overlay).items())
-        for name, port in ports(overlay, component).items()
-        if connects(policies(overlay), client, pod, port)
+def test_the_page_of_connections_is_what_the_policies_say() -> None:
+    written = (KUBERNETES.parent / "connections.md").read_text()
+    assert written == page(), "run `python -m tests.deploy.connections > deploy/connections.md`"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_who_is_not_of_us_is_bound_by_no_policy_of_ours(overlay: str) -> None:
+    policies = list(of_kind(resources(overlay), "NetworkPolicy").values())
+    assert connects(policies, CLIENTS[0], OUTSIDE, 443)
+    assert connects(policies, PROMETHEUS, CLIENTS[0], 9090)
+
+
+def test_policies_of_the_second_colour_open_nothing_new_beside_the_first() -> None:
+    both = [*resources("cpu"), *resources("green")]
+    policies = list(of_kind(both, "NetworkPolicy").values())
+    assert len(policies) == 2 * len(of_kind(resources("cpu"), "NetworkPolicy"))
+    for (name, blue), (other, green) in product(ours("cpu").items(), ours("green").items()):
+        passing = {port for port in green.ports.values() if connects(policies, blue, green, port)}
+        assert passing == {
+            int(one.port.removeprefix("TCP "))
+            for one in expected("cpu")
+            if (one.source, one.destination) == (name, other)
+        }
+
+
+def policy(**rules: Any) -> Resource:
+    return {
+        "metadata": {"namespace": "here"},
+        "spec": {"podSelector": {}, "policyTypes": [name.capitalize() for name in rules], **rules},
     }
-    assert reached == {(client.name, "coordinator", "grpc") for client in CLIENTS}
 
 
-@each_overlay
-def test_a_client_beside_us_is_bound_by_no_policy_of_ours(overlay: str) -> None:
-    outside = Pod("an address outside", address="203.0.113.7")
-    assert connects(policies(overlay), CLIENTS[0], outside, 443)
-    assert connects(policies(overlay), PROMETHEUS, CLIENTS[0], 9090)
+HERE, ELSEWHERE = Pod("here", "here", {"a": "1"}, ports={"web": 80}), Pod("elsewhere", "there", {"a": "1"})
 
 
-@each_overlay
-def test_no_stranger_reaches_any_of_us(overlay: str) -> None:
-    reached = [
-        (stranger.name, component, name)
-        for stranger, (component, pod) in product(STRANGERS, ours(overlay).items())
-        for name, port in ports(overlay, component).items()
-        if connects(policies(overlay), stranger, pod, port)
-    ]
-    assert reached == []
+@pytest.mark.parametrize(
+    ("rule", "passes"),
+    [
+        ({}, True),
+        ({"from": [{"podSelector": {}}]}, False),
+        ({"from": [{"namespaceSelector": {}}]}, True),
+        ({"from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "there"}}}]}, True),
+        ({"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"a": "2"}}}]}, False),
+        ({"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}, True),
+        ({"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.1/32"]}}]}, False),
+        ({"ports": [{"port": 80}]}, True),
+        ({"ports": [{"port": 80, "protocol": "UDP"}]}, False),
+        ({"ports": [{"port": 79, "endPort": 81}]}, True),
+        ({"ports": [{"port": "web"}]}, True),
+        ({"ports": [{"port": "other"}]}, False),
+        ({"from": [{"podSelector": {}}], "ports": [{"port": 80}]}, False),
+    ],
+)
+def test_a_rule_lets_in_what_kubernetes_says(rule: Resource, passes: bool) -> None:
+    assert connects([policy(ingress=[rule])], ELSEWHERE, HERE, 80) is passes
 
 
-@each_overlay
-def test_the_coordinator_reaches_the_models_and_they_reach_nobody(overlay: str) -> None:
-    pods = ours(overlay)
-    reached = {
-        (source, destination, name)
-        for source, destination in product(pods, pods)
-        if source != destination
-        for name, port in ports(overlay, destination).items()
-        if connects(policies(overlay), pods[source], pods[destination], port)
-    }
-    assert reached == {("coordinator", "draft", "grpc"), ("coordinator", "target", "grpc")}
+@pytest.mark.parametrize(
+    ("operator", "values", "passes"),
+    [("In", ["1"], True), ("NotIn", ["1"], False), ("NotIn", ["2"], True), ("Exists", [], True)]
+    + [("DoesNotExist", [], False)],
+)
+def test_an_expression_selects_what_kubernetes_says(operator: str, values: list[str], passes: bool) -> None:
+    selector = {"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}
+    rule = {"from": [{"namespaceSelector": {}, "podSelector": selector}]}
+    assert connects([policy(ingress=[rule])], ELSEWHERE, HERE, 80) is passes
 
 
-@each_overlay
-def test_prometheus_reaches_every_pods_metrics_and_nothing_else(overlay: str) -> None:
-    reached = {
-        (component, name)
-        for component, pod in ours(overlay).items()
-        for name, port in ports(overlay, component).items()
-        if connects(policies(overlay), PROMETHEUS, pod, port)
-    }
-    assert reached == {(component, "metrics") for component in SETTINGS}
-
-
-@each_overlay
-def test_only_models_that_are_downloaded_call_outside(overlay: str) -> None:
-    outside = Pod("an address outside", address="203.0.113.7")
-    callers = {name for name, pod in ours(overlay).items() if connects(policies(overlay), pod, outside, 443)}
-    assert callers == ({"draft", "target"} if overlay in ("gpu", "production") else set())
-    assert not any(connects(policies(overlay), pod, outside, 80) for pod in ours(overlay).values())
+def test_a_selected_pod_is_closed_in_the_directions_of_its_policy_and_rules_add_up() -> None:
+    closed, opened = policy(ingress=[]), policy(ingress=[{"ports": [{"port": 80}]}])
+    assert not connects([closed], ELSEWHERE, HERE, 80)
+    assert connects([closed], HERE, ELSEWHERE, 80)
+    assert not connects([policy(egress=[])], HERE, ELSEWHERE, 80)
+    assert connects([closed, opened], ELSEWHERE, HERE, 80)
+    assert not connects([closed, opened], ELSEWHERE, HERE, 81)
+    assert connects([closed], ELSEWHERE, replace(HERE, namespace="there"), 80)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, workloads
+from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, startup_s, workloads
 from tests.prometheus import promtool
 
 NAMESPACE = "paceline"
@@ -24,9 +24,8 @@ def adapter_queries() -> dict[str, str]:
     return {rule["name"]["as"]: rule["metricsQuery"] for rule in rules}
 
 
-def scaled_objects() -> dict[str, Resource]:
-    found = list(yaml.safe_load_all((KUBERNETES / "components/keda/scaled-objects.yaml").read_text()))
-    return of_kind(found, "ScaledObject")
+def scaled_objects(overlay: str = "air-gapped") -> dict[str, Resource]:
+    return of_kind(resources(overlay), "ScaledObject")
 
 
 def keda_triggers(name: str) -> list[tuple[str, str]]:
@@ -48,11 +47,48 @@ def hpa_triggers(name: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_autoscalers_name_workloads_that_exist_and_leave_their_replicas_alone(overlay: str) -> None:
-    for name, one in autoscalers(overlay).items():
+    for name, one in {**autoscalers(overlay), **scaled_objects(overlay)}.items():
         reference = one["spec"]["scaleTargetRef"]
         assert name == reference["name"]
         # Otherwise each apply would undo the autoscaler's change.
         assert "replicas" not in of_kind(resources(overlay), reference["kind"])[name]["spec"]
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("overlay", ["air-gapped", "production"])
+@pytest.mark.parametrize("component", ["draft", "target"])
+def test_no_model_pod_is_added_before_the_last_one_had_time_to_load(overlay: str, component: str) -> None:
+    """Review D4: one more every 120 s, when each downloaded for up to an hour."""
+    one, name = workloads(resources(overlay))[component], f"paceline-{component}"
+    found = {
+        **autoscalers(overlay),
+        **{
+            name: keda["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
+            for name, keda in scaled_objects(overlay).items()
+        },
+    }[name]
+    (policy,) = found.get("spec", found)["behavior"]["scaleUp"]["policies"]
+    assert (policy["type"], policy["value"]) == ("Pods", 1)
+    assert 1800 >= policy["periodSeconds"] >= startup_s(one)  # Kubernetes allows no longer period
+    # The weights are where all pods are, so the startup probe has the whole time to load.
+    assert "volumeClaimTemplates" not in one.spec
+    (claim,) = of_kind(resources(overlay), "PersistentVolumeClaim").values()
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+@pytest.mark.review
+def test_nothing_scales_where_a_new_pod_downloads_first() -> None:
+    """Review D4."""
+    scaling = {overlay for overlay in OVERLAYS if autoscalers(overlay) or scaled_objects(overlay)}
+    assert scaling == {"air-gapped", "production"}
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("component", ["draft", "target"])
+def test_a_replica_that_comes_back_finds_its_disk(component: str) -> None:
+    """Review D4: disks went with their replicas."""
+    kept = workloads(resources("gpu"))[component].spec["persistentVolumeClaimRetentionPolicy"]
+    assert kept == {"whenScaled": "Retain", "whenDeleted": "Retain"}
 
 
 def test_scaling_asks_for_metrics_of_the_reference() -> None:

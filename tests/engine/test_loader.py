@@ -15,7 +15,6 @@ from paceline.engine import self_check
 from paceline.engine.loading import load_model
 from paceline.errors import ModelNotUsable, StartupError
 from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE
-from tests.commands import python_code
 from tests.conftest import PairOfCheckpoints
 
 WEIGHTS = "model.safetensors"
@@ -57,7 +56,7 @@ def cut(folder: Path) -> None:
         (lambda folder: edit(folder, quantization_config={"quant_method": "fp8"}), "is quantised"),
         (lambda folder: edit(folder, dtype="float64"), "states dtype torch.float64"),
         (lambda folder: (folder / WEIGHTS).unlink(), "no safetensors weights"),
-        (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "no safetensors weights"),
+        (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "`paceline convert /"),
         (cut, "cannot be read, perhaps half written"),
         (drop_tensor, "1 tensors are missing from the weights, model.layers.1.mlp.up_proj.weight first"),
         (lambda folder: (folder / "tokenizer.json").write_text("{half"), "the tokenizer cannot be read"),
@@ -90,37 +89,6 @@ def test_dtype_is_the_checkpoints_unless_told(checkpoint: Path) -> None:
     edit(checkpoint, dtype="bfloat16")
     assert load_model(str(checkpoint)).description.dtype == "bfloat16"
     assert load_model(str(checkpoint), "float32").description.dtype == "float32"
-
-
-def loaded_by_hub_id(cache: Path, *models: str) -> list[str]:
-    """Load in a process that has no hub but this cache: the library reads its settings when imported.
-
-    Return a line a model: its architecture, or why it cannot be used.
-    """
-    program = (
-        "import sys\n"
-        "from paceline.engine.loading import load_model\n"
-        "from paceline.errors import ModelNotUsable\n"
-        "for model in sys.argv[1:]:\n"
-        "    try:\n"
-        "        print(load_model(model).description.architecture)\n"
-        "    except ModelNotUsable as error:\n"
-        "        print(error.message)\n"
-    )
-    status, out, err = python_code(program, *models, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(cache))
-    assert status == 0, err
-    return out.splitlines()
-
-
-@pytest.mark.slow
-def test_a_hub_id_is_loaded_from_the_hubs_files_or_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
-    repository = tmp_path / "hub" / "models--tiny--model"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("0" * 40)
-    shutil.copytree(checkpoint, repository / "snapshots" / ("0" * 40))
-    found, missing = loaded_by_hub_id(tmp_path / "hub", "tiny/model", "tiny/other")
-    assert found == "Qwen3ForCausalLM"
-    assert "model 'tiny/other' is no directory here and cannot be had from the hub" in missing
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.manifests import Resource
 
 @dataclass(frozen=True)
 class Pod:
-    """One end of a connection; without a namespace it is an address outside all pods."""
+    """One end of a connection; without a namespace it is an address outside all pods, or on a node's own network."""
 
     name: str
     namespace: str = ""
@@ -20,6 +20,8 @@ class Pod:
     namespace_labels: dict[str, str] = field(default_factory=dict)
     """Labels besides the name label that Kubernetes gives every namespace."""
     address: str = "10.0.0.1"
+    ports: dict[str, int] = field(default_factory=dict)
+    """Ports by the names that the pod's containers give them."""
 
     @property
     def all_namespace_labels(self) -> dict[str, str]:
@@ -28,12 +30,15 @@ class Pod:
 
 def connects(policies: list[Resource], source: Pod, destination: Pod, port: int, protocol: str = "TCP") -> bool:
     """Return whether the source's policies let a connection out and the destination's let it in."""
-    return _passes(policies, "Egress", source, destination, port, protocol) and _passes(
-        policies, "Ingress", destination, source, port, protocol
+    named = {name for name, number in destination.ports.items() if number == port} | {port}
+    return _passes(policies, "Egress", source, destination, named, protocol) and _passes(
+        policies, "Ingress", destination, source, named, protocol
     )
 
 
-def _passes(policies: list[Resource], direction: str, own: Pod, peer: Pod, port: int, protocol: str) -> bool:
+def _passes(
+    policies: list[Resource], direction: str, own: Pod, peer: Pod, named: set[str | int], protocol: str
+) -> bool:
     """Return True if no policy of the direction selects the pod, or if a rule of one that does lets the peer pass."""
     binding = [
         policy["spec"]
@@ -44,17 +49,23 @@ def _passes(policies: list[Resource], direction: str, own: Pod, peer: Pod, port:
     ]
     peers_key = {"Egress": "to", "Ingress": "from"}[direction]
     return not binding or any(
-        _names_port(rule, port, protocol) and _names_peer(rule.get(peers_key), own, peer)
+        _names_port(rule, named, protocol) and _names_peer(rule.get(peers_key), own, peer)
         for spec in binding
         for rule in spec.get(direction.lower(), [])
     )
 
 
-def _names_port(rule: Resource, port: int, protocol: str) -> bool:
-    return "ports" not in rule or any(
-        one.get("protocol", "TCP") == protocol and one["port"] <= port <= one.get("endPort", one["port"])
-        for one in rule["ports"]
+def _names_port(rule: Resource, named: set[str | int], protocol: str) -> bool:
+    """`named` has the port's number and the name that the destination gives it."""
+    return not rule.get("ports") or any(
+        one.get("protocol", "TCP") == protocol and named & _ports(one) for one in rule["ports"]
     )
+
+
+def _ports(rule: Resource) -> set[str | int]:
+    if "port" not in rule:
+        return set(range(2**16))
+    return set(range(rule["port"], rule["endPort"] + 1)) if "endPort" in rule else {rule["port"]}
 
 
 def _names_peer(peers: list[Resource] | None, own: Pod, peer: Pod) -> bool:
@@ -63,7 +74,9 @@ def _names_peer(peers: list[Resource] | None, own: Pod, peer: Pod) -> bool:
 
 def _is_peer(rule: Resource, own: Pod, peer: Pod) -> bool:
     if "ipBlock" in rule:
-        return ip_address(peer.address) in ip_network(rule["ipBlock"]["cidr"])
+        address, block = ip_address(peer.address), rule["ipBlock"]
+        outside = (ip_network(one) for one in block.get("except", []))
+        return address in ip_network(block["cidr"]) and not any(address in one for one in outside)
     if "namespaceSelector" in rule:
         in_namespace = bool(peer.namespace) and _selects(rule["namespaceSelector"], peer.all_namespace_labels)
     else:
@@ -72,8 +85,16 @@ def _is_peer(rule: Resource, own: Pod, peer: Pod) -> bool:
 
 
 def _selects(selector: Resource, labels: dict[str, str]) -> bool:
-    expressions = selector.get("matchExpressions", [])
-    assert all(one["operator"] == "In" for one in expressions), "no other operator is evaluated here"
     return selector.get("matchLabels", {}).items() <= labels.items() and all(
-        labels.get(one["key"]) in one["values"] for one in expressions
+        _holds(one, labels) for one in selector.get("matchExpressions", [])
     )
+
+
+def _holds(expression: Resource, labels: dict[str, str]) -> bool:
+    key, value = expression["key"], labels.get(expression["key"])
+    return {
+        "In": lambda: value in expression["values"],
+        "NotIn": lambda: value not in expression["values"],
+        "Exists": lambda: key in labels,
+        "DoesNotExist": lambda: key not in labels,
+    }[expression["operator"]]()

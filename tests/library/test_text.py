@@ -143,9 +143,23 @@ def test_fingerprints_tell_token_tables_apart_and_nothing_else() -> None:
     other_split.pre_tokenizer = pre_tokenizers.Whitespace()
     assert fingerprint(word_tokenizer(WORDS)) == fingerprint(other_split)
     assert fingerprint(word_tokenizer(WORDS)) != fingerprint(word_tokenizer({**WORDS, "world": 4}))
-    with_special = word_tokenizer(WORDS)
-    with_special.add_special_tokens(["<end>"])
-    assert fingerprint(word_tokenizer(WORDS)) != fingerprint(with_special)
+
+
+@pytest.mark.review
+def test_a_draft_may_know_other_added_tokens_than_its_target() -> None:
+    """review D7. The published draft of GLM-4-9B-0414 has the later tokens of GLM-4.5, and its pair was refused."""
+    target, draft = word_tokenizer(WORDS), word_tokenizer(WORDS)
+    target.add_special_tokens(["<end>", "<|user|>"])
+    draft.add_special_tokens(["<end>", "<|user|>", "<think>"])
+    draft.add_tokens(["/nothink"])
+    assert fingerprint(target) == fingerprint(draft) == fingerprint(word_tokenizer(WORDS))
+
+
+def test_a_token_counts_as_added_wherever_the_file_keeps_it() -> None:
+    """A tokenizer in sentencepiece form has its special tokens among the others, one in JSON often beside them."""
+    among = word_tokenizer(WORDS | {"<end>": len(WORDS)})
+    among.add_special_tokens(["<end>"])
+    assert fingerprint(among) == fingerprint(word_tokenizer(WORDS))
 
 
 def test_a_prompt_is_never_cut_by_limits_stored_with_the_tokenizer() -> None:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.engine.loading import load_model
+from paceline.engine.model import weight_files
 from paceline.errors import InvalidRequest
 from paceline.measure.peers.reference import HuggingFaceReference
-from paceline.measure.synthetic import files
 from paceline.measure.synthetic.acceptance import count_drafts, measure
 from paceline.measure.synthetic.calibration import Trial, part_of
 from paceline.measure.synthetic.pair import PairOrder, WrittenPair, output_token_ids, write_pair
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_weights_in_however_many_files(
         return {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
 
     whole, other = weights("whole", seed=1), weights("other", seed=2)
-    monkeypatch.setattr(files, "SHARD_BYTES", 50_000)
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", 50_000)
     parts = weights("parts", seed=1)
     assert len(list((tmp_path / "parts" / "target").glob("*.safetensors"))) > 2
     assert whole.keys() == parts.keys()
@@ -160,7 +160,7 @@ def test_what_cannot_be_is_refused_with_the_numbers(tmp_path: Path, monkeypatch:
         write(tmp_path / "full")
     with pytest.raises(InvalidRequest, match="cannot be written"):
         write(tmp_path / "full" / "file" / "pair")
-    monkeypatch.setattr(files, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr("paceline.measure.synthetic.files.free_bytes", lambda device: 1000)
     with pytest.raises(InvalidRequest, match="of memory and 0.0 GiB are free"):
         write(tmp_path / "pair")
     huge = replace(TINY, target=replace(TINY.target, vocabulary_size=10**9))

@@ -74,6 +74,43 @@ def test_plaintext_beyond_loopback_needs_asking(host: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "variables", "line"),
+    [
+        (["--batch-size", "0"], {}, "--batch-size '0': give 1 or more"),
+        (["--lanes=3"], {"PACELINE_COORDINATOR_LANES": "4"}, "--lanes '3': give 2 or less"),
+        ([], {"PACELINE_COORDINATOR_LANES": "4"}, "PACELINE_COORDINATOR_LANES '4': give 2 or less"),
+        (["--draft-count", "many"], {}, "--draft-count 'many': give a whole number, or give 'auto'"),
+        (["--policy", "fifo"], {}, "--policy 'fifo': give 'continuous', 'eqspec' or 'exspec'"),
+        (["--plaintext", "maybe"], {}, "--plaintext 'maybe': give true or false"),
+        (["--call-timeout-s", "0"], {}, "--call-timeout-s '0': give more than 0"),
+        (["--call-timeout-s", "inf"], {}, "--call-timeout-s 'inf': give a number"),
+        (["--max-message-bytes", "8MiB"], {}, "--max-message-bytes '8MiB': give a whole number"),
+        # gRPC keeps it in 32 bits; a larger number ended the service with a traceback.
+        (["--max-message-bytes", "99999999999"], {}, "--max-message-bytes '99999999999': give 2147483647 or less"),
+        (["--draft", "{x}"], {}, "--draft '{x}': '{x}' is no HOST:PORT; give one, or several separated by commas"),
+    ],
+)
+def test_an_error_names_what_was_given_its_value_and_a_remedy(
+    arguments: list[str],
+    variables: dict[str, str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        parse_settings(CoordinatorSettings, "coordinator", [*PAIR, *arguments])
+    assert capsys.readouterr().err == f"coordinator: {line}\n"
+
+
+def test_a_setting_that_is_needed_is_named_as_flag_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(CoordinatorSettings, "coordinator", ["--draft", "x:1"])
+    assert capsys.readouterr().err == ("coordinator: --target is needed; give it, or set PACELINE_COORDINATOR_TARGET\n")
+
+
+@pytest.mark.parametrize(
     ("kind", "arguments", "flag"),
     [
         (TargetSettings, ["--port", "70000"], "--port '70000'"),

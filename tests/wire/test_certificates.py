@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ async def test_a_certificate_of_another_name_than_the_address_is_refused_unless_
         async with open_channel(address, security=security) as channel:
             with pytest.raises(PeerUnavailable):
                 await describe(channel)
-        async with open_channel(address, security=security, authority="target.test:7702") as channel:
+        async with open_channel(address, security=replace(security, authority="target.test:7702")) as channel:
             await describe(channel)
 
 

@@ -1,26 +1,26 @@
 """Checkpoints: finding one, and reading the files beside its weights.
 
-It owns where models come from (directory, hub, built in) and which configurations are refused. It reads no weights.
+It owns which files are read and which configurations are refused. It reads no weights; `hub` knows where models are.
 """
 
 import json
-import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
-from paceline.builtin import resolve_model
+from paceline.engine.model.hub import folder_of
 from paceline.errors import ModelNotUsable
 from paceline.types import TokenizerFiles
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+READ_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+"""Patterns of what is fetched from the hub to load a model."""
+PICKLED_WEIGHTS = "pytorch_model*.bin"
 _REFUSED = {
     "is_encoder_decoder": "is an encoder-decoder",
     "use_sliding_window": "uses sliding-window attention",
@@ -43,9 +43,30 @@ class Checkpoint:
     def weight_files(self) -> list[Path]:
         """The weight files that transformers reads; the folder may have others. Raises ModelNotUsable."""
         stated = getattr(self.config, "transformers_weights", None)
-        first = self.folder / (stated or SAFE_WEIGHTS_NAME)
-        if not stated and not first.is_file():
-            first = self.folder / SAFE_WEIGHTS_INDEX_NAME
+        return self._files(stated or SAFE_WEIGHTS_NAME, stated or SAFE_WEIGHTS_INDEX_NAME)
+
+    @property
+    def pickled_files(self) -> list[Path]:
+        """The weight files in pickled form, which only `conversion` reads. Raises ModelNotUsable."""
+        return self._files(WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
+
+    @property
+    def has_safetensors(self) -> bool:
+        return any(self.folder.glob("*.safetensors"))
+
+    @property
+    def has_only_sentencepiece(self) -> bool:
+        """Whether there is a tokenizer, but not as tokenizer.json."""
+        return (self.folder / "tokenizer.model").is_file() and not (self.folder / "tokenizer.json").is_file()
+
+    @property
+    def how_to_convert(self) -> str:
+        return f"`paceline convert {shlex.quote(self.model)}` writes a checkpoint that can be loaded"
+
+    def _files(self, whole: str, index: str) -> list[Path]:
+        first = self.folder / whole
+        if not first.is_file():
+            first = self.folder / index
         if first.suffix != ".json":
             return [first]
         try:
@@ -57,35 +78,28 @@ class Checkpoint:
             ) from error
 
 
+def open_checkpoint(model: str, patterns: Sequence[str] = READ_FILES) -> Checkpoint:
+    """Locate a directory, `builtin:NAME` or hub id in whatever form and read its configuration. Raise ModelNotUsable.
+
+    Of a hub id the files that match a pattern are fetched.
+    """
+    folder = folder_of(model, patterns)
+    return Checkpoint(model, folder, _read_config(model, folder))
+
+
 def find_checkpoint(model: str) -> Checkpoint:
-    """Locate a directory, `builtin:NAME` or hub id and read its configuration. Raise ModelNotUsable."""
-    folder = resolve_model(model)
-    if not folder.is_dir():
-        if not _HUB_ID.fullmatch(model):
-            raise ModelNotUsable(
-                f"model {model!r} is not a directory; give the path of a Hugging Face checkpoint, or a hub id "
-                "such as Qwen/Qwen3-0.6B"
-            )
-        folder = _download(model)
-    checkpoint = Checkpoint(model, folder, _read_config(model, folder))
-    if not any(folder.glob("*.safetensors")):
-        raise ModelNotUsable(f"model {model!r} has no safetensors weights; other formats are not loaded")
+    """Open a checkpoint that can be loaded. Raise ModelNotUsable."""
+    checkpoint = open_checkpoint(model)
+    if not checkpoint.has_safetensors:
+        raise ModelNotUsable(
+            f"model {model!r} has no safetensors weights; if it has pytorch_model.bin, {checkpoint.how_to_convert}"
+        )
     return checkpoint
 
 
 def label_of(model: str, config: Any) -> str:
     """Return the name under which a model is shown; it marks a synthetic one, which is no language model."""
     return f"{model} (synthetic)" if getattr(config, "synthetic", None) else model
-
-
-def _download(model: str) -> Path:
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ModelNotUsable(
-            f"model {model!r} is no directory here and cannot be had from the hub: {reason}"
-        ) from error
 
 
 def _read_config(model: str, folder: Path) -> Any:
@@ -142,7 +156,12 @@ def _check_architecture(model: str, architectures: list[str], raw: dict[str, Any
 def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles | None:
     """Read the tokenizer as Hugging Face users get it; None when the directory has none, and only ids can be served."""
     model, folder = checkpoint.model, checkpoint.folder
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+    if checkpoint.has_only_sentencepiece:
+        raise ModelNotUsable(
+            f"model {model!r} has its tokenizer in sentencepiece form alone (tokenizer.model); "
+            f"{checkpoint.how_to_convert}"
+        )
+    if not (folder / "tokenizer.json").is_file():
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

@@ -1,6 +1,6 @@
 """Hugging Face `generate`: the yardstick for exactness and for speed.
 
-It loads the checkpoint a second time, with transformers' own attention, and shares nothing with the engine.
+It loads the checkpoint a second time, with transformers' own attention. The engine only tells where the checkpoint is.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from paceline.builtin import resolve_model
+from paceline.engine.model.checkpoint import find_checkpoint
 
 
 class HuggingFaceReference:
     def __init__(self, model: str, dtype: str, device: str = "cpu") -> None:
         """`dtype` is a torch type's name, such as `float32`, or `auto` for the checkpoint's own."""
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        folder = resolve_model(model)
+        folder = find_checkpoint(model).folder
         self._folder = folder
         # Assisted generation warns about calls that transformers itself makes.
         transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -1,21 +1,19 @@
-"""Writing of a synthetic model as a checkpoint, shard by shard, so that only one shard at a time is in memory."""
+"""Writing of a synthetic model as a checkpoint."""
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from paceline.builtin import resolve_model
 from paceline.engine.memory import free_bytes
+from paceline.engine.model.weight_files import plan_shards, write_shards
 from paceline.errors import InvalidRequest
 from paceline.measure.synthetic.shapes import ModelShape
 from paceline.measure.synthetic.weights import Recipe, make_config, make_tensor, tensor_sizes
 
-SHARD_BYTES = 2 << 30
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -34,17 +32,10 @@ class ModelFiles:
 
 
 def plan_files(shape: ModelShape, dtype: torch.dtype) -> ModelFiles:
-    """Divide the tensors among files of at most `SHARD_BYTES`; a larger tensor has a file of its own."""
-    shards: list[list[str]] = []
-    sizes: list[int] = []
-    for name, size in tensor_sizes(shape).items():
-        tensor_bytes = size.numel() * dtype.itemsize
-        if not shards or sizes[-1] + tensor_bytes > SHARD_BYTES:
-            shards.append([])
-            sizes.append(0)
-        shards[-1].append(name)
-        sizes[-1] += tensor_bytes
-    return ModelFiles(dtype, tuple(map(tuple, shards)), tuple(sizes))
+    """Divide the tensors among files."""
+    sizes = {name: size.numel() * dtype.itemsize for name, size in tensor_sizes(shape).items()}
+    shards = plan_shards(sizes)
+    return ModelFiles(dtype, tuple(map(tuple, shards)), tuple(sum(sizes[name] for name in names) for names in shards))
 
 
 def check_room(output: Path, models: list[ModelFiles]) -> None:
@@ -74,18 +65,7 @@ def write_model(
     """Write weights, configuration and, if asked to, the built-in pair's tokenizer."""
     folder.mkdir()
     sizes = tensor_sizes(recipe.shape)
-    places: dict[str, str] = {}
-    for number, names in enumerate(files.shards, 1):
-        file_name = f"model-{number:05}-of-{len(files.shards):05}.safetensors"
-        tensors = {name: make_tensor(name, sizes[name], recipe) for name in names}
-        save_file(tensors, folder / file_name, metadata={"format": "pt"})
-        places |= dict.fromkeys(names, file_name)
-    index = {"metadata": {"total_size": files.total_bytes}, "weight_map": places}
-    index_path = folder / "model.safetensors.index.json"
-    index_path.write_text(json.dumps(index, indent=2), encoding="utf-8")
-    for file_name in set(places.values()):
-        # safetensors makes its files readable for their owner alone; give them the mode of the others.
-        (folder / file_name).chmod(index_path.stat().st_mode & 0o777)
+    write_shards(folder, files.shards, lambda name: make_tensor(name, sizes[name], recipe))
     make_config(recipe.shape, dtype=recipe.dtype, synthetic=label).save_pretrained(folder)
     if with_tokenizer:
         for name in TOKENIZER_FILES:

@@ -1,0 +1,23 @@
+"""Channels: how they find the way to a peer."""
+
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.wire import open_channel, running_server
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_calls_to_this_machine_pass_no_proxy(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's `http_proxy` took the calls of `paceline demo` to its own services."""
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with running_server("127.0.0.1", 0, [], lambda server: None, grace_s=0) as server:
+        port = server.address.rpartition(":")[2]
+        async with open_channel(f"{host}:{port}") as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
+    assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
