@@ -1,5 +1,6 @@
 """Installations with missing parts, and their error messages."""
 
+import re
 import sys
 import tomllib
 from collections.abc import Callable
@@ -122,6 +123,12 @@ def test_every_service_tells_its_version_and_its_name_as_it_was_called(
             parse_settings(kind, "service", [flag])
         assert end.value.code == 0
         assert capsys.readouterr().out.startswith(words)
+
+
+def test_the_page_names_the_wheels_of_this_version() -> None:
+    """review A4"""
+    named = re.findall(r"paceline-([^-]+)-py3", (ROOT / "docs/use.md").read_text())
+    assert set(named) == {__version__}
 
 
 def test_every_command_of_an_installation_is_there() -> None:
