@@ -1,6 +1,6 @@
 """Real servers over real gRPC on free ports, in this process, for most tests of the services."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,6 +78,7 @@ async def model_server(
     server_options: ServerOptions | None = None,
     security: ChannelSecurity = LOCAL,
     port: int = 0,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[ModelServer]:
     """Serve one model as `draft` or `target`; its channel is opened with `security`."""
     module = {"draft": draft_servicer, "target": target_servicer}[role]
@@ -92,7 +93,7 @@ async def model_server(
         lambda server: add(runner, worker, exchanges, server),
         grace_s=1,
         options=server_options or ServerOptions(),
-        admitted_interceptors=traced_calls(tracer),
+        admitted_interceptors=[*interceptors, *traced_calls(tracer)],
         exchanges=exchanges,
     ) as server:
         await server.set_serving(True)
@@ -113,11 +114,13 @@ async def cluster(
     options: EngineOptions = OPTIONS,
     dtype: DtypeName = "auto",
     tracer: LeanTracer | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[Cluster]:
+    """Serve; `interceptors` are those of both model services."""
     draft_options = replace(options, numerics="fast")
     async with (
-        model_server("target", target, options, dtype, tracer) as verifying,
-        model_server("draft", draft, draft_options, dtype, tracer) as drafting,
+        model_server("target", target, options, dtype, tracer, interceptors=interceptors) as verifying,
+        model_server("draft", draft, draft_options, dtype, tracer, interceptors=interceptors) as drafting,
     ):
         settings = CoordinatorSettings(
             draft=drafting.address,

@@ -1,12 +1,12 @@
 """The command line app and its commands, each from its own module."""
 
 import sys
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from paceline import __version__
 from paceline.cli import bench, convert, demo, equivalence, generate, load, synth_pair, trace, up
 from paceline.cli.run import command as run
 from paceline.errors import PacelineError
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"paceline {version('paceline')}")
+        print(f"paceline {__version__}")
         raise typer.Exit
 
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from paceline.errors import StartupError
+from paceline.extras import check_engine
 from paceline.observe.logs import Lossy
 from paceline.process.settings import read_settings
 from paceline.process.supervision import Tell, fail_at_end, keep_running
@@ -112,8 +113,10 @@ class ClusterPlan:
 def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE) -> ClusterPlan:
     """Decide the services' flags: `options` win over variables, and variables over `otherwise`.
 
-    Raise StartupError for settings that a service would refuse, so that the error comes before the models load.
+    Raise StartupError for a missing library and for settings that a service would refuse, so that the error comes once,
+    and before the models load.
     """
+    check_engine()
     nowhere = f"{HOST}:1"
     coordinator = _plan("coordinator", options, otherwise, "--draft", nowhere, "--target", nowhere)
     draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count)

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 import uvloop
 
+from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
 from paceline.observe.logs import configure_logs, forward_library_logs
@@ -26,6 +27,7 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
     """Run `serving` to its end. A PacelineError becomes one line on stderr and exit status 1."""
     configure_logs(settings.log_format, settings.log_level, name)
     forward_library_logs()
+    structlog.get_logger().info("starting", version=__version__)
     # The kernel drops unhandled signals to a container's first process. Before it serves, it can exit at once.
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import SettingsConfigDict, SettingsError
+from pydantic_settings import CliSettingsSource, SettingsConfigDict, SettingsError
 
+from paceline import __version__
 from paceline.checks import MAX_ROWS
 from paceline.errors import StartupError
 from paceline.kv_memory import parse_kv_memory
@@ -167,8 +168,12 @@ def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
     Raise StartupError with one line per wrong setting, naming flag or variable, value and remedy.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    values: dict[str, Any] = {"_cli_parse_args": words, "_cli_prog_name": f"python -m {program}"}
+    command_line: CliSettingsSource[Any] = CliSettingsSource(kind, cli_prog_name=_command(program))
+    command_line.root_parser.add_argument(
+        "--version", action="version", version=f"paceline {__version__}", help="show the version and exit"
+    )
     try:
+        values: dict[str, Any] = {"_cli_settings_source": command_line(args=words)}
         settings = kind(**values)
     except ValidationError as error:
         lines = _lines(error.errors(), kind.model_config["env_prefix"], words)
@@ -180,6 +185,12 @@ def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
     except StartupError as error:
         raise StartupError(f"{program}: {error.message}") from error
     return settings
+
+
+def _command(program: str) -> str:
+    """Return how the service was called: `paceline-coordinator`, or `python -m coordinator`."""
+    called = Path(sys.argv[0]).name
+    return called if called.startswith("paceline-") else f"python -m {program}"
 
 
 def _lines(errors: Sequence[ErrorDetails], env_prefix: str, words: Sequence[str]) -> Iterator[str]:

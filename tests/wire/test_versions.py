@@ -5,24 +5,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from coordinator.replicas.replica import Replica
 from paceline.codec.models import model_to_pb
 from paceline.codec.rounds import verify_rows_to_pb
 from paceline.codec.versions import EARLIEST_SERVICE, VERSION, check_service_versions
-from paceline.errors import IncompatiblePair, InvalidRequest, PeerUnavailable
-from paceline.types import ProposeRow, ReplicaState, VerifyRow
+from paceline.errors import IncompatiblePair, InvalidRequest, PeerUnavailable, StartupError
+from paceline.types import GenerationRequest, ProposeRow, ReplicaState, SamplingParameters, TokenIds, VerifyRow
 from paceline.v1 import common_pb2
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline.wire import Exchange, open_channel, translated_errors
-from tests.clusters import model_server
+from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
 from tests.coordinators import fits
 from tests.fakes.draft_servers import draft_server
 from tests.fakes.model_services import describe
+from tests.fakes.other_wires import OtherWire, released_wire, without
 
 pytestmark = pytest.mark.review
 TIMEOUT_S = 60.0
@@ -113,3 +115,44 @@ async def test_a_service_refuses_a_request_of_a_newer_form_and_says_its_own_vers
         with pytest.raises(InvalidRequest, match=words), translated_errors():
             await exchange.ask(request, TIMEOUT_S)
         assert server.runner.cache.sequence_count == 0
+
+
+PROMPT = TokenIds(tuple(range(20, 60)))
+GAINED = ("identity", "base_hash", "freed_bytes", "weights_digest", "configuration_digest", "revision", "kernels")
+"""Fields that the wire gained within version 1: a service that knows none of them does its work."""
+
+
+@pytest.mark.parametrize(
+    ("wire", "must_lose"),
+    [(released_wire(), False), (without(released_wire(), *GAINED), True)],
+    ids=["the last release", "an early one of version 1"],
+)
+async def test_the_services_of_another_release_with_one_wire_serve_this_coordinator(
+    wire: FileDescriptorSet, must_lose: bool, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    """review D10: the tokens are those that services of this release choose, and drafts are accepted."""
+    pair = pairs["Llama"]
+    requests = [
+        GenerationRequest(PROMPT, 24, sampling=SamplingParameters(temperature=temperature), seed=3)
+        for temperature in (0.0, 1.0)
+    ]
+    async with cluster(pair.target, pair.draft) as present:
+        expected = [(await present.client.complete(one)).token_ids for one in requests]
+    other = OtherWire(wire)
+    async with cluster(pair.target, pair.draft, interceptors=[other]) as past:
+        completions = [await past.client.complete(one) for one in requests]
+    assert [one.token_ids for one in completions] == expected
+    assert all(one.finish.usage.accepted_count for one in completions)
+    assert other.lost_count or not must_lose
+
+
+async def test_a_coordinator_refuses_services_of_before_there_were_versions(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    """review D10"""
+    pair = pairs["Llama"]
+    other = OtherWire(without(released_wire(), "wire", "wire_version"))
+    words = rf"target service speaks version 0 of the wire, and this coordinator {VERSION}.*upgrade the model services"
+    with pytest.raises(StartupError, match=words):
+        async with cluster(pair.target, pair.draft, interceptors=[other]):
+            pass
