@@ -8,7 +8,7 @@ from tests.commands import python_code
 ROOT = Path(__file__).parents[2]
 SERVICES = ("draft_service", "target_service", "coordinator")
 HEAVY = {"torch", "transformers", "safetensors"}
-SPAN_MAKERS = {f"paceline/observe/spans/{name}.py" for name in ("provider", "sampler", "lean", "file_exporter")}
+SPAN_MAKERS = {f"paceline/observe/spans/{name}.py" for name in ("provider", "sampler", "file_exporter")}
 OTLP = {"paceline/observe/report/receiver.py"}
 
 
