@@ -12,6 +12,7 @@ from coordinator.config import CoordinatorSettings
 from coordinator.door.admission_threads import AdmissionThreads, admission_threads
 from coordinator.door.record import RequestMetrics
 from coordinator.door.servicer import SERVICE_NAME, Facts, GenerationServicer, add_generation_service
+from coordinator.door.tracer import RequestTracer
 from coordinator.replicas.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.replicas.discovery import HostPort, parse_addresses
 from coordinator.replicas.replicas import Replicas
@@ -73,6 +74,7 @@ async def open_door(
         parts.drafter,
         parts.statistics,
         RequestMetrics(watched.registry),
+        RequestTracer(watched.tracer),
     )
     async with running_server(
         settings.host,
