@@ -125,7 +125,8 @@ def test_every_line_of_a_json_log_is_json_whoever_wrote_it(error: str, event: st
     status, _, err = python_code(TROUBLE.format(error=error))
     assert status == 1
     lines = [json.loads(line) for line in err.splitlines()]
-    assert [line["level"] for line in lines] == ["warning", "error", "critical", "critical"]
+    assert [line["level"] for line in lines] == ["info", "warning", "error", "critical", "critical"]
+    assert lines.pop(0)["event"] == "starting"
     assert "a library's warning" in lines[0]["event"]
     assert lines[1]["event"] == "a library's line"
     assert "ZeroDivisionError" in lines[2]["exception"]
