@@ -207,9 +207,12 @@ async def stop(pods: Sequence[Pod], load: Load) -> list[str]:
 
 def unlike_hugging_face(asked: Sequence[Asked], model: str) -> list[str]:
     """Compare the greedy references with Hugging Face's `generate`."""
-    # Imported here because it loads torch, which tests do not need.
+    # Imported here because it takes torch, which tests do not need.
+    import torch
+
     from paceline.measure.peers.reference import HuggingFaceReference
 
+    torch.set_num_threads(1)  # threads that find no free core would wait for each other
     reference = HuggingFaceReference(model, "float32")
     problems, compared = [], 0
     for one in asked:

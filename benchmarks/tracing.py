@@ -1,11 +1,12 @@
-"""Cost of tracing: the built-in pair with all requests traced, to a file and to a collector, and with none traced.
+"""Cost of tracing: the built-in pair with all requests traced, by each exporter, and with none traced.
 
 python -m benchmarks.tracing
 
 Each exporter has one cluster, asked in turn by a caller that samples and by one that does not, because two clusters of
-the same options differ by up to 4 % for as long as they run. Shown are medians, and the processor time of all services
-for a token. Losses are medians over pairs of neighbouring runs, which other work of the machine affects alike. Calls
-that remain when tracing is off cost too little for this: they are timed alone and compared with the time of a round.
+the same options differ by up to 4 % for as long as they run. Shown are medians, and the tokens for a second of
+processor time of all services, which other work of the machine affects least. Losses are medians over pairs of
+neighbouring runs, which it affects alike. Calls that remain when tracing is off cost too little for this: they are
+timed alone and compared with the time of a round.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -26,13 +27,12 @@ from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from rich.console import Console
 
-from coordinator.door.tracer import begin_request, end_request
+from coordinator.door.tracer import RequestTracer, begin_request
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.tracer import RoundTracer
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
-from paceline.observe.spans.lean import LATER_S
 from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.types import GenerationRequest, Usage, UserMessage
 from paceline.wire import running_server
@@ -42,27 +42,52 @@ console = Console(highlight=False)
 UNSAMPLED = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
 """Span inside which requests are not sampled."""
 EXPORTED_WITHIN_S = 6.0
-"""Seconds until a run's spans are made and exported: the SDK's exporters send every 5 s, or 512 spans."""
+"""Seconds until a run's spans are exported: the SDK's exporters send every 5 s, or 512 spans."""
 TRACE_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 
-def add_sink(server: grpc.aio.Server) -> None:
-    """Drop spans unread, because a collector's own work is no cost of the services."""
+@asynccontextmanager
+async def _grpc_sink() -> AsyncIterator[str]:
+    """Drop spans unread, because a collector's own work is no cost of the services. Yield its URL."""
 
     async def drop(request: bytes, context: Any) -> bytes:
         return ExportTraceServiceResponse().SerializeToString()
 
-    handlers: Any = {"Export": grpc.unary_unary_rpc_method_handler(drop)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRACE_SERVICE, handlers),))
+    def add(server: grpc.aio.Server) -> None:
+        handlers: Any = {"Export": grpc.unary_unary_rpc_method_handler(drop)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRACE_SERVICE, handlers),))
+
+    async with running_server("127.0.0.1", 0, [], add, grace_s=1) as server:
+        yield f"http://{server.address}"
 
 
-def main(runs: int = 9, batch_size: int = 8, max_new_tokens: int = 160) -> None:
-    console.print_json(json.dumps(asyncio.run(_measure(runs, batch_size, max_new_tokens))))
+@asynccontextmanager
+async def _http_sink() -> AsyncIterator[str]:
+    """Drop spans unread, as `_grpc_sink` does."""
+
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(drop, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def _measure(runs: int, batch_size: int, max_new_tokens: int) -> dict[str, object]:
+SINKS = {"grpc": _grpc_sink, "http/protobuf": _http_sink}
+EXPORTERS = ("file", *SINKS)
+
+
+def main(runs: int = 9, batch_size: int = 8, max_new_tokens: int = 160, exporters: str = ",".join(EXPORTERS)) -> None:
+    console.print_json(json.dumps(asyncio.run(_measure(runs, batch_size, max_new_tokens, exporters.split(",")))))
+
+
+async def _measure(runs: int, batch_size: int, max_new_tokens: int, exporters: list[str]) -> dict[str, object]:
     results: dict[str, object] = {}
-    for exporter in ("file", "otlp"):
+    for exporter in exporters:
         async with _cluster(exporter, batch_size) as cluster:
             results[exporter] = await _compare(cluster, runs, max_new_tokens)
             statistics = (await cluster.client.describe()).statistics
@@ -79,27 +104,23 @@ async def _measure(runs: int, batch_size: int, max_new_tokens: int) -> dict[str,
 
 async def _compare(cluster: "Cluster", runs: int, max_new_tokens: int) -> dict[str, object]:
     rates: dict[bool, list[float]] = {True: [], False: []}
-    cpu_ms: dict[bool, list[float]] = {True: [], False: []}
+    cpu_rates: dict[bool, list[float]] = {True: [], False: []}
     for number in range(runs + 1):  # the first of each warms up
         # The two take turns in going first, so that neither always follows the other.
         for is_traced in (True, False) if number % 2 else (False, True):
             before_s = cluster.cpu_s()
             with nullcontext() if is_traced else trace.use_span(UNSAMPLED):
                 token_count, elapsed_s = await _run(cluster.client, max_new_tokens)
-            await asyncio.sleep(LATER_S + EXPORTED_WITHIN_S)  # late exports are part of the run's cost
+            await asyncio.sleep(EXPORTED_WITHIN_S)  # late exports are part of the run's cost
             rates[is_traced].append(token_count / elapsed_s)
-            cpu_ms[is_traced].append(1e3 * (cluster.cpu_s() - before_s) / token_count)
-    pairs = list(zip(rates[True][1:], rates[False][1:], strict=True))
-    cpu_pairs = list(zip(cpu_ms[True][1:], cpu_ms[False][1:], strict=True))
-    return {
-        "tokens_per_s": {"traced": round(median(on for on, _ in pairs)), "not": round(median(off for _, off in pairs))},
-        "lost": round(1 - median(on / off for on, off in pairs), 4),
-        "cpu_ms_per_token": {
-            "traced": round(median(on for on, _ in cpu_pairs), 3),
-            "not": round(median(off for _, off in cpu_pairs), 3),
-        },
-        "cpu_more": round(median(on / off for on, off in cpu_pairs) - 1, 4),
-    }
+            cpu_rates[is_traced].append(token_count / (cluster.cpu_s() - before_s))
+    return {"tokens_per_s": _compared(rates), "tokens_per_processor_s": _compared(cpu_rates)}
+
+
+def _compared(rates: dict[bool, list[float]]) -> dict[str, float]:
+    on, off = rates[True][1:], rates[False][1:]
+    lost = median(1 - one / other for one, other in zip(on, off, strict=True))
+    return {"traced": round(median(on)), "not": round(median(off)), "lost": round(lost, 4)}
 
 
 @dataclass(frozen=True)
@@ -117,10 +138,10 @@ async def _cluster(exporter: str, batch_size: int) -> AsyncIterator[Cluster]:
     """Start services whose spans go to `exporter`."""
     async with AsyncExitStack() as stack:
         variables = {"OTEL_TRACES_EXPORTER": "none"}
-        if exporter == "otlp":
-            collector = await stack.enter_async_context(running_server("127.0.0.1", 0, [], add_sink, grace_s=1))
+        if exporter in SINKS:
             variables["OTEL_TRACES_EXPORTER"] = "otlp"
-            variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://{collector.address}"
+            variables["OTEL_EXPORTER_OTLP_PROTOCOL"] = exporter
+            variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = await stack.enter_async_context(SINKS[exporter]())
         trace_dir = stack.enter_context(tempfile.TemporaryDirectory()) if exporter == "file" else None
         others = {process.pid for process in psutil.Process().children()}
         with _environment(variables):
@@ -162,14 +183,14 @@ def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
     group = [Generation(str(number), [1], output, 64, Usage(1), Request()) for number in range(batch_size)]
     asked = GenerationRequest(UserMessage(""))
     waits_s, counts = [0.0] * batch_size, [5] * batch_size
-    tracer = RoundTracer(None, "continuous")
+    tracer, of_requests = RoundTracer(None, "continuous"), RequestTracer(None)
     began = time.perf_counter()
     for _ in range(repeats):
         with tracer.round(group, waits_s, counts, 0):
             pass
         for generation in group:
             begin_request(asked, generation.request, "")
-            end_request(generation.request)
+            of_requests.end(generation.request, None, None)
     return (time.perf_counter() - began) / repeats
 
 

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from coordinator.door.current_model import CurrentModel
 from coordinator.drafting.ahead import AheadDrafter
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.rounds.statistics import Statistics
+from paceline.observe.metrics import model_info
 from paceline.types import CircuitState, ReplicaDescription, ReplicaState
 
 SCRAPE_TIMEOUT_S = 10.0
@@ -27,8 +29,14 @@ class ClusterCollector(Collector):
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, drafter: ReplicatedDrafter, ahead: AheadDrafter, statistics: Statistics
+        self,
+        model: CurrentModel,
+        dispatcher: Dispatcher,
+        drafter: ReplicatedDrafter,
+        ahead: AheadDrafter,
+        statistics: Statistics,
     ) -> None:
+        self._model = model
         self._dispatcher = dispatcher
         self._drafter = drafter
         self._ahead = ahead
@@ -45,6 +53,7 @@ class ClusterCollector(Collector):
 
     def _metrics(self) -> Iterator[Metric]:
         dispatcher, counted = self._dispatcher, self._statistics.snapshot()
+        yield model_info("coordinator", self._model.known_target)
         for name, text, value in (
             ("sequences_running", "Generations with a place in the pool.", dispatcher.live_count),
             ("sequences_waiting", "Generations waiting for a place.", dispatcher.waiting_count),
@@ -89,9 +98,9 @@ def _loop_here() -> asyncio.AbstractEventLoop | None:
 def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:
     """Count replicas by state. A replica that is up but whose circuit is not closed counts as "open"."""
     family = GaugeMetricFamily(
-        "paceline_replicas", "Replicas of the model services, by their state.", labels=["service", "state"]
+        "paceline_replicas", "Replicas of the model services, by their state.", labels=["component", "state"]
     )
-    for service, described in replicas.items():
+    for component, described in replicas.items():
         counts = Counts(
             "open"
             if one.state is ReplicaState.UP and one.circuit not in (None, CircuitState.CLOSED)
@@ -100,5 +109,5 @@ def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:
         )
         states = [one.value for one in ReplicaState if one is not ReplicaState.UNSPECIFIED]
         for state in (*states, "open"):
-            family.add_metric([service, state], counts[state])
+            family.add_metric([component, state], counts[state])
     return family

@@ -8,17 +8,18 @@ import grpc
 import structlog
 
 from coordinator.background import Background, background
-from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
 from coordinator.door.admission_threads import AdmissionThreads, admission_threads
 from coordinator.door.record import RequestMetrics
 from coordinator.door.servicer import SERVICE_NAME, Facts, GenerationServicer, add_generation_service
+from coordinator.door.tracer import RequestTracer
 from coordinator.replicas.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.replicas.discovery import HostPort, parse_addresses
 from coordinator.replicas.replicas import Replicas
 from coordinator.security import clients_options, models_security
 from coordinator.startup import wait_for_target
 from coordinator.wiring import Parts, wired
+from paceline.observe.metrics import CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_channel
 from paceline.process.instruments import Instruments, instruments
 from paceline.process.service import announce, freeze_heap
@@ -42,6 +43,7 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
     # Files and addresses that are wrong are told now, and not once a target is there.
     options, services = clients_options(settings), ModelServices(settings, models_security(settings), watched)
     services.check_addresses()
+    watched.registry.register(CertificateCollector("coordinator", options.certificates, services.security.certificates))
     async with background() as tasks, admission_threads() as threads:
         parts = wired(settings, tasks, watched)
         try:
@@ -64,7 +66,6 @@ async def open_door(
     watched: Instruments,
 ) -> AsyncIterator[RunningServer]:
     """Let clients call while the block runs. Nothing says yet that the coordinator serves."""
-    watched.registry.register(ClusterCollector(parts.dispatcher, parts.drafter, parts.ahead, parts.statistics))
     servicer = GenerationServicer(
         _facts(settings),
         parts.model,
@@ -73,6 +74,7 @@ async def open_door(
         parts.drafter,
         parts.statistics,
         RequestMetrics(watched.registry),
+        RequestTracer(watched.tracer),
     )
     async with running_server(
         settings.host,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from coordinator.background import Background
+from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
 from coordinator.door.admission import Admission
 from coordinator.door.current_model import CurrentModel
@@ -118,6 +119,8 @@ def wired(
         clock=clocks.rounds,
     )
     model = CurrentModel(partial(_admission, settings), dispatcher, drafter)
+    # Before there is a target: that none is found must show.
+    watched.registry.register(ClusterCollector(model, dispatcher, drafter, ahead, statistics))
     return Parts(model, dispatcher, drafter, ahead, residency, statistics)
 
 

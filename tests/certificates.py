@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -36,19 +37,19 @@ class Authority:
         """Trust these authorities instead."""
         _replace(self.ca, b"".join(one._authority.cert_pem.bytes() for one in authorities))
 
-    def issue(self, *names: str) -> CertificateFiles:
+    def issue(self, *names: str, not_after: datetime | None = None) -> CertificateFiles:
         """Issue a certificate with these names; the same first name again replaces its files."""
-        return self._write(self._authority, *names)
+        return self._write(self._authority, *names, not_after=not_after)
 
     def renew(self, by: "Authority") -> None:
         """Replace all issued certificates, in their files, by those of another authority."""
         for names in list(self._issued.values()):
             self._write(by._authority, *names)
 
-    def _write(self, authority: trustme.CA, *names: str) -> CertificateFiles:
+    def _write(self, authority: trustme.CA, *names: str, not_after: datetime | None = None) -> CertificateFiles:
         self._issued[names[0]] = names
         files = CertificateFiles(self._folder / f"{names[0]}.pem", self._folder / f"{names[0]}.key")
-        leaf = authority.issue_cert(*names)
+        leaf = authority.issue_cert(*names, not_after=not_after)
         _replace(files.key, leaf.private_key_pem.bytes())
         _replace(files.certificate, b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
         return files

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import grpc
+from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 
 from coordinator.config import CoordinatorSettings
@@ -19,7 +20,6 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.model_service.worker import ModelWorker
 from paceline.observe.metrics import new_registry
-from paceline.observe.spans.lean import LeanTracer
 from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import Instruments
 from paceline.process.launcher import Addresses, ClusterOptions
@@ -74,7 +74,7 @@ async def model_server(
     model: str | Path,
     options: EngineOptions = OPTIONS,
     dtype: DtypeName = "auto",
-    tracer: LeanTracer | None = None,
+    tracer: Tracer | None = None,
     server_options: ServerOptions | None = None,
     security: ChannelSecurity = LOCAL,
     port: int = 0,
@@ -113,7 +113,7 @@ async def cluster(
     lanes: int | None = None,
     options: EngineOptions = OPTIONS,
     dtype: DtypeName = "auto",
-    tracer: LeanTracer | None = None,
+    tracer: Tracer | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[Cluster]:
     """Serve; `interceptors` are those of both model services."""

@@ -61,6 +61,11 @@ class CurrentModel:
         """Description of the model served now, as its first target gave it."""
         return self.admission.served.target
 
+    @property
+    def known_target(self) -> ModelDescription | None:
+        """As `target`; None before the first target."""
+        return self._admission.served.target if self._admission else None
+
     async def check_target(self, replica: Replica[RemoteTarget], model: ModelDescription) -> None:
         """Raise IncompatiblePair unless the model is like the served one. Serve it when no fitting target is left."""
         if not self._targets.has_fitting(replica):

@@ -84,10 +84,11 @@ class RequestRecord:
         self.queued = request
         self._metrics.prompt_tokens.inc(request.prompt_count)
 
-    def deliver(self, piece: OutputPiece) -> None:
-        """Note that a piece is about to be sent."""
+    def deliver(self, piece: OutputPiece) -> bool:
+        """Note that a piece is about to be sent. Return whether it brings the request's first token."""
         now, index = self._clock(), piece.completion_index
-        if piece.tokens and not self._first_token_s:
+        is_first = bool(piece.tokens) and not self._first_token_s
+        if is_first:
             self._metrics.first_token.observe(now - self._began_s, self._exemplar)
         if piece.tokens:
             self._first_token_s.setdefault(index, now)
@@ -97,6 +98,7 @@ class RequestRecord:
             self._metrics.completions.labels(piece.finish.reason.value).inc()
             if (later_count := self._sent_counts[index] - 1) > 0:
                 self._metrics.per_token.observe((now - self._first_token_s[index]) / later_count, self._exemplar)
+        return is_first
 
     def fail(self, error: Exception) -> None:
         """Note that the request is about to end with this error."""
@@ -110,8 +112,7 @@ class RequestRecord:
             self._metrics.rejected.labels(self._error.reason).inc()
         if code is grpc.StatusCode.OK:
             self._metrics.duration.observe(duration_s, self._exemplar)
-        queued_s = self._queued_s(duration_s)
-        if queued_s is not None:
+        if (queued_s := self.queued_s) is not None:
             self._metrics.queued.observe(queued_s, self._exemplar)
         self._write_line(code, duration_s, queued_s)
 
@@ -129,7 +130,7 @@ class RequestRecord:
             drafted=sum(usage.drafted_count for usage in usages),
             accepted=sum(usage.accepted_count for usage in usages),
             queued_s=_rounded(queued_s),
-            time_to_first_token_s=_rounded(self._time_to_first_token_s()),
+            time_to_first_token_s=_rounded(self.time_to_first_token_s),
             duration_s=_rounded(duration_s),
             **(asdict(self._span) if self._span else {}),
         )
@@ -145,14 +146,16 @@ class RequestRecord:
         field = self._error.field if isinstance(self._error, InvalidRequest) else ""
         return {"reason": self._error.reason, **({"field": field} if field else {})}
 
-    def _queued_s(self, duration_s: float) -> float | None:
-        """Return the time until every generation had its first round; one without a round waited until the end."""
+    @property
+    def queued_s(self) -> float | None:
+        """The time until every generation had its first round; one without a round has waited until now."""
         if not self.queued:
             return None
         waits_s = [one.until_first_round_s for one in self.queued.generations]
-        return max(duration_s if wait_s is None else wait_s for wait_s in waits_s)
+        return max(self._clock() - self._began_s if wait_s is None else wait_s for wait_s in waits_s)
 
-    def _time_to_first_token_s(self) -> float | None:
+    @property
+    def time_to_first_token_s(self) -> float | None:
         return min(self._first_token_s.values()) - self._began_s if self._first_token_s else None
 
 

@@ -14,7 +14,7 @@ from coordinator.door.admission_threads import AdmissionThreads
 from coordinator.door.current_model import CurrentModel
 from coordinator.door.field_count import check_field_count
 from coordinator.door.record import RequestMetrics, RequestRecord
-from coordinator.door.tracer import begin_request, end_request
+from coordinator.door.tracer import RequestTracer, begin_request, deliver, name_request, queue_request
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.requests.generation import Request
@@ -51,6 +51,7 @@ class GenerationServicer:
         drafter: ReplicatedDrafter,
         statistics: Statistics,
         metrics: RequestMetrics,
+        tracer: RequestTracer,
     ) -> None:
         self._facts = facts
         self._model = model
@@ -59,14 +60,16 @@ class GenerationServicer:
         self._drafter = drafter
         self._statistics = statistics
         self._metrics = metrics
+        self._tracer = tracer
 
     async def GenerateText(self, request: bytes, context: Context) -> AsyncIterator[pb.GenerateTextResponse]:
         record, timeout_s = RequestRecord(self._metrics), context.time_remaining()
+        name_request(record.request_id)
 
         def end(_: object) -> None:
             if record.queued:
                 self._dispatcher.abandon(record.queued)
-                end_request(record.queued)
+                self._tracer.end(record.queued, record.queued_s, record.time_to_first_token_s)
             record.end(ended_code(context, timeout_s))
 
         # Called however the call ends: answered, cancelled, timed out or cut off.
@@ -82,6 +85,7 @@ class GenerationServicer:
             admitted.request_id = record.request_id
             if timeout_s is not None:
                 admitted.deadline_s = time.perf_counter() + timeout_s
+            queue_request(admitted)
             self._dispatcher.submit(admitted)
             record.queue(admitted)
             # Before any token: a client that loses the stream later can resume with this.
@@ -89,7 +93,8 @@ class GenerationServicer:
             accepted = GenerationAccepted(record.request_id, admitted.seed, admitted.prompt_count, model_digest)
             yield accepted_to_pb(accepted)
             async for piece in admitted.stream.pieces():
-                record.deliver(piece)
+                is_first = record.deliver(piece)
+                deliver(admitted, piece, is_first=is_first)
                 yield piece_to_pb(piece)
         except Exception as error:
             record.fail(error)

@@ -1,13 +1,28 @@
-"""Attributes of a request's span: what was asked, by the conventions for generative AI, and its result.
+"""A request's trace: attributes and events of its span, and the children that tell its way, made at its end.
 
-Never the prompt, its tokens or the output's.
+What was asked and its result stand by the conventions for generative AI. Never the prompt, its tokens or the output's.
 """
 
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from opentelemetry import context, trace
+from opentelemetry.trace import Link, Span, StatusCode, Tracer
+from opentelemetry.util.types import AttributeValue
 
 from coordinator.requests.generation import Request
-from coordinator.requests.traced_request import TracedRequest
-from paceline.types import GenerationRequest, UserMessage
+from coordinator.requests.traced_request import OwnRound, TracedRequest
+from paceline.types import GenerationRequest, OutputPiece, UserMessage
+
+Attributes = dict[str, AttributeValue]
+LARGEST_INT = 2**63 - 1
+"""The largest integer that an attribute can hold."""
+
+
+def name_request(request_id: str) -> None:
+    """Name the request in its call's span, which is the current one."""
+    trace.get_current_span().set_attribute("paceline.request_id", request_id)
 
 
 def begin_request(asked: GenerationRequest, request: Request, model_id: str) -> None:
@@ -26,29 +41,112 @@ def begin_request(asked: GenerationRequest, request: Request, model_id: str) -> 
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.response.model": model_id,
             "gen_ai.usage.input_tokens": request.prompt_count,
+            # As text, for it may be larger than the integers of attributes.
+            "paceline.seed": str(request.seed),
         }
     )
     if asked.max_new_tokens is not None:
         span.set_attribute("gen_ai.request.max_tokens", asked.max_new_tokens)
+    if asked.seed is not None and asked.seed <= LARGEST_INT:
+        span.set_attribute("gen_ai.request.seed", asked.seed)
     request.traced = TracedRequest.of(context.get_current())
 
 
-def end_request(request: Request) -> None:
-    """Add the counts of the request's outputs to its span, ended or not."""
+def queue_request(request: Request) -> None:
+    """Note that the request is queued. Its id is that of its answer from now on."""
+    if request.traced:
+        request.traced.queued_ns = time.time_ns()
+        request.traced.span.set_attribute("gen_ai.response.id", request.request_id)
+
+
+def deliver(request: Request, piece: OutputPiece, *, is_first: bool) -> None:
+    """Note that a piece is about to be sent, as an event if it is the first or the last one of an output."""
     if request.traced is None:
         return
-    span = request.traced.span
+    if is_first:
+        request.traced.span.add_event("first_token")
+    if piece.finish:
+        reason: Attributes = {"paceline.finish_reason": piece.finish.reason.value}
+        request.traced.span.add_event("finish", reason | _output(request, piece.completion_index))
+
+
+def _output(request: Request, index: int) -> Attributes:
+    """Return the attribute that names an output, where there are several."""
+    return {"paceline.completion_index": index} if len(request.generations) > 1 else {}
+
+
+@dataclass(frozen=True)
+class RequestTracer:
+    tracer: Tracer | None
+
+    def end(self, request: Request, queued_s: float | None, time_to_first_token_s: float | None) -> None:
+        """Add the request's result to its span, and make the span's children."""
+        if request.traced is None or self.tracer is None:
+            return
+        seconds = {"paceline.queued_s": queued_s, "gen_ai.response.time_to_first_chunk": time_to_first_token_s}
+        known = {name: value for name, value in seconds.items() if value is not None}
+        request.traced.span.set_attributes(_result(request) | known)
+        _Story(self.tracer, request, request.traced).tell()
+
+
+def _result(request: Request) -> Attributes:
     usages = [generation.usage for generation in request.generations]
     reasons = [generation.output.finish_reason for generation in request.generations]
-    span.set_attributes(
-        {
-            "gen_ai.usage.output_tokens": sum(usage.output_count for usage in usages),
-            "gen_ai.response.finish_reasons": [reason.value for reason in reasons if reason],
-            "paceline.drafted_count": sum(usage.drafted_count for usage in usages),
-            "paceline.accepted_count": sum(usage.accepted_count for usage in usages),
-            "paceline.round_count": sum(usage.round_count for usage in usages),
-        }
-    )
-    for round_span in request.traced.rounds:
-        span.add_link(round_span)
+    return {
+        "gen_ai.usage.output_tokens": sum(usage.output_count for usage in usages),
+        "gen_ai.response.finish_reasons": [reason.value for reason in reasons if reason],
+        "paceline.drafted_count": sum(usage.drafted_count for usage in usages),
+        "paceline.accepted_count": sum(usage.accepted_count for usage in usages),
+        "paceline.round_count": sum(usage.round_count for usage in usages),
+    }
+
+
+class _Story:
+    """Makes the children of a request's span from the notes of its rounds."""
+
+    def __init__(self, tracer: Tracer, request: Request, traced: TracedRequest) -> None:
+        self._tracer = tracer
+        self._request = request
+        self._traced = traced
+        self._around = trace.set_span_in_context(traced.span, context.Context())
+
+    def tell(self) -> None:
+        waited: set[int] = set()
+        for one in self._traced.rounds:
+            if one.completion_index not in waited or one.queued_s:
+                self._queue(one, is_first=one.completion_index not in waited)
+                waited.add(one.completion_index)
+            self._round(one)
+        for index, later in self._traced.later.items():
+            attributes = _named(later.sums) | _output(self._request, index)
+            self._start("later_rounds", later.began_ns, attributes).end(later.ended_ns)
+        if not waited and self._traced.queued_ns:
+            self._start("queue", self._traced.queued_ns, {}).end()
+
+    def _queue(self, one: OwnRound, *, is_first: bool) -> None:
+        """Tell of the wait before a round: from the submission on or, later, since the output lost its place."""
+        waited_ns = round(1e9 * (one.queued_s + one.waited_s))
+        began_ns = self._traced.queued_ns if is_first else one.round.began_ns - waited_ns
+        self._start("queue", began_ns, _output(self._request, one.completion_index)).end(one.round.began_ns)
+
+    def _round(self, one: OwnRound) -> None:
+        name = "prefill" if one.is_prefill else "round"
+        attributes: Attributes = {"paceline.group_size": one.round.group_size}
+        attributes |= _named(one.sums()) | _output(self._request, one.completion_index)
+        if one.queued_s:
+            attributes["paceline.queued_s"] = one.queued_s
+        links = [Link(one.round.span)] if one.round.span else None
+        span = self._start(name, one.round.began_ns, attributes, links)
+        if one.round.error:
+            span.set_attribute("error.type", one.round.error)
+            span.set_status(StatusCode.ERROR)
+        span.end(one.round.ended_ns)
+
+    def _start(self, name: str, began_ns: int, attributes: Attributes, links: list[Link] | None = None) -> Span:
+        return self._tracer.start_span(name, self._around, attributes=attributes, links=links, start_time=began_ns)
+
+
+def _named(sums: Mapping[str, float]) -> Attributes:
+    return {f"paceline.{name}": value for name, value in sums.items()}

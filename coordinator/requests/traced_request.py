@@ -1,8 +1,10 @@
-"""The tracing data of a request: what its rounds need, looked up once, and the spans of its rounds.
+"""The tracing data of a request: what its rounds need, looked up once, and what they note for its trace.
 
-Rounds must lose little time between passes of the models, so nothing asks OpenTelemetry while they run.
+Rounds must lose little time between passes of the models, so nothing asks OpenTelemetry while they run: spans are made
+from these notes when the request ends. Owns the notes and their limit; knows nothing of spans but contexts.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -10,8 +12,79 @@ from opentelemetry import baggage, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext
 
+from paceline.types import HopTime
 
-@dataclass(frozen=True)
+MAX_ROUNDS = 256
+"""Rounds of a request that are noted one by one; what comes after them is summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundNote:
+    """A round, as all its requests saw it. Times are Unix times in ns."""
+
+    began_ns: int
+    ended_ns: int
+    group_size: int
+    propose: HopTime
+    verify: HopTime
+    span: SpanContext | None
+    """The span that the requests of the round share; None: it has none."""
+    error: str
+    """Type of the error that ended it; empty without one."""
+
+    @property
+    def coordinator_s(self) -> float:
+        """Seconds outside both calls."""
+        return (self.ended_ns - self.began_ns) / 1e9 - self.propose.total_s - self.verify.total_s
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRound:
+    """A round and what it was to one of its requests' outputs."""
+
+    round: RoundNote
+    completion_index: int
+    is_prefill: bool
+    """Whether the target had to take in a prompt, or what it lost of one, before it could decode."""
+    queued_s: float
+    waited_s: float
+    drafted_count: int
+    accepted_count: int
+    committed_count: int
+
+    def sums(self) -> dict[str, float]:
+        """Return what can be added up over rounds, by name."""
+        propose, verify = self.round.propose, self.round.verify
+        return {
+            "waited_s": self.waited_s,
+            "draft.wire_s": propose.wire_s,
+            "draft.queued_s": propose.queued_s,
+            "draft.executed_s": propose.executed_s,
+            "target.wire_s": verify.wire_s,
+            "target.queued_s": verify.queued_s,
+            "target.executed_s": verify.executed_s,
+            "drafted_count": self.drafted_count,
+            "accepted_count": self.accepted_count,
+            "committed_count": self.committed_count,
+        }
+
+
+@dataclass
+class LaterRounds:
+    """The sum of an output's rounds past `MAX_ROUNDS`."""
+
+    began_ns: int
+    ended_ns: int = 0
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, one: OwnRound) -> None:
+        self.ended_ns = max(self.ended_ns, one.round.ended_ns)
+        more = {"round_count": 1, "coordinator_s": one.round.coordinator_s, "queued_s": one.queued_s}
+        for name, value in (one.sums() | more).items():
+            self.sums[name] += value
+
+
+@dataclass
 class TracedRequest:
     span: Span
     """The request's span."""
@@ -19,13 +92,18 @@ class TracedRequest:
     """A link to that span."""
     baggage: frozenset[tuple[str, object]]
     """Baggage that its caller sent."""
-    rounds: list[SpanContext] = field(default_factory=list)
-    """Spans of the rounds that brought it forward; the request's span links them when it ends."""
+    queued_ns: int = 0
+    """Unix time in ns of its queueing; 0 before."""
+    rounds: list[OwnRound] = field(default_factory=list)
+    later: dict[int, LaterRounds] = field(default_factory=dict)
+    """By completion index."""
 
-    def note(self, round_span: SpanContext) -> None:
-        """Note the span of a round that brought one of its outputs forward, once a round."""
-        if not self.rounds or self.rounds[-1] is not round_span:
-            self.rounds.append(round_span)
+    def note(self, one: OwnRound) -> None:
+        """Note a round that served one of its outputs."""
+        if len(self.rounds) < MAX_ROUNDS:
+            self.rounds.append(one)
+        else:
+            self.later.setdefault(one.completion_index, LaterRounds(one.round.began_ns)).add(one)
 
     @classmethod
     def of(cls, context: Context) -> Self:

@@ -1,44 +1,62 @@
-"""A span for each round that serves a traced request, linked to the spans of these requests and they to it.
+"""Traces rounds: notes each one for the requests that it served, and gives some of them spans of their own.
 
-A round serves many requests, so its span is the child of none but the root of a trace of its own (OpenTelemetry: links
-stand for batches). It exists when any member's request is sampled; `observe.spans.sampler` makes the SDK agree. Its
-attributes are noted while the round runs and written later: see `LeanTracer.later`.
-
-Values of single members stand in lists, `paceline.request.*`, in the order of the links. Attributes of the links
-themselves would cost three times as much, because the SDK makes an object of each.
+A round serves many requests, so its own span, `shared_round`, is the child of none but the root of a trace of its own,
+linked to their spans (OpenTelemetry: links stand for batches). It tells no more of a request than the request's own
+trace does, but holds the services' side of the round. Any sampled request of a group would have its rounds sampled, so
+their rate is capped.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Self
 
 from opentelemetry import baggage, trace
 from opentelemetry import context as contexts
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, StatusCode
+from opentelemetry.trace import Span, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from coordinator.requests.generation import Generation
-from coordinator.requests.traced_request import TracedRequest
+from coordinator.requests.traced_request import OwnRound, RoundNote, TracedRequest
 from coordinator.rounds.round import RoundReport
+from paceline.checks import DECODED_TOKENS
 from paceline.errors import PacelineError
 from paceline.types import HopTime, Usage
 
-if TYPE_CHECKING:
-    from paceline.observe.spans.lean import LeanTracer
-
 Record = Callable[[RoundReport], None]
-Attributes = dict[str, AttributeValue]
-MakeAttributes = Callable[[], Attributes]
+
+SHARED_PER_S = 10.0
+"""Shared rounds a second that get spans, for as long as it goes on."""
+SHARED_AT_ONCE = 64
+"""Shared rounds that get spans after a pause: those of a short request, all of them."""
+
+
+class RoundCap:
+    """Lets through `SHARED_AT_ONCE` rounds after a pause, and `SHARED_PER_S` on average."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left = float(SHARED_AT_ONCE)
+        self._asked_s = clock()
+
+    def lets_through(self) -> bool:
+        now_s = self._clock()
+        self._left = min(SHARED_AT_ONCE, self._left + SHARED_PER_S * (now_s - self._asked_s))
+        self._asked_s = now_s
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class RoundTracer:
-    def __init__(self, tracer: "LeanTracer | None", policy: str) -> None:
+    def __init__(self, tracer: Tracer | None, policy: str, cap: RoundCap | None = None) -> None:
         """Without a tracer nothing is recorded."""
         self._tracer = tracer
         self._policy = policy
+        self._cap = cap or RoundCap()
 
     @contextmanager
     def round(
@@ -48,96 +66,104 @@ class RoundTracer:
 
         `waits_s` has the seconds that each generation waited to be grouped.
         """
-        members = [one for one in group if one.request.traced]
+        members = [_Member.of(one, wait_s) for one, wait_s in zip(group, waits_s, strict=True) if one.request.traced]
         if not self._tracer or not members:
             yield _ignore
             return
-        traces = [one.request.traced for one in group if one.request.traced]
-        waited_s = [wait_s for one, wait_s in zip(group, waits_s, strict=True) if one.request.traced]
-        span = self._tracer.start_span(
-            "round", Context(), links=[one.link for one in traces], attributes=_waits(members, waited_s)
-        )
-        before = [one.usage for one in members]
-        told = [partial(self._asked, len(group), draft_counts, lane)]
-
-        def record(report: RoundReport) -> None:
-            told.append(partial(_outcome, report))
-            told.append(partial(_gains, before, [one.usage for one in members]))
-            for one in traces:
-                one.note(span.get_span_context())
-
-        token = contexts.attach(trace.set_span_in_context(span, _shared_baggage(traces)))
+        began_ns, error = time.time_ns(), ""
+        reports: list[RoundReport] = []
+        traces = list({id(one.traced): one.traced for one in members}.values())
+        span = self._shared(self._tracer, traces, draft_counts, lane) if self._cap.lets_through() else None
         try:
-            yield record
-        except BaseException as error:  # also a cancellation: the target was lost
+            with _within(span, traces) if span else nullcontext():
+                yield reports.append
+        except BaseException as caught:  # also a cancellation: the target was lost
             # The type only: a message may quote a request.
-            span.set_status(StatusCode.ERROR)
-            span.set_attribute("error.type", error.reason if isinstance(error, PacelineError) else type(error).__name__)
+            error = caught.reason if isinstance(caught, PacelineError) else type(caught).__name__
             raise
         finally:
-            contexts.detach(token)
-            self._tracer.later(partial(_end, span, told, time.time_ns()))
+            hops = (reports[0].propose, reports[0].verify) if reports else (HopTime(), HopTime())
+            context = span.get_span_context() if span else None
+            note = RoundNote(began_ns, time.time_ns(), len(group), *hops, context, error)
+            for one in members:
+                one.note(note)
+            if span:
+                _end(span, note, reports)
 
-    def _asked(self, group_size: int, draft_counts: Sequence[int], lane: int) -> Attributes:
-        return {
-            "paceline.group_size": group_size,
+    def _shared(self, tracer: Tracer, traces: Sequence[TracedRequest], draft_counts: Sequence[int], lane: int) -> Span:
+        attributes: dict[str, AttributeValue] = {
+            "paceline.group_size": len(draft_counts),
             "paceline.draft_count": max(draft_counts),
             "paceline.lane": lane,
             "paceline.policy": self._policy,
         }
+        return tracer.start_span("shared_round", Context(), attributes=attributes, links=[one.link for one in traces])
 
 
-def _waits(members: Sequence[Generation], waited_s: Sequence[float]) -> Attributes:
-    """Return the waits of each member, and which output of its request it is if any is not the first."""
-    attributes: Attributes = {"paceline.request.waited_s": waited_s}
-    if any(one.queued_s for one in members):
-        attributes["paceline.request.queued_s"] = [one.queued_s for one in members]
-    if any(one.completion_index for one in members):
-        attributes["paceline.request.completion_index"] = [one.completion_index for one in members]
-    return attributes
+@dataclass(frozen=True)
+class _Member:
+    """A traced generation of the group, as it was before the round."""
+
+    generation: Generation
+    traced: TracedRequest
+    waited_s: float
+    queued_s: float
+    is_prefill: bool
+    usage: Usage
+
+    @classmethod
+    def of(cls, one: Generation, waited_s: float) -> Self:
+        assert one.request.traced
+        is_prefill = not one.target_cached_length or one.target_lack.count > DECODED_TOKENS
+        return cls(one, one.request.traced, waited_s, one.queued_s, is_prefill, one.usage)
+
+    def note(self, note: RoundNote) -> None:
+        before, after = self.usage, self.generation.usage
+        self.traced.note(
+            OwnRound(
+                note,
+                self.generation.completion_index,
+                self.is_prefill,
+                self.queued_s,
+                self.waited_s,
+                after.drafted_count - before.drafted_count,
+                after.accepted_count - before.accepted_count,
+                after.output_count - before.output_count,
+            )
+        )
 
 
 def _ignore(report: RoundReport) -> None:
     pass
 
 
-def _end(span: Span, told: Iterable[MakeAttributes], ended_ns: int) -> None:
-    for make_attributes in told:
-        span.set_attributes(make_attributes())
-    span.end(ended_ns)
+@contextmanager
+def _within(span: Span, traces: Sequence[TracedRequest]) -> Iterator[None]:
+    """Make the span the current one, with the baggage that the callers of all requests sent alike.
 
-
-def _outcome(report: RoundReport) -> Attributes:
-    return {
-        "paceline.drafted_count": report.drafted_count,
-        "paceline.accepted_count": sum(row.accepted_count for row in report.rows),
-        "paceline.committed_count": sum(row.committed_count for row in report.rows),
-        **_hop_attributes("draft", report.propose),
-        **_hop_attributes("target", report.verify),
-    }
-
-
-def _hop_attributes(service: str, hop: HopTime) -> dict[str, float]:
-    return {
-        f"paceline.{service}.wire_s": hop.wire_s,
-        f"paceline.{service}.queued_s": hop.queued_s,
-        f"paceline.{service}.executed_s": hop.executed_s,
-    }
-
-
-def _gains(before: Sequence[Usage], after: Sequence[Usage]) -> Attributes:
-    """Return the tokens that the round brought each member."""
-    pairs = list(zip(before, after, strict=True))
-    return {
-        "paceline.request.drafted_count": [new.drafted_count - old.drafted_count for old, new in pairs],
-        "paceline.request.accepted_count": [new.accepted_count - old.accepted_count for old, new in pairs],
-        "paceline.request.committed_count": [new.output_count - old.output_count for old, new in pairs],
-    }
-
-
-def _shared_baggage(members: Sequence[TracedRequest]) -> Context:
-    """Return the baggage that the callers of all members sent alike: one call for all can carry no other."""
+    One call for all can carry no other.
+    """
     context = Context()
-    for name, value in frozenset.intersection(*(one.baggage for one in members)):
+    for name, value in frozenset.intersection(*(one.baggage for one in traces)):
         context = baggage.set_baggage(name, value, context)
-    return context
+    token = contexts.attach(trace.set_span_in_context(span, context))
+    try:
+        yield
+    finally:
+        contexts.detach(token)
+
+
+def _end(span: Span, note: RoundNote, reports: Sequence[RoundReport]) -> None:
+    for report in reports:
+        span.set_attributes(
+            {
+                "paceline.drafted_count": report.drafted_count,
+                "paceline.accepted_count": sum(row.accepted_count for row in report.rows),
+                "paceline.committed_count": sum(row.committed_count for row in report.rows),
+                "paceline.prompt_token_count": report.prompt_token_count,
+            }
+        )
+    if note.error:
+        span.set_status(StatusCode.ERROR)
+        span.set_attribute("error.type", note.error)
+    span.end(note.ended_ns)

@@ -10,18 +10,26 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from paceline.engine.runner import PassSize
-from paceline.observe.metrics import ROUND_BUCKETS_S, ROW_BUCKETS, TOKEN_BUCKETS, Exemplar, active_exemplar
+from paceline.observe.metrics import (
+    ROUND_BUCKETS_S,
+    ROW_BUCKETS,
+    TOKEN_BUCKETS,
+    Exemplar,
+    active_exemplar,
+    model_info,
+)
 from paceline.types import CacheDescription, CallTiming, ModelDescription
 
 
 class ModelMetrics:
-    """Metrics that are counted live; the label `service` tells draft and target apart."""
+    """Metrics that are counted live; the label `component` tells draft and target apart."""
 
     def __init__(
-        self, registry: CollectorRegistry, service: str, exemplar: Callable[[], Exemplar] = active_exemplar
+        self, registry: CollectorRegistry, component: str, exemplar: Callable[[], Exemplar] = active_exemplar
     ) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"paceline_{name}", text, ["service"], buckets=buckets, registry=registry).labels(service)
+            family = Histogram(f"paceline_{name}", text, ["component"], buckets=buckets, registry=registry)
+            return family.labels(component)
 
         self._exemplar = exemplar
         self._queued = histogram(
@@ -33,8 +41,8 @@ class ModelMetrics:
         self._rows = histogram("pass_rows", "Sequences in a forward pass.", ROW_BUCKETS)
         self._tokens = histogram("pass_tokens", "Tokens computed by a forward pass.", TOKEN_BUCKETS)
         self._prompt_tokens = Counter(
-            "paceline_prefill_tokens", "Tokens computed for rows that bring a prompt.", ["service"], registry=registry
-        ).labels(service)
+            "paceline_prefill_tokens", "Tokens computed for rows that bring a prompt.", ["component"], registry=registry
+        ).labels(component)
 
     def call_ended(self, timing: CallTiming) -> None:
         exemplar = self._exemplar()
@@ -50,23 +58,20 @@ class ModelMetrics:
 class ModelCollector(Collector):
     """Metrics of the model and its cache, read at the moment of the scrape, in the scrape's thread."""
 
-    def __init__(self, service: str, describe: Callable[[], ModelDescription]) -> None:
-        self._service = service
+    def __init__(self, component: str, describe: Callable[[], ModelDescription]) -> None:
+        self._component = component
         self._describe = describe
 
     def collect(self) -> Iterator[Metric]:
         model = self._describe()
-        labels = {
-            "service": self._service,
-            "model": model.model_id,
-            "dtype": model.dtype,
-            "device": model.device,
-            "layout": model.cache.layout,
-            "numerics": model.numerics,
-        }
-        info = GaugeMetricFamily("paceline_model_info", "Always 1; its labels name the model.", labels=list(labels))
-        info.add_metric(list(labels.values()), 1)
-        yield info
+        yield model_info(self._component, model)
+        cached = CounterMetricFamily(
+            "paceline_prompt_cached_tokens",
+            "Prompt tokens found in the cache instead of being computed.",
+            labels=["component", "model"],
+        )
+        cached.add_metric([self._component, model.model_id], model.cache.shared_token_count)
+        yield cached
         yield from self._cache(model.cache)
 
     def _cache(self, cache: CacheDescription) -> Iterator[Metric]:
@@ -75,15 +80,9 @@ class ModelCollector(Collector):
             (GaugeMetricFamily, "kv_used_bytes", "Cache memory held by sequences.", cache.used_bytes),
             (GaugeMetricFamily, "kv_idle_bytes", "Cache memory kept for prompts that begin alike.", cache.idle_bytes),
             (GaugeMetricFamily, "kv_sequences", "Sequences that hold cache memory.", cache.sequence_count),
-            (
-                CounterMetricFamily,
-                "prefix_shared_tokens",
-                "Prompt tokens taken over from earlier prompts instead of being computed.",
-                cache.shared_token_count,
-            ),
             (CounterMetricFamily, "realigned_bytes", "Bytes the dense layout copied.", cache.realigned_bytes),
             (CounterMetricFamily, "realignment_seconds", "Time the dense layout realigned.", cache.realignment_s),
         ):
-            family = kind(f"paceline_{name}", text, labels=["service"])
-            family.add_metric([self._service], value)
+            family = kind(f"paceline_{name}", text, labels=["component"])
+            family.add_metric([self._component], value)
             yield family

@@ -16,7 +16,7 @@ from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
 from paceline.model_service.worker import ModelWorker
-from paceline.observe.metrics import CallCounter
+from paceline.observe.metrics import CallCounter, CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import instruments
 from paceline.process.service import announce, freeze_heap
@@ -42,6 +42,7 @@ async def serve_model(
     role = name.removesuffix("_service")
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
+        watched.registry.register(CertificateCollector(role, options.certificates))
         exchanges = Exchanges(traced_requests(watched.tracer))
         worker = ModelWorker(settings.threads, metrics.call_ended)
         try:

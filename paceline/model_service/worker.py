@@ -15,7 +15,7 @@ import torch
 
 from paceline.engine.memory import is_out_of_memory
 from paceline.errors import Overloaded, PacelineError, PeerUnavailable
-from paceline.observe.spans.served import record_work
+from paceline.observe.spans.request_spans import record_work
 from paceline.types import CallTiming
 
 log = structlog.get_logger()

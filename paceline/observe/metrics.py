@@ -1,7 +1,9 @@
-"""The shared part of the services' metrics: registry, buckets, HTTP port and the counting of calls.
+"""The shared part of the services' metrics: registry, buckets, HTTP port, and what every service tells of itself.
 
-Owns how metrics are kept and served; knows nothing of their meaning. Each service makes its own registry and hands it
-down.
+Owns how metrics are kept and served, and the metrics that all services have. Each service makes its own registry and
+hands it down. `docs/metrics.md` says what the numbers mean.
+
+The label that tells the services apart is `component`: Prometheus itself sets `service` on what a ServiceMonitor finds.
 """
 
 import asyncio
@@ -12,8 +14,14 @@ from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from paceline import __version__
+from paceline.codec.versions import VERSION
 from paceline.observe.logs import SpanIds, active_span
+from paceline.security.certificates import Certificates, end_times_s
+from paceline.types import ModelDescription
 from paceline.wire import Handler, WrappingInterceptor, ended_code, wrap
 from paceline.wire.ports import Listening
 
@@ -59,22 +67,88 @@ def active_exemplar() -> Exemplar:
     return exemplar_of(active_span())
 
 
-def new_registry(service: str) -> CollectorRegistry:
-    """Make the registry of a service, with metrics of its process."""
-    registry = CollectorRegistry()
+class Registry(CollectorRegistry):
+    """A registry without the series `_created`, which would double those of counters and say what rates know anyway."""
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in super().collect():
+            metric.samples = [sample for sample in metric.samples if sample.name != f"{metric.name}_created"]
+            yield metric
+
+
+def new_registry(component: str) -> CollectorRegistry:
+    """Make the registry of a service, with metrics of its process and its build."""
+    registry = Registry()
     ProcessCollector(registry=registry)
     started = Gauge(
-        "paceline_start_time_seconds", "When the service started, in Unix time.", ["service"], registry=registry
+        "paceline_start_time_seconds", "When the service started, in Unix time.", ["component"], registry=registry
     )
-    started.labels(service).set(time.time())
+    started.labels(component).set(time.time())
+    build = Gauge(
+        "paceline_build_info",
+        "Always 1; its labels name the build.",
+        ["component", "version", "wire_version"],
+        registry=registry,
+    )
+    build.labels(component, __version__, VERSION).set(1)
     return registry
 
 
-def count_tasks(registry: CollectorRegistry, service: str) -> None:
+def count_tasks(registry: CollectorRegistry, component: str) -> None:
     """Register a gauge of the running loop's tasks. Growth while the service is idle shows leaked tasks."""
     loop = asyncio.get_running_loop()
-    tasks = Gauge("paceline_tasks", "Tasks of the event loop.", ["service"], registry=registry)
-    tasks.labels(service).set_function(lambda: len(asyncio.all_tasks(loop)))
+    tasks = Gauge("paceline_tasks", "Tasks of the event loop.", ["component"], registry=registry)
+    tasks.labels(component).set_function(lambda: len(asyncio.all_tasks(loop)))
+
+
+def model_info(component: str, model: ModelDescription | None) -> Metric:
+    """Return the metric that names a service's model. All names are empty while there is none."""
+    names = {
+        "model": model.model_id if model else "",
+        "digest": model.identity.model_digest if model else "",
+        "dtype": model.dtype if model else "",
+        "device": model.device if model else "",
+        "layout": model.cache.layout if model else "",
+        "numerics": model.numerics if model else "",
+    }
+    info = GaugeMetricFamily(
+        "paceline_model_info", "Always 1; its labels name the model.", labels=["component", *names]
+    )
+    info.add_metric([component, *names.values()], 1)
+    return info
+
+
+class CertificateCollector(Collector):
+    """Tells when the certificates end that are in use at the moment of the scrape."""
+
+    def __init__(self, component: str, served: Certificates | None, models: Certificates | None = None) -> None:
+        """`served` are those of the service's own port, `models` those for its calls to the model services."""
+        self._component = component
+        self._served = served
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "paceline_certificate_not_after_seconds",
+            "When a certificate in use ends, in Unix time.",
+            labels=["component", "setting"],
+        )
+        for setting, end_s in self._ends():
+            family.add_metric([self._component, setting], end_s)
+        yield family
+
+    def _ends(self) -> Iterator[tuple[str, float]]:
+        served = self._served.value() if self._served else None
+        models = self._models.value() if self._models else None
+        # A chain holds until its first certificate ends. Of several CAs one is enough: an old and a new one stand side
+        # by side during a rotation.
+        for setting, pem, end_of in (
+            ("tls_certificate", served and served.certificate, min),
+            ("tls_client_ca", served and served.ca, max),
+            ("models_ca", models and models.ca, max),
+        ):
+            if times_s := end_times_s(pem) if pem else []:
+                yield setting, end_of(times_s)
 
 
 @contextmanager
@@ -101,10 +175,10 @@ def metrics_served(registry: CollectorRegistry, host: str, port: int | None) -> 
 class CallCounter(WrappingInterceptor):
     """Counts a service's calls by method and status."""
 
-    def __init__(self, registry: CollectorRegistry, service: str) -> None:
-        self._service = service
+    def __init__(self, registry: CollectorRegistry, component: str) -> None:
+        self._component = component
         self._calls = Counter(
-            "paceline_rpc_calls", "Calls that ended.", ["service", "method", "code"], registry=registry
+            "paceline_rpc_calls", "Calls that ended.", ["component", "method", "code"], registry=registry
         )
 
     def wrapped(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
@@ -157,7 +231,7 @@ class CallCounter(WrappingInterceptor):
         return counted
 
     def _count(self, method: str, code: grpc.StatusCode) -> None:
-        self._calls.labels(self._service, method, code.name).inc()
+        self._calls.labels(self._component, method, code.name).inc()
 
     def _count_at_end(self, method: str, context: Context) -> None:
         timeout_s = context.time_remaining()

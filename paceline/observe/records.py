@@ -26,6 +26,13 @@ class LinkRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EventRecord:
+    name: str
+    time_ns: int
+    attributes: Attributes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SpanRecord:
     """A span. Ids are lower-case hexadecimal; times are nanoseconds on the clock of the machine that made the span."""
 
@@ -43,6 +50,7 @@ class SpanRecord:
     is_error: bool = False
     attributes: Attributes = field(default_factory=dict)
     links: tuple[LinkRecord, ...] = ()
+    events: tuple[EventRecord, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -52,12 +60,15 @@ class SpanRecord:
 def to_line(span: SpanRecord) -> str:
     fields = {name: getattr(span, name) for name in SpanRecord.__slots__}
     links = [[link.trace_id, link.span_id, link.attributes] for link in span.links]
-    return _encode(fields | {"links": links})
+    events = [[event.name, event.time_ns, event.attributes] for event in span.events]
+    return _encode(fields | {"links": links, "events": events})
 
 
 def from_line(line: str) -> SpanRecord:
     fields = json.loads(line)
-    return SpanRecord(**fields | {"links": tuple(LinkRecord(*link) for link in fields["links"])})
+    links = tuple(LinkRecord(*link) for link in fields["links"])
+    events = tuple(EventRecord(*event) for event in fields.get("events", ()))  # 0.1.0 wrote none
+    return SpanRecord(**fields | {"links": links, "events": events})
 
 
 def read_spans(patterns: Iterable[str]) -> list[SpanRecord]:

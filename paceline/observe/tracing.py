@@ -12,11 +12,9 @@ import grpc
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-    from paceline.observe.spans.lean import LeanTracer
-
 
 def traced_channel(tracer: "Tracer | None") -> Callable[[grpc.aio.Channel, str], grpc.aio.Channel] | None:
-    """Return a wrapper for `open_channel` that gives calls spans. Stream requests need this project's own tracer."""
+    """Return a wrapper for `open_channel` that gives calls spans."""
     if tracer is None:
         return None
     from paceline.observe.spans.client import TracedChannel
@@ -33,7 +31,7 @@ def traced_calls(tracer: "Tracer | None") -> list[grpc.aio.ServerInterceptor]:
     return [TracingInterceptor(tracer)]
 
 
-def traced_requests(tracer: "LeanTracer | None") -> Callable[[str, Any], AbstractContextManager[object]] | None:
+def traced_requests(tracer: "Tracer | None") -> Callable[[str, Any], AbstractContextManager[object]] | None:
     """Return the `around` of `Exchanges` that gives each request of a stream a span."""
     if tracer is None:
         return None

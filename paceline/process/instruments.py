@@ -12,13 +12,13 @@ from paceline.observe.spans.setup import tracing
 from paceline.process.settings import ServiceSettings
 
 if TYPE_CHECKING:
-    from paceline.observe.spans.lean import LeanTracer
+    from opentelemetry.trace import Tracer
 
 
 @dataclass(frozen=True)
 class Instruments:
     registry: CollectorRegistry
-    tracer: "LeanTracer | None" = None
+    tracer: "Tracer | None" = None
     """None when tracing is off."""
     metrics_url: str | None = None
     """None when metrics are not served."""

@@ -47,6 +47,20 @@ def _check(certificate: Path | None, key: Path | None, ca: Path | None) -> None:
         context.load_verify_locations(ca)
 
 
+def end_times_s(pem: bytes) -> list[float]:
+    """Return when each certificate of a PEM file ends, in Unix time. Empty if the file cannot be read.
+
+    TLS takes some files that the library here refuses, so that is no error.
+    """
+    # Imported here: it takes a tenth of a second, and commands that call without TLS never need it.
+    from cryptography import x509
+
+    try:
+        return [one.not_valid_after_utc.timestamp() for one in x509.load_pem_x509_certificates(pem)]
+    except ValueError:
+        return []
+
+
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     """Return credentials that follow the files. With a CA, callers must show a certificate that it vouches for."""
     served = certificates.value()

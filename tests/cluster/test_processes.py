@@ -198,11 +198,11 @@ async def test_up_prints_its_addresses_serves_and_stops_all_three() -> None:
     lines = [(await process.stdout.readline()).decode().split() for _ in range(3)]
     assert [line[0] for line in lines] == ["coordinator", "draft", "target"]
     assert (await process.stdout.readline()).startswith(b"numerics     fast in float32: output equals Hugging Face")
-    for service in ("coordinator", "draft", "target"):
+    for component in ("coordinator", "draft", "target"):
         name, url = (await process.stdout.readline()).decode().split()
         assert name == "metrics"
         with await asyncio.to_thread(urllib.request.urlopen, url) as scrape:
-            assert f'paceline_start_time_seconds{{service="{service}"}}' in scrape.read().decode()
+            assert f'paceline_start_time_seconds{{component="{component}"}}' in scrape.read().decode()
     status, out, err = await paceline("generate", "2 + 2 =", "--address", lines[0][1], "--max-new-tokens", "8")
     assert status == 0
     assert out.strip()

@@ -245,6 +245,17 @@ async def test_a_call_ahead_has_a_trace_of_its_own_that_links_its_round() -> Non
     assert [f"{one.span_id:016x}" for one in round_ids] == [f"{own.span_id:016x}", ahead.span_id]
 
 
+@pytest.mark.parametrize("before", [fail_second, break_second])
+async def test_a_call_ahead_that_fails_leaves_no_message_in_its_span(before: Callable[[int], None]) -> None:
+    spans = Spans()
+    drafter = AheadDrafter(FakeDrafter(skill=1.0, before=before), spans.tracer)
+    with spans.tracer.start_as_current_span("shared_round"):
+        await drafts_of(drafter, whole_row("a", 0))
+        await drafter.release(["a"])
+    (ahead,) = spans("draft_ahead")
+    assert ahead.events == ()
+
+
 async def test_nothing_is_asked_ahead_beyond_the_drafts_length() -> None:
     inner = FakeDrafter(skill=1.0)
     drafter = AheadDrafter(inner)

@@ -1,7 +1,6 @@
 """Metrics that the components `hpa` and `keda` scale by: they exist, agree, and count the right things."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import yaml
 
 from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, startup_s, workloads
 from tests.prometheus import promtool
+from tests.scrapes import selectors, unknown_selectors
 
 NAMESPACE = "paceline"
 
@@ -92,10 +92,10 @@ def test_a_replica_that_comes_back_finds_its_disk(component: str) -> None:
 
 
 def test_scaling_asks_for_metrics_of_the_reference() -> None:
-    documented = set(re.findall(r"^\| `(paceline_\w+)`", (KUBERNETES.parents[1] / "docs/metrics.md").read_text(), re.M))
-    queries = [*adapter_queries().values(), *(query for name in scaled_objects() for query, _ in keda_triggers(name))]
-    asked = {name for query in queries for name in re.findall(r"paceline_\w+", query)}
-    assert asked and asked <= documented
+    queries = [query for name in scaled_objects() for query, _ in (*keda_triggers(name), *hpa_triggers(name))]
+    assert queries
+    for query in queries:
+        assert selectors(query) and not unknown_selectors(query), query
 
 
 @pytest.mark.parametrize("name", sorted(scaled_objects()))
@@ -125,9 +125,9 @@ async def test_what_waits_counts_where_a_target_is_up(up: tuple[int, int], count
         own = f'namespace="{NAMESPACE}", instance="{instance}"'
         values = {
             f"paceline_sequences_waiting{{{own}}}": waiting,
-            f'paceline_replicas{{{own}, service="target", state="up"}}': up,
-            f'paceline_replicas{{{own}, service="target", state="down"}}': 2 - up,
-            f'paceline_replicas{{{own}, service="draft", state="up"}}': 1,
+            f'paceline_replicas{{{own}, component="target", state="up"}}': up,
+            f'paceline_replicas{{{own}, component="target", state="down"}}': 2 - up,
+            f'paceline_replicas{{{own}, component="draft", state="up"}}': 1,
         }
         return [{"series": name, "values": str(value)} for name, value in values.items()]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from paceline.observe.records import LinkRecord, SpanRecord
-from paceline.observe.report.analysis import CALL_HOPS, PARTS, ROUND_HOPS
+from paceline.observe.report.analysis import CALL_HOPS, PART_WORDS, PARTS, ROUND_HOPS
 
 MILLISECOND_NS = 1_000_000
 Hops = dict[str, int]
@@ -15,6 +15,7 @@ Hops = dict[str, int]
 @dataclass(frozen=True)
 class Timeline:
     spans: list[SpanRecord]
+    """The request, then its rounds, then the shared spans of these."""
     latency_ms: int
 
 
@@ -29,48 +30,53 @@ def timeline(
     trace_id, span_id = f"{number:032x}", f"{next(ids):016x}"
     now_ms = 1000
     began_ms, now_ms = now_ms, now_ms + before_ms
-    spans: list[SpanRecord] = []
-    links: list[LinkRecord] = []
+    own: list[SpanRecord] = []
+    shared: list[SpanRecord] = []
     for hops in rounds:
-        waited_ms = hops["queued"] + hops["waiting"]
-        made = list(_round(hops, now_ms + waited_ms, LinkRecord(trace_id, span_id), ids, skew_ms))
-        links.append(LinkRecord(made[0].trace_id, made[0].span_id))
-        spans += made
+        began_round_ms = now_ms + hops["queued"] + hops["waiting"]
         now_ms += sum(hops.values())
+        made = list(_shared(hops, began_round_ms, LinkRecord(trace_id, span_id), ids, skew_ms))
+        own_round = _span("round", trace_id, next(ids), span_id, began_round_ms, now_ms - began_round_ms)
+        link = LinkRecord(made[0].trace_id, made[0].span_id)
+        own.append(replace(own_round, attributes=_attributes(hops), links=(link,)))
+        shared += made
     now_ms += after_ms
     request = SpanRecord(
         *("generate", trace_id, span_id, None, "server", "paceline-coordinator", "c"),
         *(began_ms * MILLISECOND_NS, now_ms * MILLISECOND_NS),
         attributes={"rpc.response.status_code": "OK"},
-        links=tuple(links),
     )
-    return Timeline([request, *spans], now_ms - began_ms)
+    return Timeline([request, *own, *shared], now_ms - began_ms)
 
 
-def _round(hops: Hops, start_ms: int, link: LinkRecord, ids: Iterator[int], skew_ms: int) -> Iterator[SpanRecord]:
+def _attributes(hops: Hops) -> dict[str, float]:
+    attributes: dict[str, float] = {
+        "paceline.group_size": 1,
+        "paceline.queued_s": hops["queued"] / 1e3,
+        "paceline.waited_s": hops["waiting"] / 1e3,
+        "paceline.committed_count": 2,
+    }
+    for service, name in CALL_HOPS.items():
+        for part, word in zip(PARTS, PART_WORDS, strict=True):
+            attributes[f"paceline.{service}.{word}"] = hops[f"{name} {part}"] / 1e3
+    return attributes
+
+
+def _shared(hops: Hops, start_ms: int, link: LinkRecord, ids: Iterator[int], skew_ms: int) -> Iterator[SpanRecord]:
     round_id = f"{next(ids):016x}"
     trace_id = f"{next(ids):032x}"
-    attributes: dict[str, float | list[float]] = {
-        "paceline.group_size": 1,
-        "paceline.request.queued_s": [hops["queued"] / 1e3],
-        "paceline.request.waited_s": [hops["waiting"] / 1e3],
-        "paceline.request.committed_count": [2],
-    }
     end_ms = start_ms + sum(hops[hop] for hop in ROUND_HOPS if hop not in ("queued", "waiting"))
-    children = []
+    whole = _span("shared_round", trace_id, 0, None, start_ms, end_ms - start_ms)
+    yield replace(whole, span_id=round_id, links=(link,))
     for service, name in CALL_HOPS.items():
         wire_ms, queue_ms, execute_ms = (hops[f"{name} {part}"] for part in PARTS)
-        seconds = {"wire_s": wire_ms / 1e3, "queued_s": queue_ms / 1e3, "executed_s": execute_ms / 1e3}
-        attributes |= {f"paceline.{service}.{key}": value for key, value in seconds.items()}
         call = _span(f"{service}.call", trace_id, next(ids), round_id, start_ms, wire_ms + queue_ms + execute_ms)
         call = replace(call, kind="client")
         served = _span(f"{service}.call", trace_id, next(ids), call.span_id, start_ms + skew_ms, queue_ms + execute_ms)
         served = replace(served, kind="server", service=service, instance=service)
         work = _span("execute", trace_id, next(ids), served.span_id, start_ms + skew_ms + queue_ms, execute_ms)
-        children += [call, served, replace(work, service=service, instance=service)]
-    whole = _span("round", trace_id, 0, None, start_ms, end_ms - start_ms)
-    yield replace(whole, span_id=round_id, attributes=attributes, links=(link,))
-    yield from children
+        yield from (call, served, replace(work, service=service, instance=service))
+        start_ms += wire_ms + queue_ms + execute_ms
 
 
 def _span(name: str, trace_id: str, number: int, parent: str | None, start_ms: int, duration_ms: int) -> SpanRecord:

@@ -1,14 +1,17 @@
 """Import rules that pyproject.toml cannot express; `scripts/check` holds the others."""
 
 import ast
+import tomllib
 from pathlib import Path
+
+import pytest
 
 from tests.commands import python_code
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ("draft_service", "target_service", "coordinator")
 HEAVY = {"torch", "transformers", "safetensors"}
-SPAN_MAKERS = {f"paceline/observe/spans/{name}.py" for name in ("provider", "sampler", "lean", "file_exporter")}
+SPAN_MAKERS = {f"paceline/observe/spans/{name}.py" for name in ("provider", "sampler", "file_exporter")}
 OTLP = {"paceline/observe/report/receiver.py"}
 
 
@@ -52,3 +55,19 @@ def test_the_coordinator_and_the_command_line_start_without_torch() -> None:
         f"import sys; {blocked}; import coordinator.__main__, paceline.client, paceline.cli.app"
     )
     assert status == 0, err
+
+
+@pytest.mark.review
+def test_nothing_private_of_opentelemetry_is_used_and_its_versions_are_capped() -> None:
+    """review E3"""
+    private = {
+        path: name
+        for path, names in sources("paceline", *SERVICES)
+        for name in names
+        if name.startswith("opentelemetry") and any(part.startswith("_") for part in name.split("."))
+    }
+    assert not private
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ours = [one for one in project["dependencies"] if one.startswith("opentelemetry")]
+    assert ours
+    assert [one for one in ours if "<" not in one] == []

@@ -1,11 +1,14 @@
 """The services' metrics after known work, and how they are served."""
 
 import asyncio
-import re
 import threading
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,18 +17,24 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.round import RoundReport, RowReport
 from coordinator.rounds.statistics import Statistics
+from coordinator.serving import running_coordinator
+from paceline import __version__
+from paceline.codec.versions import VERSION
 from paceline.engine.runner import PassSize
 from paceline.errors import AddressInUse, PeerFailed, PeerUnavailable
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
-from paceline.observe.metrics import count_tasks, metrics_served, new_registry
+from paceline.observe.metrics import CertificateCollector, count_tasks, metrics_served, new_registry
+from paceline.process.instruments import Instruments, instruments
+from paceline.security.certificates import end_times_s, watch_certificates
 from paceline.types import CacheDescription, CallTiming, ClusterStatistics, GenerationRequest, HopTime, TokenIds
-from tests.coordinators import fake_cluster
+from tests.certificates import Authority
+from tests.coordinators import fake_cluster, settings_of
 from tests.fakes.counted_calls import counted_calls, release
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, describe
+from tests.ports import port_for_later
 from tests.prometheus import promtool
-from tests.scrapes import by_label, value
+from tests.scrapes import by_label, documented_metrics, value
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 TEN_TOKENS = GenerationRequest(TokenIds((9, 9, 9)), 10, ignore_end_tokens=True)
 REPORT = RoundReport(
     rows=[RowReport(4, 2, 3), RowReport(0, 0, 1)],
@@ -68,7 +77,7 @@ async def test_a_draft_that_is_away_shows() -> None:
 
     def fail(_: int) -> None:
         assert value(registry, "draft_available") == 1
-        assert value(registry, "replicas", service="draft", state="up") == 1
+        assert value(registry, "replicas", component="draft", state="up") == 1
         raise PeerUnavailable("the draft is away")
 
     async with fake_cluster(FakeDrafter(skill=1.0, before=fail), FakeVerifier(), registry) as client:
@@ -76,8 +85,8 @@ async def test_a_draft_that_is_away_shows() -> None:
         assert value(registry, "draft_failures_total") == 1
         assert value(registry, "drafts_total") == 0
         assert value(registry, "draft_available") == 0
-        assert value(registry, "replicas", service="draft", state="down") == 1
-        assert value(registry, "replicas", service="target", state="up") == 1
+        assert value(registry, "replicas", component="draft", state="down") == 1
+        assert value(registry, "replicas", component="target", state="up") == 1
 
 
 async def test_a_round_that_fails_as_a_whole_is_counted_apart() -> None:
@@ -132,7 +141,7 @@ def test_metrics_are_served_over_http_and_the_port_is_free_again_afterwards() ->
     registry = new_registry("draft")
     with metrics_served(registry, "127.0.0.1", 0) as url:
         assert url is not None
-        assert 'paceline_start_time_seconds{service="draft"}' in fetch(url)
+        assert 'paceline_start_time_seconds{component="draft"}' in fetch(url)
         assert fetch(url, "application/openmetrics-text").endswith("# EOF\n")
         port = int(url.rpartition(":")[2].partition("/")[0])
         with (
@@ -149,9 +158,9 @@ def test_metrics_are_served_over_http_and_the_port_is_free_again_afterwards() ->
 async def test_tasks_are_counted_from_any_thread() -> None:
     registry = CollectorRegistry()
     count_tasks(registry, "target")
-    before = await asyncio.to_thread(value, registry, "tasks", service="target")
+    before = await asyncio.to_thread(value, registry, "tasks", component="target")
     waiting = asyncio.create_task(asyncio.Event().wait())
-    assert await asyncio.to_thread(value, registry, "tasks", service="target") == before + 1
+    assert await asyncio.to_thread(value, registry, "tasks", component="target") == before + 1
     waiting.cancel()
 
 
@@ -187,17 +196,133 @@ def test_a_model_service_tells_of_its_calls_passes_and_cache() -> None:
         "kv_used_bytes": 600,
         "kv_idle_bytes": 40,
         "kv_sequences": 3,
-        "prefix_shared_tokens_total": 7,
         "realigned_bytes_total": 50,
         "realignment_seconds_total": 1.5,
     }.items():
-        assert value(registry, name, service="target") == expected
+        assert value(registry, name, component="target") == expected
+    assert value(registry, "prompt_cached_tokens_total", component="target", model="tiny") == 7
     assert by_label(registry, "model_info", "model") == {"tiny": 1}
 
 
-async def all_registries() -> list[CollectorRegistry]:
-    """Return a coordinator's and a model service's registry, after something of every kind was counted."""
+@asynccontextmanager
+async def waiting_coordinator(**asked: Any) -> AsyncIterator[Instruments]:
+    """Run a coordinator whose target never comes; yield its instruments, served over HTTP."""
+    nobody = f"127.0.0.1:{port_for_later()}"
+    settings = settings_of(draft=nobody, target=nobody, metrics_port=0, startup_timeout_s=3600, **asked)
+
+    async def serve(watched: Instruments) -> None:
+        async with running_coordinator(settings, watched):
+            pytest.fail("there is no target")
+
+    with instruments("coordinator", settings) as watched:
+        serving = asyncio.create_task(serve(watched))
+        try:
+            yield watched
+        finally:
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+
+
+async def scraped(watched: Instruments, expected: str) -> str:
+    """Scrape until the answer holds `expected`, and return the answer."""
+    assert watched.metrics_url
+    while expected not in (answer := await asyncio.to_thread(fetch, watched.metrics_url)):
+        await asyncio.sleep(0.01)
+    return answer
+
+
+@pytest.mark.review
+async def test_a_coordinator_that_never_finds_a_target_tells_so_while_it_waits() -> None:
+    """Review D8: it exported no `paceline_replicas`, so the alerts stayed silent in exactly that case."""
+    async with waiting_coordinator() as watched:
+        # The replica that the settings name is known, and is not up.
+        answer = await scraped(watched, 'paceline_replicas{component="target",state="down"} 1.0')
+    assert 'paceline_replicas{component="target",state="up"} 0.0' in answer
+    assert 'paceline_model_info{component="coordinator",device="",digest="",dtype="",layout="",model=""' in answer
+
+
+@pytest.mark.review
+async def test_a_coordinator_tells_when_its_certificates_end(tmp_path: Path) -> None:
+    """Review D9: no certificate's expiry was told."""
+    authority = Authority(tmp_path)
+    own = authority.issue("coordinator", not_after=datetime(2040, 1, 1, tzinfo=UTC))
+    files = {"tls_certificate": own.certificate, "tls_key": own.key}
+    async with waiting_coordinator(**files, tls_client_ca=authority.ca, models_ca=authority.ca) as watched:
+        await scraped(watched, "paceline_certificate_not_after_seconds{")
+        told = by_label(watched.registry, "certificate_not_after_seconds", "setting")
+    (ca_s,) = end_times_s(authority.ca.read_bytes())
+    ends_s = datetime(2040, 1, 1, tzinfo=UTC).timestamp()
+    assert told == {"tls_certificate": ends_s, "tls_client_ca": ca_s, "models_ca": ca_s}
+
+
+def test_a_replaced_certificate_and_an_authority_in_rotation_are_told_as_they_are_used(tmp_path: Path) -> None:
+    authority, registry = Authority(tmp_path / "own"), new_registry("target")
+    first, second = datetime(2040, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)
+    own = authority.issue("target", not_after=first)
+    certificates = watch_certificates("--tls-certificate", own.certificate, own.key, authority.ca)
+    registry.register(CertificateCollector("target", certificates))
+
+    def end_s(setting: str) -> float:
+        return value(registry, "certificate_not_after_seconds", component="target", setting=setting)
+
+    assert end_s("tls_certificate") == first.timestamp()
+    authority.issue("target", not_after=second)
+    assert end_s("tls_certificate") == second.timestamp()
+    # Files that cannot be used are not in use, and neither is their end.
+    own.certificate.write_text("nothing")
+    assert end_s("tls_certificate") == second.timestamp()
+
+
+def test_a_chain_ends_with_its_first_certificate_and_a_bundle_of_authorities_with_its_last(tmp_path: Path) -> None:
+    authority, registry = Authority(tmp_path), new_registry("target")
+    early, late = datetime(2040, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)
+    own, other = authority.issue("own", not_after=late), authority.issue("other", not_after=early)
+    both = own.certificate.read_bytes() + other.certificate.read_bytes()
+    (tmp_path / "chain.pem").write_bytes(both)
+    (tmp_path / "bundle.pem").write_bytes(both)
+    certificates = watch_certificates("files", tmp_path / "chain.pem", own.key, tmp_path / "bundle.pem")
+    registry.register(CertificateCollector("target", certificates))
+    told = by_label(registry, "certificate_not_after_seconds", "setting")
+    assert told == {"tls_certificate": early.timestamp(), "tls_client_ca": late.timestamp()}
+
+
+def test_a_file_that_only_tls_can_read_costs_its_end_and_not_the_scrape() -> None:
+    assert end_times_s(b"-----BEGIN CERTIFICATE-----\nbm90aGluZw==\n-----END CERTIFICATE-----\n") == []
+
+
+@pytest.mark.review
+def test_every_service_names_its_build() -> None:
+    """Review D9: there was no `build_info`."""
+    for component in ("coordinator", "draft", "target"):
+        labels = {"component": component, "version": __version__, "wire_version": str(VERSION)}
+        assert value(new_registry(component), "build_info", **labels) == 1
+
+
+async def test_the_coordinator_names_the_model_that_it_serves() -> None:
+    registry = new_registry("coordinator")
+    async with fake_cluster(FakeDrafter(skill=1.0), FakeVerifier(), registry):
+        served = describe("target")
+        assert by_label(registry, "model_info", "model") == {served.model_id: 1}
+        assert by_label(registry, "model_info", "component") == {"coordinator": 1}
+        assert by_label(registry, "model_info", "digest") == {served.identity.model_digest: 1}
+
+
+@pytest.mark.review
+async def test_no_series_tells_when_another_was_created(all_registries: list[CollectorRegistry]) -> None:
+    """Review D9: each counter and histogram had a `_created` series."""
+    for registry in all_registries:
+        for exposed in (generate_latest(registry).decode(), openmetrics(registry)):
+            assert "paceline_requests_total" in exposed or "paceline_pass_rows_bucket" in exposed
+            assert "_created" not in exposed
+
+
+@pytest.fixture
+async def all_registries(tmp_path: Path) -> list[CollectorRegistry]:
+    """A coordinator's and a model service's registry, after something of every kind was counted."""
     coordinator, (model, _) = new_registry("coordinator"), model_registry()
+    own = Authority(tmp_path).issue("target")
+    model.register(CertificateCollector("target", watch_certificates("files", own.certificate, own.key, None)))
     for registry, service in ((coordinator, "coordinator"), (model, "target")):
         count_tasks(registry, service)
     async with fake_cluster(FakeDrafter(skill=1.0), FakeVerifier(), coordinator) as client:
@@ -207,23 +332,24 @@ async def all_registries() -> list[CollectorRegistry]:
     return [coordinator, model]
 
 
-async def test_the_document_names_every_metric_with_its_type_and_labels() -> None:
+async def test_the_document_names_every_metric_with_its_type_and_labels(
+    all_registries: list[CollectorRegistry],
+) -> None:
     exposed = {
         (
             family.name + ("_total" if family.type == "counter" else ""),
             family.type,
-            ", ".join(sorted({label for sample in family.samples for label in sample.labels} - {"le"})),
+            frozenset(label for sample in family.samples for label in sample.labels) - {"le"},
         )
-        for registry in await all_registries()
+        for registry in all_registries
         for family in registry.collect()
         if family.name.startswith("paceline_")
     }
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert {(name, kind, ", ".join(sorted(re.findall(r"\w+", labels)))) for name, kind, labels in rows} == exposed
+    assert set(documented_metrics()) == exposed
 
 
-async def test_names_and_types_pass_promtools_lint() -> None:
-    for registry in await all_registries():
+async def test_names_and_types_pass_promtools_lint(all_registries: list[CollectorRegistry]) -> None:
+    for registry in all_registries:
         assert await promtool("check", "metrics", stdin=generate_latest(registry)) == (0, "")
 
 

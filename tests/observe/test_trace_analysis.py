@@ -108,7 +108,7 @@ def test_shares_of_all_hops_are_the_whole_latency() -> None:
 
 def of_output(span: SpanRecord, index: int) -> SpanRecord:
     """Return the same round, for that output of its request."""
-    return replace(span, attributes=dict(span.attributes) | {"paceline.request.completion_index": [index]})
+    return replace(span, attributes=dict(span.attributes) | {"paceline.completion_index": index})
 
 
 def test_of_a_request_with_several_outputs_the_one_that_ended_last_counts() -> None:
@@ -119,16 +119,39 @@ def test_of_a_request_with_several_outputs_the_one_that_ended_last_counts() -> N
     assert [one.span.span_id for one in found.rounds] == [rounds[2].span_id]
 
 
-def test_the_calls_of_a_round_that_failed_count_as_wire() -> None:
-    request, round_, *others = timeline([TYPICAL]).spans
-    failed = replace(round_, is_error=True, attributes={})
-    calls = [replace(one, name=f"{service}.x") for one, service in zip(others[::3], ("draft", "target"), strict=True)]
-    (found,) = requests_of([request, failed, *calls])
-    hops = found.rounds[0].hops_s
-    assert hops["draft wire"] == pytest.approx(0.012)
-    assert hops["verify wire"] == pytest.approx(0.037)
-    assert hops["verify execute"] == 0
-    assert hops["coordinator"] == pytest.approx(0.001)
+def test_a_round_that_failed_counts_as_wire_to_the_target() -> None:
+    request, round_, *_ = timeline([TYPICAL]).spans
+    waited = {"paceline.waited_s": round_.attributes["paceline.waited_s"]}
+    (found,) = requests_of([request, replace(round_, is_error=True, attributes=waited)])
+    expected = dict.fromkeys(HOPS, 0.0) | {"waiting": 0.001, "verify wire": 0.050}
+    assert found.hops_s == pytest.approx(expected)
+
+
+def test_the_sum_of_later_rounds_counts_for_shares_and_not_for_percentiles() -> None:
+    request, first, second, third, *_ = timeline([TYPICAL, TYPICAL | {"draft execute": 30}, TYPICAL]).spans
+    sums = {
+        name: value + third.attributes[name]
+        for name, value in second.attributes.items()
+        if name != "paceline.group_size"
+    }
+    sums |= {"paceline.round_count": 2, "paceline.coordinator_s": 0.002}
+    later = replace(second, name="later_rounds", end_ns=third.end_ns, attributes=sums)
+    (found,) = requests_of([request, first, later])
+    (whole,) = requests_of([request, first, second, third])
+    assert found.hops_s == pytest.approx(whole.hops_s)
+    assert [one.round_count for one in found.rounds] == [1, 2]
+    draft = next(one for one in summarize([found]) if one.hop == "draft execute")
+    assert [draft.p50_s, draft.p99_s] == pytest.approx([TYPICAL["draft execute"] / 1e3] * 2)
+    lines = printed(120, waterfall(found, 120), hop_table(summarize([found]), [found]))
+    assert "2 rounds" in lines
+    assert "1 requests, 3 rounds" in lines
+
+
+def test_in_the_chrome_trace_outputs_of_one_request_have_rows_of_their_own() -> None:
+    request, first, second, *_ = timeline([TYPICAL, TYPICAL]).spans
+    other = replace(second, start_ns=first.start_ns + 1, end_ns=first.end_ns + 1)
+    rows = [one["tid"] for one in trace_events([request, first, other]) if one["ph"] == "X"]
+    assert rows[0] == rows[1] != rows[2]
 
 
 def printed(console_width: int, *renderables: object) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import baggage, trace
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.trace import SpanContext, TraceFlags, Tracer
 from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
@@ -24,7 +24,6 @@ from paceline.codec.generation import request_to_pb
 from paceline.errors import StartupError
 from paceline.observe.records import read_spans
 from paceline.observe.report.receiver import Receiver, add_receiver, running_receiver
-from paceline.observe.spans.lean import LeanTracer
 from paceline.observe.spans.provider import MAX_LINKS
 from paceline.observe.spans.setup import tracing
 from paceline.types import GenerationRequest, HopTime, TokenIds, Usage
@@ -58,16 +57,29 @@ def test_tracing_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ("variable", "value"),
     [
         ("OTEL_TRACES_EXPORTER", "zipkin"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
         ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
     ],
 )
 def test_a_variable_that_asks_for_what_there_is_not_is_named(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setenv(variable, value)
     with pytest.raises(StartupError, match=f"{variable} is '{value}'"), tracing("coordinator", None):
         pass
+
+
+@pytest.mark.review
+@pytest.mark.parametrize("exporter", ["none", "otlp"])
+def test_the_protocol_of_what_is_not_sent_ends_no_service(monkeypatch: pytest.MonkeyPatch, exporter: str) -> None:
+    """review D6"""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", exporter)
+    if exporter == "otlp":
+        monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    with tracing("coordinator", None) as tracer:
+        assert tracer is None
 
 
 @pytest.mark.parametrize("variable", ["OTEL_SPAN_LINK_COUNT_LIMIT", "OTEL_EXPORTER_OTLP_TIMEOUT"])
@@ -111,7 +123,9 @@ def test_a_service_has_the_name_that_the_environment_gives_it(monkeypatch: pytes
     assert [one.service for one in read_spans([str(tmp_path / "spans.jsonl")])] == ["mine"]
 
 
-async def test_a_request_for_two_outputs_has_one_span_and_links_for_each(pairs: dict[str, PairOfCheckpoints]) -> None:
+async def test_each_of_two_outputs_has_its_queue_and_its_rounds_in_the_trace(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
     spans, pair = Spans(), pairs["Llama"]
     asked = GenerationRequest(TokenIds((5, 6, 7)), 20, ignore_end_tokens=True, completion_count=2)
     async with (
@@ -124,13 +138,16 @@ async def test_a_request_for_two_outputs_has_one_span_and_links_for_each(pairs: 
     assert server.parent_id == called.span_id
     assert server.attributes["gen_ai.usage.output_tokens"] == 40
     assert server.attributes["gen_ai.request.choice.count"] == 2
-    assert server.attributes["gen_ai.response.finish_reasons"] == ["length", "length"]
-    rounds = spans("round")
-    assert {link.span_id for link in server.links} == {one.span_id for one in rounds}
-    assert sum(sum(one.attributes["paceline.request.committed_count"]) for one in rounds) == 40
-    # One round may serve both outputs; it links its request once for each.
-    outputs = [one.attributes.get("paceline.request.completion_index", [0] * len(one.links)) for one in rounds]
-    assert {index for indexes in outputs for index in indexes} == {0, 1}
+    assert list(server.attributes["gen_ai.response.finish_reasons"]) == ["length", "length"]
+    finishes = [one.attributes for one in server.events if one.name == "finish"]
+    assert sorted(one["paceline.completion_index"] for one in finishes) == [0, 1]
+    children = [one for one in spans() if one.parent_id == server.span_id]
+    for index in (0, 1):
+        own = [one for one in children if one.attributes["paceline.completion_index"] == index]
+        assert min(own, key=lambda one: one.start_ns).name == "queue"
+        assert sum(one.attributes.get("paceline.committed_count", 0) for one in own) == 20
+    # One round may serve both outputs; it links their request once.
+    assert all(len(one.links) == 1 for one in spans("shared_round"))
 
 
 async def generate_twice(pair: PairOfCheckpoints, flags: str) -> Spans:
@@ -155,7 +172,7 @@ async def test_rounds_follow_the_decision_of_their_requests_callers(
     tree = tree_of(spans(), f"{7:032x}")
     assert tree.request.parent_id == f"{8:016x}"
     assert len(spans("generate")) == 1
-    assert len(spans("round")) == len(tree.rounds) > 0
+    assert len(spans("shared_round")) == len(tree.shared) == len(tree.rounds) > 0
 
 
 async def test_what_a_caller_does_not_sample_leaves_no_span_though_others_do(
@@ -165,7 +182,7 @@ async def test_what_a_caller_does_not_sample_leaves_no_span_though_others_do(
     spans = await generate_twice(pairs["Llama"], "00")
     (request,) = spans("generate")
     assert request.trace_id != f"{7:032x}"
-    assert len(spans("round")) == len(request.links) > 0
+    assert len(spans("shared_round")) == len(tree_of(spans(), request.trace_id).rounds) > 0
 
 
 def member(baggage_items: dict[str, str], span_id: int) -> Generation:
@@ -182,28 +199,27 @@ async def test_a_round_carries_the_baggage_that_its_members_share() -> None:
     with RoundTracer(spans.tracer, "continuous").round(group, [0.0, 0.0], [3, 4], 1):
         assert baggage.get_all() == {"tenant": "blue"}
     assert baggage.get_all() == {}
-    (span,) = spans("round")
+    (span,) = spans("shared_round")
     assert [link.span_id for link in span.links] == [f"{11:016x}", f"{12:016x}"]
     assert dict(span.attributes) == {
         "paceline.group_size": 2,
         "paceline.draft_count": 4,
         "paceline.lane": 1,
         "paceline.policy": "continuous",
-        "paceline.request.waited_s": [0.0, 0.0],
     }
 
 
-async def test_a_request_links_a_round_once_however_many_of_its_outputs_it_served() -> None:
-    one, other, stranger = member({}, 11), member({}, 11), member({}, 12)
-    other.request = one.request
-    tracer = RoundTracer(Spans().tracer, "continuous")
+async def test_a_round_links_a_request_once_however_many_of_its_outputs_it_serves() -> None:
+    spans, one, other, stranger = Spans(), member({}, 11), member({}, 11), member({}, 12)
+    other.request, other.completion_index = one.request, 1
     report = RoundReport([], 0.0, HopTime(), HopTime(), 0, None, None)
-    for _ in range(2):
-        with tracer.round([one, stranger, other], [0.0, 0.0, 0.0], [1, 1, 1], 0) as record:
-            record(report)
+    with RoundTracer(spans.tracer, "continuous").round([one, stranger, other], [0.0] * 3, [1] * 3, 0) as record:
+        record(report)
+    (shared,) = spans("shared_round")
+    assert [link.span_id for link in shared.links] == [f"{11:016x}", f"{12:016x}"]
     assert one.request.traced and stranger.request.traced
-    assert len(one.request.traced.rounds) == 2
-    assert one.request.traced.rounds == stranger.request.traced.rounds
+    assert [noted.completion_index for noted in one.request.traced.rounds] == [0, 1]
+    assert len(stranger.request.traced.rounds) == 1
 
 
 class DeadCollector(Receiver):
@@ -228,7 +244,7 @@ async def dead_collector() -> AsyncIterator[DeadCollector]:
         collector.over.set()
 
 
-async def answers(pair: PairOfCheckpoints, tracer: LeanTracer | None) -> list[list[int]]:
+async def answers(pair: PairOfCheckpoints, tracer: Tracer | None) -> list[list[int]]:
     async with cluster(pair.target, pair.draft, tracer=tracer) as served:
         asked = [GenerationRequest(TokenIds((5, 6, n)), 12, ignore_end_tokens=True) for n in range(4)]
         return [one.token_ids for one in await asyncio.gather(*map(served.client.complete, asked))]
@@ -277,12 +293,11 @@ async def test_a_trace_file_that_can_take_no_more_costs_spans_only(pairs: dict[s
         assert await answers(pairs["Llama"], tracer) == await answers(pairs["Llama"], None)
 
 
-async def test_a_request_keeps_a_link_to_each_of_many_rounds() -> None:
+async def test_a_shared_round_keeps_a_link_to_each_of_many_requests() -> None:
     spans = Spans()
-    with spans.tracer.start_as_current_span("generate") as request:
-        for number in range(MAX_LINKS):
-            request.add_link(SpanContext(1, number + 1, False))
-    assert len(spans("generate")[0].links) == MAX_LINKS
+    links = [trace.Link(SpanContext(1, number + 1, False)) for number in range(MAX_LINKS)]
+    spans.tracer.start_span("shared_round", links=links).end()
+    assert len(spans("shared_round")[0].links) == MAX_LINKS
 
 
 async def test_a_receiver_gets_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:

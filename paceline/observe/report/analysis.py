@@ -1,7 +1,8 @@
 """Analysis of where a request's time went, hop by hop, from spans.
 
-Uses only the coordinator's spans, whose durations come from one clock. They include the durations that a model service
-reported with its answers, so clocks of different machines are never compared.
+Uses only a request's span and its children, which the coordinator made: their durations come from one clock. They
+include the durations that a model service reported with its answers, so clocks of different machines are never
+compared.
 
 A request's latency is the time queued for a place in the pool, plus for each round the wait to be grouped and the round
 itself. A round is both calls, each divided into wire, queue and execute, and the coordinator's own work between them.
@@ -20,6 +21,9 @@ from paceline.observe.records import SpanRecord
 CALL_HOPS = {"draft": "draft", "target": "verify"}
 """The services' names in span attributes, mapped to the names of their hops."""
 PARTS = ("wire", "queue", "execute")
+PART_WORDS = ("wire_s", "queued_s", "executed_s")
+"""The parts' names in span attributes."""
+ROUND_SPANS = ("prefill", "round", "later_rounds")
 ROUND_HOPS = (
     "queued",
     "waiting",
@@ -44,7 +48,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class RequestRound:
-    """A round from the view of one of its requests."""
+    """A round from the view of one of its requests, or the sum of a request's later rounds."""
 
     span: SpanRecord
     hops_s: Mapping[str, float]
@@ -52,6 +56,7 @@ class RequestRound:
     drafted_count: int
     accepted_count: int
     committed_count: int
+    round_count: int = 1
 
     @property
     def total_s(self) -> float:
@@ -62,7 +67,8 @@ class RequestRound:
 class RequestTrace:
     span: SpanRecord
     rounds: tuple[RequestRound, ...]
-    """In order of time; for a request with several outputs, the rounds of the output that ended last."""
+    """In order of time; for a request with several outputs, the rounds of the output that ended last. Of very many
+    rounds, the later ones are one."""
 
     @property
     def latency_s(self) -> float:
@@ -85,7 +91,8 @@ class HopSummary:
     p50_s: float
     p90_s: float
     p99_s: float
-    """Percentiles in seconds over the rounds of all requests; for `other`, over the requests."""
+    """Percentiles in seconds over the rounds of all requests that are told one by one; for `other`, over the
+    requests."""
     share: float
     """Share of the requests' latency, 0 to 1."""
 
@@ -93,71 +100,50 @@ class HopSummary:
 def requests_of(spans: Iterable[SpanRecord]) -> list[RequestTrace]:
     """Return the requests with their rounds, ordered by start. Spans may come in any order and from any service."""
     spans = list(spans)
-    children: defaultdict[tuple[str, str], list[SpanRecord]] = defaultdict(list)
-    rounds: defaultdict[tuple[str, str], list[_Membership]] = defaultdict(list)
+    rounds: defaultdict[tuple[str, str | None], list[SpanRecord]] = defaultdict(list)
     for span in spans:
-        if span.parent_id and span.kind == "client":
-            children[span.trace_id, span.parent_id].append(span)
-        if span.name == "round":
-            for place, link in enumerate(span.links):
-                rounds[link.trace_id, link.span_id].append(_Membership(span, place))
+        if span.name in ROUND_SPANS:
+            rounds[span.trace_id, span.parent_id].append(span)
     found = [
-        RequestTrace(span, _rounds(rounds[span.trace_id, span.span_id], children))
+        RequestTrace(span, _rounds(rounds[span.trace_id, span.span_id]))
         for span in spans
         if span.name == "generate" and span.kind == "server"
     ]
     return sorted(found, key=lambda one: one.span.start_ns)
 
 
-@dataclass(frozen=True)
-class _Membership:
-    """A round, and the index of the link that belongs to a request."""
-
-    span: SpanRecord
-    place: int
-
-    def own(self, name: str) -> float:
-        """Return the request's value in the round's attribute `paceline.request.NAME`; 0 when it is missing."""
-        values = self.span.attributes.get(f"paceline.request.{name}", ())
-        return float(values[self.place]) if self.place < len(values) else 0.0
-
-
-def _rounds(
-    memberships: Iterable[_Membership], children: Mapping[tuple[str, str], list[SpanRecord]]
-) -> tuple[RequestRound, ...]:
-    by_output: defaultdict[float, list[_Membership]] = defaultdict(list)
-    for one in memberships:
-        by_output[one.own("completion_index")].append(one)
+def _rounds(spans: Iterable[SpanRecord]) -> tuple[RequestRound, ...]:
+    by_output: defaultdict[int, list[SpanRecord]] = defaultdict(list)
+    for span in spans:
+        by_output[span.attributes.get("paceline.completion_index", 0)].append(span)
     if not by_output:
         return ()
-    last = max(by_output.values(), key=lambda rounds: max(one.span.end_ns for one in rounds))
-    return tuple(
-        RequestRound(
-            one.span,
-            _hops(one, children.get((one.span.trace_id, one.span.span_id), ())),
-            *(int(one.own(f"{name}_count")) for name in GAINS),
-        )
-        for one in sorted(last, key=lambda one: one.span.start_ns)
-    )
+    last = max(by_output.values(), key=lambda rounds: max(one.end_ns for one in rounds))
+    return tuple(map(_round, sorted(last, key=lambda one: one.start_ns)))
 
 
-def _hops(member: _Membership, calls: Iterable[SpanRecord]) -> dict[str, float]:
-    span = member.span
-    hops = {"queued": member.own("queued_s"), "waiting": member.own("waited_s")}
-    called_s = {call.name.partition(".")[0]: call.duration_s for call in calls}
+def _round(span: SpanRecord) -> RequestRound:
+    def told(name: str) -> float:
+        return float(span.attributes.get(f"paceline.{name}", 0.0))
+
+    hops = {"queued": told("queued_s"), "waiting": told("waited_s")}
     for service, name in CALL_HOPS.items():
-        # A failed round reports no parts of its calls, so their whole time counts as wire.
-        hops[f"{name} wire"] = span.attributes.get(f"paceline.{service}.wire_s", called_s.get(service, 0.0))
-        hops[f"{name} queue"] = span.attributes.get(f"paceline.{service}.queued_s", 0.0)
-        hops[f"{name} execute"] = span.attributes.get(f"paceline.{service}.executed_s", 0.0)
-    own_s = span.duration_s - sum(hops[f"{name} {part}"] for name in CALL_HOPS.values() for part in PARTS)
-    return {hop: hops.get(hop, own_s) for hop in ROUND_HOPS}
+        hops |= {f"{name} {part}": told(f"{service}.{word}") for part, word in zip(PARTS, PART_WORDS, strict=True)}
+    calls_s = sum(hops[f"{name} {part}"] for name in CALL_HOPS.values() for part in PARTS)
+    if span.is_error:
+        # Only a failed verify fails a round, and its time is not known but as the round's.
+        hops["verify wire"] = calls_s = span.duration_s
+    # The sum of many rounds does not last as long as they: there are waits between them.
+    own_s = told("coordinator_s") if "paceline.coordinator_s" in span.attributes else span.duration_s - calls_s
+    drafted, accepted, committed = (int(told(f"{name}_count")) for name in GAINS)
+    every_hop = {hop: hops.get(hop, own_s) for hop in ROUND_HOPS}
+    return RequestRound(span, every_hop, drafted, accepted, committed, int(told("round_count")) or 1)
 
 
 def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
     """Summarize each hop over one or more requests, in the order of `HOPS`."""
     latency_s = sum(one.latency_s for one in requests)
-    rounds = [one for request in requests for one in request.rounds]
+    rounds = [one for request in requests for one in request.rounds if one.round_count == 1]
     summaries = []
     for hop in HOPS:
         own = [one.hops_s[hop] for one in (requests if hop == "other" else rounds)] or [0.0]

@@ -84,14 +84,21 @@ def aligned(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def _rows(spans: Sequence[SpanRecord]) -> dict[tuple[str, str], tuple[str, int]]:
-    """Assign rows. A span without a parent in its process gets the first free row of its name; children share it."""
+    """Assign rows. A span shares the row of its parent in its process; without one, it gets the first free of its name.
+
+    So does a child that overlaps another: outputs of one request have their rounds side by side.
+    """
     by_id = {(span.trace_id, span.span_id): span for span in spans}
     ends: defaultdict[tuple[tuple[str, str], str], list[int]] = defaultdict(list)
+    last_ends: dict[tuple[str, str], int] = {}  # of the last child in the parent's row, by parent
     rows: dict[tuple[str, str], tuple[str, int]] = {}
     for span in sorted(spans, key=lambda one: (one.start_ns, -one.end_ns)):
         parent = by_id.get((span.trace_id, span.parent_id or ""))
-        if parent and _process(parent) == _process(span) and (parent.trace_id, parent.span_id) in rows:
-            rows[span.trace_id, span.span_id] = rows[parent.trace_id, parent.span_id]
+        cause = (span.trace_id, span.parent_id or "")
+        is_within = parent and _process(parent) == _process(span) and cause in rows
+        if is_within and last_ends.get(cause, span.start_ns) <= span.start_ns:
+            rows[span.trace_id, span.span_id] = rows[cause]
+            last_ends[cause] = span.end_ns
             continue
         taken = ends[_process(span), span.name]
         row = next((number for number, end_ns in enumerate(taken) if end_ns <= span.start_ns), len(taken))

@@ -1,6 +1,6 @@
 """A small OTLP/gRPC receiver for `paceline trace --listen` and the tests. It keeps all spans in memory."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from paceline.observe.records import LinkRecord, SpanRecord
+from paceline.observe.records import EventRecord, LinkRecord, SpanRecord
 from paceline.wire import running_server
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TraceService"].full_name
@@ -28,10 +28,7 @@ class Receiver(TraceServiceServicer):
     async def Export(
         self, request: pb.ExportTraceServiceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ExportTraceServiceResponse:
-        for resource_spans in request.resource_spans:
-            resource = _attributes(resource_spans.resource.attributes)
-            for scope_spans in resource_spans.scope_spans:
-                self.spans += [_record(span, resource) for span in scope_spans.spans]
+        self.spans += records_of(request)
         return pb.ExportTraceServiceResponse()
 
 
@@ -51,6 +48,14 @@ def add_receiver(receiver: Receiver, server: grpc.aio.Server) -> None:
     add_TraceServiceServicer_to_server(receiver, server)  # type: ignore[no-untyped-call]
 
 
+def records_of(request: pb.ExportTraceServiceRequest) -> Iterator[SpanRecord]:
+    for resource_spans in request.resource_spans:
+        resource = _attributes(resource_spans.resource.attributes)
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                yield _record(span, resource)
+
+
 def _record(span: Span, resource: dict[str, Any]) -> SpanRecord:
     return SpanRecord(
         name=span.name,
@@ -67,6 +72,7 @@ def _record(span: Span, resource: dict[str, Any]) -> SpanRecord:
         links=tuple(
             LinkRecord(link.trace_id.hex(), link.span_id.hex(), _attributes(link.attributes)) for link in span.links
         ),
+        events=tuple(EventRecord(one.name, one.time_unix_nano, _attributes(one.attributes)) for one in span.events),
     )
 
 

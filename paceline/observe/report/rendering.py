@@ -55,7 +55,7 @@ def waterfall(request: RequestTrace, width: int) -> Table:
             _bar(request, one, cells),
             *(_milliseconds(one.hops_s[hop]) for hop in SHOWN),
             f"{one.accepted_count}/{one.drafted_count}",
-            str(one.span.attributes.get("paceline.group_size", "")),
+            str(one.span.attributes.get("paceline.group_size", f"{one.round_count} rounds")),
         )
     return table
 
@@ -88,7 +88,7 @@ def _bar(request: RequestTrace, one: RequestRound, cells: int) -> Text:
 
 
 def hop_table(summaries: Sequence[HopSummary], requests: Sequence[RequestTrace]) -> Table:
-    round_count = sum(len(one.rounds) for one in requests)
+    round_count = sum(one.round_count for request in requests for one in request.rounds)
     table = Table(title=f"{len(requests)} requests, {round_count} rounds of theirs; milliseconds a round")
     table.add_column("hop")
     for name in ("P50", "P90", "P99", "of latency"):

@@ -14,7 +14,6 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from paceline.observe.spans.conventions import end_call, start_call, starts_trace
-from paceline.observe.spans.lean import LeanTracer
 from paceline.observe.spans.stream import TracedStream
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -99,9 +98,7 @@ class TracedChannel(grpc.aio.Channel):
 
         def call(request_iterator: Any = None, **how: Any) -> Any:
             stream = make_call(request_iterator, **how)
-            if request_iterator is None and isinstance(self._tracer, LeanTracer):
-                return TracedStream(stream, self._tracer, method, self._server)
-            return stream
+            return stream if request_iterator else TracedStream(stream, self._tracer, method, self._server)
 
         return call
 

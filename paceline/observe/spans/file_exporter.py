@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from paceline.errors import StartupError
-from paceline.observe.records import LinkRecord, SpanRecord, to_line
+from paceline.observe.records import EventRecord, LinkRecord, SpanRecord, to_line
 
 log = structlog.get_logger()
 
@@ -62,4 +62,5 @@ def to_record(span: ReadableSpan) -> SpanRecord:
             )
             for link in span.links
         ),
+        events=tuple(EventRecord(event.name, event.timestamp, dict(event.attributes or {})) for event in span.events),
     )

@@ -10,8 +10,6 @@ from opentelemetry import baggage, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags
 
-_EMPTY = Context()
-
 
 def set_caller(request: Any, span: SpanContext) -> None:
     """Write the span and the current baggage into a `RequestContext`."""
@@ -24,8 +22,8 @@ def set_caller(request: Any, span: SpanContext) -> None:
         caller.headers.pop("traceparent", None)
 
 
-def caller_of(request: Any) -> tuple[Context, SpanContext] | None:
-    """Return the context in a `RequestContext` and its span; None without a valid span."""
+def caller_of(request: Any) -> Context | None:
+    """Return the context in a `RequestContext`, with the caller's span; None without a valid span."""
     if not request.HasField("span"):
         return None
     caller = request.span
@@ -34,9 +32,13 @@ def caller_of(request: Any) -> tuple[Context, SpanContext] | None:
     if len(caller.trace_id) != 16 or not span.is_valid:
         return None
     if not caller.headers:
-        return _EMPTY, span
+        return _within(span, Context())
     traceparent = f"00-{trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
     context = propagate.extract({**caller.headers, "traceparent": traceparent})
     extracted = trace.get_current_span(context).get_span_context()
     # OTEL_PROPAGATORS may name only propagators without trace ids; then the plain fields count.
-    return context, extracted if extracted.is_valid else span
+    return context if extracted.is_valid else _within(span, context)
+
+
+def _within(span: SpanContext, context: Context) -> Context:
+    return trace.set_span_in_context(trace.NonRecordingSpan(span), context)

@@ -5,60 +5,76 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Tracer
 
 from paceline.observe.spans.file_exporter import FileExporter
-from paceline.observe.spans.lean import LeanTracer
+from paceline.observe.spans.protocols import OtlpProtocol
 from paceline.observe.spans.sampler import LinkedSampler
 
 SCOPE = "paceline"
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 FLUSH_TIMEOUT_S = 3.0
 MAX_LINKS = 1024
-"""Links per span. A request links to each of its rounds, and the SDK would keep only 128."""
+"""Links per span. A shared round links to each of its requests, and the SDK would keep only 128."""
+MAX_QUEUE_SIZE = 16_384
+"""Ended spans that wait for their export. A request has hundreds at its end, and the SDK would keep only 2,048."""
 
 
 @contextmanager
-def running_tracer(service: str, *, sends_otlp: bool, trace_file: Path | None) -> Iterator[LeanTracer]:
+def running_tracer(service: str, protocol: OtlpProtocol | None, trace_file: Path | None) -> Iterator[Tracer]:
     """Export spans in threads of the SDK while the block runs, and the remaining ones on exit.
 
+    Without a protocol nothing is sent. The provider becomes the global one, unless there is one already.
     Raise StartupError for a file that cannot be written, ValueError for a wrong variable.
     """
     exporters: list[SpanExporter] = [FileExporter(trace_file)] if trace_file else []
-    if sends_otlp:
-        exporters.append(OTLPSpanExporter())
+    if protocol:
+        exporters.append(_otlp_exporter(protocol))
     provider = make_provider(service)
     for exporter in exporters:
-        provider.add_span_processor(BatchSpanProcessor(exporter))
-    tracer = make_tracer(provider)
+        provider.add_span_processor(BatchSpanProcessor(exporter, _limit("OTEL_BSP_MAX_QUEUE_SIZE", MAX_QUEUE_SIZE)))
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        trace.set_tracer_provider(provider)
     try:
-        yield tracer
+        yield make_tracer(provider)
     finally:
-        try:
-            tracer.flush()
-        finally:
-            _close(provider, exporters)
+        _close(provider, exporters)
 
 
 def make_provider(service: str) -> TracerProvider:
-    """Make a provider without exporters, with the sampler and the resource of the standard variables."""
-    provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
+    """Make a provider without exporters, with sampler, limits and resource of the standard variables."""
+    limits = SpanLimits(max_links=_limit("OTEL_SPAN_LINK_COUNT_LIMIT", MAX_LINKS))
+    provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False, span_limits=limits)
     provider.sampler = LinkedSampler(provider.sampler)
     return provider
 
 
-def make_tracer(provider: TracerProvider) -> LeanTracer:
+def make_tracer(provider: TracerProvider) -> Tracer:
     """Make the tracer for this project's spans."""
-    return LeanTracer(provider, SCOPE, _limits())
+    return provider.get_tracer(SCOPE, version("paceline"), SCHEMA_URL)
 
 
-def _limits() -> SpanLimits:
-    """Return the limits of the standard variables, with `MAX_LINKS` as the default for links."""
-    return SpanLimits() if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ else SpanLimits(max_links=MAX_LINKS)
+def _otlp_exporter(protocol: OtlpProtocol) -> SpanExporter:
+    # Either library takes a while to load, and a service needs one of them at most.
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        return GrpcExporter()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+    return HttpExporter()
+
+
+def _limit(variable: str, default: int) -> int | None:
+    """Return a limit that differs from the SDK's default; None where the variable is set, for the SDK reads it."""
+    return None if os.environ.get(variable) else default
 
 
 def _close(provider: TracerProvider, exporters: Iterable[SpanExporter]) -> None:
@@ -84,7 +100,9 @@ class HashedResource(Resource):
 
 
 def _resource(service: str) -> Resource:
-    resource = Resource({"service.instance.id": str(uuid.uuid4())}).merge(Resource.create())
+    own = {"service.instance.id": str(uuid.uuid4()), "service.version": version("paceline")}
+    # The standard variables win over these, and these over the SDK's own.
+    resource = Resource(own).merge(Resource.create())
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": f"paceline-{service.removesuffix('_service')}"}))
     return HashedResource(resource)

@@ -1,29 +1,27 @@
-"""Spans of requests on streams: one per request, with its `queue_wait` and `execute` below it.
-
-The facts are noted while a request is served; the spans are made later (see `LeanTracer.later`).
-"""
+"""Spans of requests on streams: one per request, with its `queue_wait` and `execute` below it."""
 
 import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import grpc
 from opentelemetry import context as contexts
 from opentelemetry import trace
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanKind, Tracer
 
 from paceline.observe.spans.conventions import end_call, start_call
 from paceline.observe.spans.hop import caller_of
-from paceline.observe.spans.lean import LeanTracer
-from paceline.observe.spans.served import ServedRequest
+from paceline.types import CallTiming
 from paceline.wire.status import code_of, cut_off_code
+
+_TRACER = contexts.create_key("paceline-tracer")
+"""Key of the tracer in the context of a traced request."""
 
 
 class RequestSpans:
-    def __init__(self, tracer: LeanTracer) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
     @contextmanager
@@ -33,39 +31,31 @@ class RequestSpans:
         if caller is None:
             yield
             return
-        context, span = caller
-        served = ServedRequest(method, span, self._tracer.new_span_id())
-        token = contexts.attach(trace.set_span_in_context(served, context))
+        began_ns, code = time.time_ns(), grpc.StatusCode.OK
+        span = start_call(self._tracer, method, SpanKind.SERVER, caller, start_time=began_ns)
+        context = trace.set_span_in_context(span, contexts.set_value(_TRACER, self._tracer, caller))
+        token = contexts.attach(context)
         try:
             yield
         except asyncio.CancelledError:
-            served.code = _cut_off_code(request, time.time_ns() - served.began_ns)
+            code = _cut_off_code(request, time.time_ns() - began_ns)
             raise
         except Exception as error:
-            served.code = code_of(error)
+            code = code_of(error)
             raise
         finally:
             contexts.detach(token)
-            served.ended_ns = time.time_ns()
-            self._tracer.later(partial(self._make, served))
+            end_call(span, SpanKind.SERVER, code)
 
-    def _make(self, served: ServedRequest) -> None:
-        caller = trace.set_span_in_context(trace.NonRecordingSpan(served.caller))
-        span = start_call(
-            self._tracer,
-            served.method,
-            SpanKind.SERVER,
-            caller,
-            start_time=served.began_ns,
-            span_id=served.get_span_context().span_id,
-        )
-        if span.is_recording() and (timing := served.timing):
-            around = trace.set_span_in_context(span)
-            began_ns = served.asked_ns + round(timing.queued_s * 1e9)
-            ended_ns = began_ns + round(timing.executed_s * 1e9)
-            self._tracer.start_span("queue_wait", around, start_time=served.asked_ns).end(began_ns)
-            self._tracer.start_span("execute", around, start_time=began_ns).end(ended_ns)
-        end_call(span, SpanKind.SERVER, served.code, served.ended_ns)
+
+def record_work(asked_ns: int, timing: CallTiming) -> None:
+    """Make the spans of work for the current request; `asked_ns` is the Unix time in ns when it was queued."""
+    tracer = contexts.get_value(_TRACER)
+    if isinstance(tracer, Tracer) and trace.get_current_span().is_recording():
+        began_ns = asked_ns + round(timing.queued_s * 1e9)
+        ended_ns = began_ns + round(timing.executed_s * 1e9)
+        tracer.start_span("queue_wait", start_time=asked_ns).end(began_ns)
+        tracer.start_span("execute", start_time=began_ns).end(ended_ns)
 
 
 def _cut_off_code(request: Any, elapsed_ns: int) -> grpc.StatusCode:

@@ -1,8 +1,8 @@
 """Sampling of spans that link to others instead of having a parent.
 
 A round serves many requests, so it is the root of a separate trace. Sampling it independently would lose most rounds of
-a sampled request. It links to its sampled requests, and a root span that links to a sampled span is sampled. The
-sampler of `OTEL_TRACES_SAMPLER` decides all other cases.
+a sampled request. It links to its sampled requests, and a root span that links to a sampled span is sampled. So is a
+span inside a sampled one of this process. The sampler of `OTEL_TRACES_SAMPLER` decides all other cases.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,11 @@ class LinkedSampler(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        is_linked = any(link.context.trace_flags.sampled for link in links or ())
-        follows = is_linked and not trace.get_current_span(parent_context).get_span_context().is_valid
+        parent = trace.get_current_span(parent_context).get_span_context()
+        if parent.is_valid:
+            follows = parent.trace_flags.sampled and not parent.is_remote
+        else:
+            follows = any(link.context.trace_flags.sampled for link in links or ())
         sampler = ALWAYS_ON if follows else self._otherwise
         return sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 

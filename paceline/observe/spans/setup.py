@@ -5,27 +5,28 @@ in the background; a slow or missing exporter loses spans and delays nothing.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import StartupError
+from paceline.observe.spans.protocols import otlp_protocol
 
 if TYPE_CHECKING:
-    from paceline.observe.spans.lean import LeanTracer
-
-PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    from opentelemetry.trace import Tracer
 
 
 @contextmanager
-def tracing(service: str, trace_file: Path | None) -> Iterator["LeanTracer | None"]:
+def tracing(service: str, trace_file: Path | None) -> Iterator["Tracer | None"]:
     """Yield the service's tracer, or None when tracing is off. On exit, send the remaining spans within a few seconds.
 
     Raise StartupError when a variable or the file is wrong.
     """
-    sends_otlp = _sends_otlp(os.environ)
-    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not (sends_otlp or trace_file):
+    is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    # What is disabled reads none of its variables: a wrong one does no harm.
+    protocol = None if is_disabled else otlp_protocol(os.environ)
+    if is_disabled or not (protocol or trace_file):
         yield None
         return
     with ExitStack() as stack:
@@ -35,18 +36,7 @@ def tracing(service: str, trace_file: Path | None) -> Iterator["LeanTracer | Non
 
             from paceline.observe.spans.provider import running_tracer
 
-            tracer = stack.enter_context(running_tracer(service, sends_otlp=sends_otlp, trace_file=trace_file))
+            tracer = stack.enter_context(running_tracer(service, protocol, trace_file))
         except ValueError as error:
             raise StartupError(f"tracing cannot be set up, one of the OTEL_ variables is wrong: {error}") from error
         yield tracer
-
-
-def _sends_otlp(environment: Mapping[str, str]) -> bool:
-    names = [name.strip() for name in environment.get("OTEL_TRACES_EXPORTER", "none").split(",") if name.strip()]
-    for name in names:
-        if name not in ("otlp", "none"):
-            raise StartupError(f"OTEL_TRACES_EXPORTER is {name!r}; give otlp or none, and --trace-file for a file")
-    for variable in PROTOCOL_VARIABLES:
-        if environment.get(variable, "grpc") != "grpc":
-            raise StartupError(f"{variable} is {environment[variable]!r}; spans are sent by grpc only: unset it")
-    return "otlp" in names

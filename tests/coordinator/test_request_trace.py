@@ -1,0 +1,247 @@
+"""A request's trace tells itself: its queue, its prefill and its rounds, in turn, within it, with their hops."""
+
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry import context as contexts
+from opentelemetry.trace import Link, SpanContext, TraceFlags
+from structlog.testing import capture_logs
+
+from coordinator.door.tracer import RequestTracer
+from coordinator.requests.generation import Generation, Request
+from coordinator.requests.output import Output, StopRules
+from coordinator.requests.traced_request import MAX_ROUNDS, OwnRound, RoundNote, TracedRequest
+from coordinator.rounds.round import RoundReport
+from coordinator.rounds.tracer import SHARED_AT_ONCE, SHARED_PER_S, RoundCap, RoundTracer
+from paceline.codec.generation import request_to_pb
+from paceline.errors import PeerUnavailable
+from paceline.observe.records import SpanRecord
+from paceline.types import GenerationRequest, HopTime, TokenIds, Usage
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.wire import open_channel
+from tests.clusters import cluster
+from tests.conftest import PairOfCheckpoints
+from tests.spans import Spans
+from tests.trees import tree_of
+
+MS = 1_000_000
+PROPOSE, VERIFY = HopTime(0.001, 0.002, 0.003), HopTime(0.001, 0.0, 0.010)
+SHARED = SpanContext(77, 78, False, TraceFlags(TraceFlags.SAMPLED))
+
+
+def generation(request: Request, index: int = 0) -> Generation:
+    output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
+    one = Generation(str(index), [1], output, 64, Usage(1), request, completion_index=index)
+    request.generations.append(one)
+    return one
+
+
+class Told:
+    """A traced request that began at 1000 ms and was queued at 1001 ms."""
+
+    def __init__(self, output_count: int = 1) -> None:
+        self.spans = Spans()
+        self.request = Request()
+        self.generations = [generation(self.request, index) for index in range(output_count)]
+        self.span = self.spans.tracer.start_span("generate", contexts.Context(), start_time=1000 * MS)
+        self.traced = TracedRequest(self.span, Link(self.span.get_span_context()), frozenset(), 1001 * MS)
+        self.request.traced = self.traced
+
+    def note(self, began_ms: int, index: int = 0, queued_ms: int = 0, prefill: bool = False, error: str = "") -> None:
+        """Note a round of 20 ms that waited 1 ms, accepted 3 of 5 drafts and so committed 4 tokens."""
+        hops = (HopTime(), HopTime()) if error else (PROPOSE, VERIFY)
+        note = RoundNote(began_ms * MS, (began_ms + 20) * MS, 8, *hops, SHARED, error)
+        gains = (0, 0, 0) if error else (5, 3, 4)
+        self.traced.note(OwnRound(note, index, prefill, queued_ms / 1e3, 0.001, *gains))
+
+    def children(self) -> list[SpanRecord]:
+        """End the request, and return its children as viewers show them, by start."""
+        RequestTracer(self.spans.tracer).end(self.request, 0.004, 0.030)
+        self.span.end(2000 * MS)
+        (whole,) = self.spans("generate")
+        found = [one for one in self.spans() if one.name != "generate"]
+        assert {(one.trace_id, one.parent_id) for one in found} <= {(whole.trace_id, whole.span_id)}
+        return sorted(found, key=lambda one: (one.start_ns, one.end_ns))
+
+
+def times_ms(spans: Sequence[SpanRecord]) -> list[tuple[str, float, float]]:
+    return [(one.name, one.start_ns / MS, one.end_ns / MS) for one in spans]
+
+
+@pytest.mark.review
+def test_a_request_has_its_queue_its_prefill_and_its_rounds_as_children() -> None:
+    """review E1"""
+    told = Told()
+    told.note(1005, queued_ms=3, prefill=True)
+    told.note(1026)
+    told.note(1047)
+    children = told.children()
+    assert times_ms(children) == [
+        ("queue", 1001, 1005),
+        ("prefill", 1005, 1025),
+        ("round", 1026, 1046),
+        ("round", 1047, 1067),
+    ]
+    assert dict(children[2].attributes) == {
+        "paceline.group_size": 8,
+        "paceline.waited_s": 0.001,
+        "paceline.draft.wire_s": 0.001,
+        "paceline.draft.queued_s": 0.002,
+        "paceline.draft.executed_s": 0.003,
+        "paceline.target.wire_s": 0.001,
+        "paceline.target.queued_s": 0.0,
+        "paceline.target.executed_s": 0.010,
+        "paceline.drafted_count": 5,
+        "paceline.accepted_count": 3,
+        "paceline.committed_count": 4,
+    }
+    assert [(link.trace_id, link.span_id) for link in children[2].links] == [(f"{77:032x}", f"{78:016x}")]
+
+
+@pytest.mark.review
+def test_time_in_the_queue_and_to_the_first_token_stand_on_the_requests_span() -> None:
+    """review E4"""
+    told = Told()
+    told.children()
+    (whole,) = told.spans("generate")
+    assert whole.attributes["paceline.queued_s"] == 0.004
+    assert whole.attributes["gen_ai.response.time_to_first_chunk"] == 0.030
+
+
+def test_rounds_beyond_the_limit_are_summed_up_in_one_child() -> None:
+    told = Told()
+    count = MAX_ROUNDS + 40
+    for number in range(count):
+        told.note(1005 + 21 * number)
+    *rounds, later = told.children()[1:]
+    assert (len(rounds), later.name) == (MAX_ROUNDS, "later_rounds")
+    assert times_ms([later]) == [("later_rounds", 1005 + 21 * MAX_ROUNDS, 1005 + 21 * (count - 1) + 20)]
+    assert later.attributes["paceline.round_count"] == 40
+    assert later.attributes["paceline.accepted_count"] == 40 * 3
+    assert later.attributes["paceline.target.executed_s"] == pytest.approx(40 * 0.010)
+    assert later.attributes["paceline.coordinator_s"] == pytest.approx(40 * (0.020 - 0.006 - 0.011))
+
+
+def test_an_output_that_lost_its_place_has_another_queue() -> None:
+    told = Told()
+    told.note(1005)
+    told.note(1100, queued_ms=50)
+    assert times_ms(told.children())[2:] == [("queue", 1049, 1100), ("round", 1100, 1120)]
+
+
+def test_a_round_that_failed_says_by_what() -> None:
+    told = Told()
+    told.note(1005, error="PEER_UNAVAILABLE")
+    failed = told.children()[1]
+    assert failed.is_error
+    assert failed.attributes["error.type"] == "PEER_UNAVAILABLE"
+
+
+def test_a_request_that_no_round_took_has_a_queue_alone() -> None:
+    assert [one.name for one in Told().children()] == ["queue"]
+
+
+def test_outputs_of_one_request_are_told_apart() -> None:
+    told = Told(output_count=2)
+    told.note(1005, index=0)
+    told.note(1005, index=1)
+    indexes = [(one.name, one.attributes["paceline.completion_index"]) for one in told.children()]
+    assert sorted(indexes) == [("queue", 0), ("queue", 1), ("round", 0), ("round", 1)]
+
+
+def traced_round(tracer: RoundTracer, group: list[Generation], report: RoundReport | None) -> None:
+    with tracer.round(group, [0.0] * len(group), [5] * len(group), 0) as record:
+        if report is None:
+            raise PeerUnavailable("the prompt that no span may hold")
+        record(report)
+
+
+REPORT = RoundReport([], 0.0, PROPOSE, VERIFY, 0, None, None)
+
+
+@pytest.mark.review
+def test_the_rate_of_shared_rounds_is_capped_and_no_request_loses_a_round_by_that() -> None:
+    """review E2"""
+    told, now_s = Told(), [0.0]
+    tracer = RoundTracer(told.spans.tracer, "continuous", RoundCap(lambda: now_s[0]))
+    group = [*told.generations, generation(Request())]
+    for _ in range(1000):
+        now_s[0] += 0.01
+        traced_round(tracer, group, REPORT)
+    made = len(told.spans("shared_round"))
+    assert made == pytest.approx(SHARED_AT_ONCE + 10 * SHARED_PER_S, abs=1)
+    assert len(told.traced.rounds) == MAX_ROUNDS
+    assert sum(one.round.span is not None for one in told.traced.rounds) == pytest.approx(64 + 0.1 * 256, abs=4)
+    for _ in range(1000):
+        traced_round(tracer, [generation(Request())], REPORT)  # of no traced request: no span, and none of the cap's
+    now_s[0] += 100
+    assert all(RoundCap.lets_through(tracer._cap) for _ in range(SHARED_AT_ONCE))
+
+
+def test_a_round_that_fails_is_noted_without_its_message() -> None:
+    told = Told()
+    with pytest.raises(PeerUnavailable):
+        traced_round(RoundTracer(told.spans.tracer, "continuous"), told.generations, None)
+    (shared,) = told.spans("shared_round")
+    assert (shared.is_error, shared.attributes["error.type"], shared.events) == (True, "PEER_UNAVAILABLE", ())
+    assert [one.round.error for one in told.traced.rounds] == ["PEER_UNAVAILABLE"]
+
+
+async def answered(pair: PairOfCheckpoints, asked: GenerationRequest) -> tuple[Spans, str]:
+    """Answer a request at a traced cluster; return the spans and the request id that its first message names."""
+    spans = Spans()
+    async with (
+        cluster(pair.target, pair.draft, tracer=spans.tracer) as served,
+        open_channel(served.coordinator_address) as channel,
+    ):
+        messages = [one async for one in GenerationServiceStub(channel).GenerateText(request_to_pb(asked))]
+        await spans.one("generate", "server")
+    return spans, messages[0].accepted.request_id
+
+
+@pytest.mark.review
+async def test_a_real_request_reads_from_top_to_bottom(pairs: dict[str, PairOfCheckpoints]) -> None:
+    """review E1: the rows of a viewer, which shows one trace with its spans by start."""
+    asked = GenerationRequest(TokenIds(tuple(range(3, 60))), 24, ignore_end_tokens=True, seed=2**63 + 5)
+    spans, request_id = await answered(pairs["Llama"], asked)
+    (whole,) = spans("generate", "server")
+    tree = tree_of(spans(), whole.trace_id)
+    names = [one.name for one in tree.children]
+    assert names == ["queue", "prefill", *["round"] * (len(names) - 2)]
+    assert len(names) > 3
+    assert sum(one.attributes["paceline.committed_count"] for one in tree.rounds) == 24
+    for one in tree.rounds:
+        calls_s = sum(one.attributes[f"paceline.{service}.wire_s"] for service in ("draft", "target"))
+        assert 0 < calls_s < one.duration_s
+    assert len(tree.shared) == len(tree.rounds)
+    first, finish = whole.events
+    assert (first.name, finish.name) == ("first_token", "finish")
+    assert tree.rounds[0].end_ns <= first.time_ns <= finish.time_ns <= whole.end_ns
+    assert finish.attributes == {"paceline.finish_reason": "length"}
+    assert whole.attributes["paceline.request_id"] == whole.attributes["gen_ai.response.id"] == request_id
+    assert whole.attributes["gen_ai.response.model"] == str(pairs["Llama"].target)
+    assert whole.attributes["paceline.seed"] == str(2**63 + 5)
+    assert "gen_ai.request.seed" not in whole.attributes
+    assert 0 < whole.attributes["gen_ai.response.time_to_first_chunk"] < whole.duration_s
+
+
+@pytest.mark.review
+async def test_log_span_and_first_message_name_a_request_alike(pairs: dict[str, PairOfCheckpoints]) -> None:
+    """review E1"""
+    with capture_logs() as logs:
+        spans, request_id = await answered(pairs["Llama"], GenerationRequest(TokenIds((5, 6, 7)), 4, seed=7))
+    (line,) = [one for one in logs if one["event"] == "request ended"]
+    (span,) = spans("generate", "server")
+    assert line["request_id"] == request_id == span.attributes["paceline.request_id"]
+    assert span.attributes["gen_ai.request.seed"] == 7
+
+
+async def test_a_request_that_is_refused_has_its_name_in_its_span_too(pairs: dict[str, PairOfCheckpoints]) -> None:
+    spans, pair = Spans(), pairs["Llama"]
+    with capture_logs() as logs:
+        async with cluster(pair.target, pair.draft, tracer=spans.tracer) as served:
+            with pytest.raises(Exception, match="prompt"):
+                await served.client.complete(GenerationRequest(TokenIds(())))
+            span = await spans.one("generate", "server")
+    (line,) = [one for one in logs if one["event"] == "request ended"]
+    assert span.attributes["paceline.request_id"] == line["request_id"]
