@@ -134,9 +134,7 @@ class _Story:
     def _round(self, one: OwnRound) -> None:
         name = "prefill" if one.is_prefill else "round"
         attributes: Attributes = {"paceline.group_size": one.round.group_size}
-        attributes |= _named(one.sums()) | _output(self._request, one.completion_index)
-        if one.queued_s:
-            attributes["paceline.queued_s"] = one.queued_s
+        attributes |= _named(one.told()) | _output(self._request, one.completion_index)
         links = [Link(one.round.span)] if one.round.span else None
         span = self._start(name, one.round.began_ns, attributes, links)
         if one.round.error:
@@ -148,5 +146,5 @@ class _Story:
         return self._tracer.start_span(name, self._around, attributes=attributes, links=links, start_time=began_ns)
 
 
-def _named(sums: Mapping[str, float]) -> Attributes:
-    return {f"paceline.{name}": value for name, value in sums.items()}
+def _named(values: Mapping[str, float]) -> Attributes:
+    return {f"paceline.{name}": value for name, value in values.items()}

@@ -48,15 +48,14 @@ class OwnRound:
     """Whether the target had to take in a prompt, or what it lost of one, before it could decode."""
     queued_s: float
     waited_s: float
+    """Seconds since its last round, or since it got a place after `queued_s`."""
     drafted_count: int
     accepted_count: int
-    committed_count: int
 
-    def sums(self) -> dict[str, float]:
-        """Return what can be added up over rounds, by name."""
+    def told(self) -> dict[str, float]:
+        """Return what its span tells, by name; zeros are left out."""
         propose, verify = self.round.propose, self.round.verify
-        return {
-            "waited_s": self.waited_s,
+        values = {
             "draft.wire_s": propose.wire_s,
             "draft.queued_s": propose.queued_s,
             "draft.executed_s": propose.executed_s,
@@ -65,8 +64,8 @@ class OwnRound:
             "target.executed_s": verify.executed_s,
             "drafted_count": self.drafted_count,
             "accepted_count": self.accepted_count,
-            "committed_count": self.committed_count,
         }
+        return {name: value for name, value in values.items() if value}
 
 
 @dataclass
@@ -79,8 +78,9 @@ class LaterRounds:
 
     def add(self, one: OwnRound) -> None:
         self.ended_ns = max(self.ended_ns, one.round.ended_ns)
-        more = {"round_count": 1, "coordinator_s": one.round.coordinator_s, "queued_s": one.queued_s}
-        for name, value in (one.sums() | more).items():
+        waits = {"waited_s": one.waited_s, "queued_s": one.queued_s}
+        more = {"round_count": 1, "coordinator_s": one.round.coordinator_s}
+        for name, value in (one.told() | waits | more).items():
             self.sums[name] += value
 
 

@@ -107,8 +107,8 @@ async def check_answered(traced: Traced) -> None:
         (request,) = [one for one in requests_of(traced.receiver.spans) if one.span.trace_id == trace_id]
         assert len(tree.rounds) == len(request.rounds)
         # A round may bring a request nothing: its prompt waits for an equal prompt under way.
-        assert sum(one.committed_count > 0 for one in request.rounds) == answer.finish.usage.round_count
-        assert sum(one.committed_count for one in request.rounds) == 60
+        assert len(request.rounds) >= answer.finish.usage.round_count
+        assert sum(one.drafted_count for one in request.rounds) == answer.finish.usage.drafted_count
         assert sum(one.accepted_count for one in request.rounds) == answer.finish.usage.accepted_count
         assert {one.service for one in tree.rounds + tree.calls} == {"paceline-coordinator"}
         assert {(one.name, one.service) for one in tree.served} == SERVERS

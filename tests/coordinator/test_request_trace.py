@@ -48,10 +48,10 @@ class Told:
         self.request.traced = self.traced
 
     def note(self, began_ms: int, index: int = 0, queued_ms: int = 0, prefill: bool = False, error: str = "") -> None:
-        """Note a round of 20 ms that waited 1 ms, accepted 3 of 5 drafts and so committed 4 tokens."""
+        """Note a round of 20 ms that waited 1 ms and accepted 3 of 5 drafts."""
         hops = (HopTime(), HopTime()) if error else (PROPOSE, VERIFY)
         note = RoundNote(began_ms * MS, (began_ms + 20) * MS, 8, *hops, SHARED, error)
-        gains = (0, 0, 0) if error else (5, 3, 4)
+        gains = (0, 0) if error else (5, 3)
         self.traced.note(OwnRound(note, index, prefill, queued_ms / 1e3, 0.001, *gains))
 
     def children(self) -> list[SpanRecord]:
@@ -84,16 +84,13 @@ def test_a_request_has_its_queue_its_prefill_and_its_rounds_as_children() -> Non
     ]
     assert dict(children[2].attributes) == {
         "paceline.group_size": 8,
-        "paceline.waited_s": 0.001,
         "paceline.draft.wire_s": 0.001,
         "paceline.draft.queued_s": 0.002,
         "paceline.draft.executed_s": 0.003,
         "paceline.target.wire_s": 0.001,
-        "paceline.target.queued_s": 0.0,
         "paceline.target.executed_s": 0.010,
         "paceline.drafted_count": 5,
         "paceline.accepted_count": 3,
-        "paceline.committed_count": 4,
     }
     assert [(link.trace_id, link.span_id) for link in children[2].links] == [(f"{77:032x}", f"{78:016x}")]
 
@@ -118,6 +115,7 @@ def test_rounds_beyond_the_limit_are_summed_up_in_one_child() -> None:
     assert times_ms([later]) == [("later_rounds", 1005 + 21 * MAX_ROUNDS, 1005 + 21 * (count - 1) + 20)]
     assert later.attributes["paceline.round_count"] == 40
     assert later.attributes["paceline.accepted_count"] == 40 * 3
+    assert later.attributes["paceline.waited_s"] == pytest.approx(40 * 0.001)
     assert later.attributes["paceline.target.executed_s"] == pytest.approx(40 * 0.010)
     assert later.attributes["paceline.coordinator_s"] == pytest.approx(40 * (0.020 - 0.006 - 0.011))
 
@@ -171,7 +169,9 @@ def test_the_rate_of_shared_rounds_is_capped_and_no_request_loses_a_round_by_tha
     made = len(told.spans("shared_round"))
     assert made == pytest.approx(SHARED_AT_ONCE + 10 * SHARED_PER_S, abs=1)
     assert len(told.traced.rounds) == MAX_ROUNDS
-    assert sum(one.round.span is not None for one in told.traced.rounds) == pytest.approx(64 + 0.1 * 256, abs=4)
+    assert sum(one.round.span is not None for one in told.traced.rounds) == pytest.approx(
+        SHARED_AT_ONCE + 0.01 * MAX_ROUNDS * SHARED_PER_S, abs=1
+    )
     for _ in range(1000):
         traced_round(tracer, [generation(Request())], REPORT)  # of no traced request: no span, and none of the cap's
     now_s[0] += 100
@@ -209,9 +209,11 @@ async def test_a_real_request_reads_from_top_to_bottom(pairs: dict[str, PairOfCh
     names = [one.name for one in tree.children]
     assert names == ["queue", "prefill", *["round"] * (len(names) - 2)]
     assert len(names) > 3
-    assert sum(one.attributes["paceline.committed_count"] for one in tree.rounds) == 24
+    accepted_count = sum(one.attributes.get("paceline.accepted_count", 0) for one in tree.rounds)
+    assert accepted_count == whole.attributes["paceline.accepted_count"] > 0
+    assert accepted_count + len(tree.rounds) >= 24
     for one in tree.rounds:
-        calls_s = sum(one.attributes[f"paceline.{service}.wire_s"] for service in ("draft", "target"))
+        calls_s = sum(value for name, value in one.attributes.items() if name.endswith("_s"))
         assert 0 < calls_s < one.duration_s
     assert len(tree.shared) == len(tree.rounds)
     first, finish = whole.events

@@ -15,8 +15,10 @@ Hops = dict[str, int]
 @dataclass(frozen=True)
 class Timeline:
     spans: list[SpanRecord]
-    """The request, then its rounds, then the shared spans of these."""
+    """The request, then its rounds and what is before them, then the shared spans."""
     latency_ms: int
+    told: list[Hops]
+    """The rounds as the spans tell them: before its first round all time is in the queue."""
 
 
 def timeline(
@@ -32,8 +34,12 @@ def timeline(
     began_ms, now_ms = now_ms, now_ms + before_ms
     own: list[SpanRecord] = []
     shared: list[SpanRecord] = []
-    for hops in rounds:
+    first, *others = rounds
+    told = [first | {"queued": first["queued"] + first["waiting"], "waiting": 0}, *others]
+    for hops in told:
         began_round_ms = now_ms + hops["queued"] + hops["waiting"]
+        if hops["queued"]:
+            own.append(_span("queue", trace_id, next(ids), span_id, now_ms + hops["waiting"], hops["queued"]))
         now_ms += sum(hops.values())
         made = list(_shared(hops, began_round_ms, LinkRecord(trace_id, span_id), ids, skew_ms))
         own_round = _span("round", trace_id, next(ids), span_id, began_round_ms, now_ms - began_round_ms)
@@ -46,16 +52,11 @@ def timeline(
         *(began_ms * MILLISECOND_NS, now_ms * MILLISECOND_NS),
         attributes={"rpc.response.status_code": "OK"},
     )
-    return Timeline([request, *own, *shared], now_ms - began_ms)
+    return Timeline([request, *own, *shared], now_ms - began_ms, told)
 
 
 def _attributes(hops: Hops) -> dict[str, float]:
-    attributes: dict[str, float] = {
-        "paceline.group_size": 1,
-        "paceline.queued_s": hops["queued"] / 1e3,
-        "paceline.waited_s": hops["waiting"] / 1e3,
-        "paceline.committed_count": 2,
-    }
+    attributes: dict[str, float] = {"paceline.group_size": 1, "paceline.drafted_count": 5, "paceline.accepted_count": 2}
     for service, name in CALL_HOPS.items():
         for part, word in zip(PARTS, PART_WORDS, strict=True):
             attributes[f"paceline.{service}.{word}"] = hops[f"{name} {part}"] / 1e3

@@ -46,8 +46,8 @@ def test_hops_add_up_to_the_latency_in_any_order_of_spans_and_under_any_skew_of_
     assert sum(request.hops_s.values()) == pytest.approx(made.latency_ms / 1e3, abs=1e-9)
     assert request.hops_s["other"] == pytest.approx((before_ms + after_ms) / 1e3, abs=1e-9)
     for hop in ROUND_HOPS:
-        assert [one.hops_s[hop] for one in request.rounds] == pytest.approx([one[hop] / 1e3 for one in rounds])
-    assert [one.committed_count for one in request.rounds] == [2] * len(rounds)
+        assert [one.hops_s[hop] for one in request.rounds] == pytest.approx([one[hop] / 1e3 for one in made.told])
+    assert [one.accepted_count for one in request.rounds] == [2] * len(rounds)
 
 
 @given(rounds_of_any_length, skews)
@@ -120,35 +120,32 @@ def test_of_a_request_with_several_outputs_the_one_that_ended_last_counts() -> N
 
 
 def test_a_round_that_failed_counts_as_wire_to_the_target() -> None:
-    request, round_, *_ = timeline([TYPICAL]).spans
-    waited = {"paceline.waited_s": round_.attributes["paceline.waited_s"]}
-    (found,) = requests_of([request, replace(round_, is_error=True, attributes=waited)])
-    expected = dict.fromkeys(HOPS, 0.0) | {"waiting": 0.001, "verify wire": 0.050}
+    request, queue, round_, *_ = timeline([TYPICAL]).spans
+    (found,) = requests_of([request, queue, replace(round_, is_error=True, attributes={})])
+    expected = dict.fromkeys(HOPS, 0.0) | {"queued": 0.001, "verify wire": 0.050}
     assert found.hops_s == pytest.approx(expected)
 
 
 def test_the_sum_of_later_rounds_counts_for_shares_and_not_for_percentiles() -> None:
-    request, first, second, third, *_ = timeline([TYPICAL, TYPICAL | {"draft execute": 30}, TYPICAL]).spans
-    sums = {
-        name: value + third.attributes[name]
-        for name, value in second.attributes.items()
-        if name != "paceline.group_size"
-    }
-    sums |= {"paceline.round_count": 2, "paceline.coordinator_s": 0.002}
+    whole = timeline([TYPICAL, TYPICAL | {"draft execute": 30}, TYPICAL])
+    request, queue, first, second, third, *_ = whole.spans
+    sums = {name: value + third.attributes[name] for name, value in second.attributes.items()}
+    sums |= {"paceline.round_count": 2, "paceline.coordinator_s": 0.002, "paceline.waited_s": 0.002}
     later = replace(second, name="later_rounds", end_ns=third.end_ns, attributes=sums)
-    (found,) = requests_of([request, first, later])
-    (whole,) = requests_of([request, first, second, third])
-    assert found.hops_s == pytest.approx(whole.hops_s)
+    (found,) = requests_of([request, queue, first, later])
+    assert found.hops_s == pytest.approx(requests_of(whole.spans)[0].hops_s)
     assert [one.round_count for one in found.rounds] == [1, 2]
     draft = next(one for one in summarize([found]) if one.hop == "draft execute")
     assert [draft.p50_s, draft.p99_s] == pytest.approx([TYPICAL["draft execute"] / 1e3] * 2)
+    later = replace(later, attributes={name: value for name, value in sums.items() if "group" not in name})
+    (found,) = requests_of([request, queue, first, later])
     lines = printed(120, waterfall(found, 120), hop_table(summarize([found]), [found]))
     assert "2 rounds" in lines
     assert "1 requests, 3 rounds" in lines
 
 
 def test_in_the_chrome_trace_outputs_of_one_request_have_rows_of_their_own() -> None:
-    request, first, second, *_ = timeline([TYPICAL, TYPICAL]).spans
+    request, _, first, second, *_ = timeline([TYPICAL, TYPICAL]).spans
     other = replace(second, start_ns=first.start_ns + 1, end_ns=first.end_ns + 1)
     rows = [one["tid"] for one in trace_events([request, first, other]) if one["ph"] == "X"]
     assert rows[0] == rows[1] != rows[2]
@@ -166,19 +163,19 @@ def test_the_waterfall_has_a_row_a_round_with_its_hops_and_its_place() -> None:
     (request,) = requests_of(timeline([TYPICAL, TYPICAL | {"draft queue": 25}], before_ms=2).spans)
     lines = printed(120, waterfall(request, 120)).splitlines()
     assert request.span.trace_id in lines[0]
-    rows = [line.split() for line in lines if "0/0" in line]
+    rows = [line.split() for line in lines if "2/5" in line]
     assert [row[0] for row in rows] == ["3", "54"]
     assert [row[-8:] for row in rows] == [
-        ["2.0", "0.0", "10", "3.0", "4.0", "30", "0/0", "1"],
-        ["2.0", "25", "10", "3.0", "4.0", "30", "0/0", "1"],
+        ["2.0", "0.0", "10", "3.0", "4.0", "30", "2/5", "1"],
+        ["2.0", "25", "10", "3.0", "4.0", "30", "2/5", "1"],
     ]
-    bars = [line.count("█") for line in lines if "0/0" in line]
+    bars = [line.count("█") for line in lines if "2/5" in line]
     assert bars[1] > bars[0] > 0
 
 
 def test_every_row_of_the_waterfall_shows_however_short_its_round() -> None:
     (request,) = requests_of(timeline([TYPICAL] * 200 + [TYPICAL | {"verify execute": 60_000}]).spans)
-    lines = [line for line in printed(100, waterfall(request, 100)).splitlines() if "0/0" in line]
+    lines = [line for line in printed(100, waterfall(request, 100)).splitlines() if "2/5" in line]
     assert len(lines) == 201
     assert all("█" in line for line in lines)
 

@@ -145,7 +145,8 @@ async def test_each_of_two_outputs_has_its_queue_and_its_rounds_in_the_trace(
     for index in (0, 1):
         own = [one for one in children if one.attributes["paceline.completion_index"] == index]
         assert min(own, key=lambda one: one.start_ns).name == "queue"
-        assert sum(one.attributes.get("paceline.committed_count", 0) for one in own) == 20
+        accepted_count = sum(one.attributes.get("paceline.accepted_count", 0) for one in own)
+        assert accepted_count + len(own) - 1 >= 20
     # One round may serve both outputs; it links their request once.
     assert all(len(one.links) == 1 for one in spans("shared_round"))
 

@@ -4,14 +4,14 @@ Uses only a request's span and its children, which the coordinator made: their d
 include the durations that a model service reported with its answers, so clocks of different machines are never
 compared.
 
-A request's latency is the time queued for a place in the pool, plus for each round the wait to be grouped and the round
-itself. A round is both calls, each divided into wire, queue and execute, and the coordinator's own work between them.
+A request's latency is the time in the queue, plus for each round the wait since the one before and the round itself. A
+round is both calls, each divided into wire, queue and execute, and the coordinator's own work between them.
 The rest is `other`: reading the request and streaming the last tokens.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -23,7 +23,7 @@ CALL_HOPS = {"draft": "draft", "target": "verify"}
 PARTS = ("wire", "queue", "execute")
 PART_WORDS = ("wire_s", "queued_s", "executed_s")
 """The parts' names in span attributes."""
-ROUND_SPANS = ("prefill", "round", "later_rounds")
+OWN_SPANS = ("queue", "prefill", "round", "later_rounds")
 ROUND_HOPS = (
     "queued",
     "waiting",
@@ -31,7 +31,6 @@ ROUND_HOPS = (
     *(f"{call} {part}" for call in CALL_HOPS.values() for part in PARTS),
 )
 HOPS = (*ROUND_HOPS, "other")
-GAINS = ("drafted", "accepted", "committed")
 REMEDIES = {
     "queued": "more requests come than the pool has places for: raise --batch-size, or add a cluster",
     "waiting": "generations wait for a lane to come free: raise --batch-size or --lanes",
@@ -55,7 +54,6 @@ class RequestRound:
     """Seconds by hop name, for all of `ROUND_HOPS`."""
     drafted_count: int
     accepted_count: int
-    committed_count: int
     round_count: int = 1
 
     @property
@@ -102,7 +100,7 @@ def requests_of(spans: Iterable[SpanRecord]) -> list[RequestTrace]:
     spans = list(spans)
     rounds: defaultdict[tuple[str, str | None], list[SpanRecord]] = defaultdict(list)
     for span in spans:
-        if span.name in ROUND_SPANS:
+        if span.name in OWN_SPANS:
             rounds[span.trace_id, span.parent_id].append(span)
     found = [
         RequestTrace(span, _rounds(rounds[span.trace_id, span.span_id]))
@@ -119,25 +117,41 @@ def _rounds(spans: Iterable[SpanRecord]) -> tuple[RequestRound, ...]:
     if not by_output:
         return ()
     last = max(by_output.values(), key=lambda rounds: max(one.end_ns for one in rounds))
-    return tuple(map(_round, sorted(last, key=lambda one: one.start_ns)))
+    return tuple(_in_turn(sorted(last, key=lambda one: (one.start_ns, one.end_ns))))
 
 
-def _round(span: SpanRecord) -> RequestRound:
+def _in_turn(spans: Iterable[SpanRecord]) -> Iterator[RequestRound]:
+    """Yield the rounds of one output with the time before each: what is not in a `queue` was a wait between rounds."""
+    queued_s, waited_s, ended_ns = 0.0, 0.0, None
+    for span in spans:
+        waited_s += 0.0 if ended_ns is None else (span.start_ns - ended_ns) / 1e9
+        ended_ns = span.end_ns
+        if span.name == "queue":
+            queued_s += span.duration_s
+            continue
+        yield _round(span, queued_s, waited_s)
+        queued_s = waited_s = 0.0
+
+
+def _round(span: SpanRecord, queued_s: float, waited_s: float) -> RequestRound:
     def told(name: str) -> float:
         return float(span.attributes.get(f"paceline.{name}", 0.0))
 
-    hops = {"queued": told("queued_s"), "waiting": told("waited_s")}
+    hops = {"queued": queued_s, "waiting": waited_s}
     for service, name in CALL_HOPS.items():
         hops |= {f"{name} {part}": told(f"{service}.{word}") for part, word in zip(PARTS, PART_WORDS, strict=True)}
     calls_s = sum(hops[f"{name} {part}"] for name in CALL_HOPS.values() for part in PARTS)
+    own_s = span.duration_s - calls_s
     if span.is_error:
         # Only a failed verify fails a round, and its time is not known but as the round's.
-        hops["verify wire"] = calls_s = span.duration_s
-    # The sum of many rounds does not last as long as they: there are waits between them.
-    own_s = told("coordinator_s") if "paceline.coordinator_s" in span.attributes else span.duration_s - calls_s
-    drafted, accepted, committed = (int(told(f"{name}_count")) for name in GAINS)
+        hops["verify wire"], own_s = span.duration_s, 0.0
+    if span.name == "later_rounds":
+        # It lasts longer than its rounds: there are waits between them, the first of which comes before it.
+        own_s = told("coordinator_s")
+        hops |= {"queued": told("queued_s"), "waiting": told("waited_s")}
     every_hop = {hop: hops.get(hop, own_s) for hop in ROUND_HOPS}
-    return RequestRound(span, every_hop, drafted, accepted, committed, int(told("round_count")) or 1)
+    drafted, accepted = int(told("drafted_count")), int(told("accepted_count"))
+    return RequestRound(span, every_hop, drafted, accepted, int(told("round_count")) or 1)
 
 
 def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
