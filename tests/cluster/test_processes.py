@@ -109,6 +109,7 @@ async def test_the_coordinator_waits_for_services_that_come_later() -> None:
         coordinator = await start("coordinator", "--draft", draft.address, "--target", target)
         assert coordinator.stderr is not None
         assert coordinator.stdout is not None
+        assert b"starting" in await coordinator.stderr.readline()
         assert b"waiting for the target service" in await coordinator.stderr.readline()
         async with running_service("target_service", ["--port", str(port)]):
             address = (await coordinator.stdout.readline()).decode().split()[-1]
