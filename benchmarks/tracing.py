@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from statistics import median
@@ -27,7 +28,7 @@ from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from rich.console import Console
 
-from coordinator.door.tracer import RequestTracer, begin_request
+from coordinator.door.tracer import TOLD_WITHIN_S, RequestTracer, begin_request
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.tracer import RoundTracer
@@ -41,8 +42,8 @@ console = Console(highlight=False)
 
 UNSAMPLED = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
 """Span inside which requests are not sampled."""
-EXPORTED_WITHIN_S = 6.0
-"""Seconds until a run's spans are exported: the SDK's exporters send every 5 s, or 512 spans."""
+EXPORTED_WITHIN_S = TOLD_WITHIN_S + 6.0
+"""Seconds until a run's spans are made and exported: the SDK's exporters send every 5 s, or 512 spans."""
 TRACE_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 
@@ -183,7 +184,7 @@ def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
     group = [Generation(str(number), [1], output, 64, Usage(1), Request()) for number in range(batch_size)]
     asked = GenerationRequest(UserMessage(""))
     waits_s, counts = [0.0] * batch_size, [5] * batch_size
-    tracer, of_requests = RoundTracer(None, "continuous"), RequestTracer(None)
+    tracer, of_requests = RoundTracer(None, "continuous"), RequestTracer(None, ThreadPoolExecutor())
     began = time.perf_counter()
     for _ in range(repeats):
         with tracer.round(group, waits_s, counts, 0):

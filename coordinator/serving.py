@@ -12,7 +12,7 @@ from coordinator.config import CoordinatorSettings
 from coordinator.door.admission_threads import AdmissionThreads, admission_threads
 from coordinator.door.record import RequestMetrics
 from coordinator.door.servicer import SERVICE_NAME, Facts, GenerationServicer, add_generation_service
-from coordinator.door.tracer import RequestTracer
+from coordinator.door.tracer import request_tracer
 from coordinator.replicas.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.replicas.discovery import HostPort, parse_addresses
 from coordinator.replicas.replicas import Replicas
@@ -66,26 +66,27 @@ async def open_door(
     watched: Instruments,
 ) -> AsyncIterator[RunningServer]:
     """Let clients call while the block runs. Nothing says yet that the coordinator serves."""
-    servicer = GenerationServicer(
-        _facts(settings),
-        parts.model,
-        threads,
-        parts.dispatcher,
-        parts.drafter,
-        parts.statistics,
-        RequestMetrics(watched.registry),
-        RequestTracer(watched.tracer),
-    )
-    async with running_server(
-        settings.host,
-        settings.port,
-        [SERVICE_NAME],
-        lambda server: add_generation_service(servicer, server),
-        grace_s=settings.shutdown_grace_s,
-        options=options,
-        admitted_interceptors=traced_calls(watched.tracer),
-    ) as server:
-        yield server
+    with request_tracer(watched.tracer) as tracer:
+        servicer = GenerationServicer(
+            _facts(settings),
+            parts.model,
+            threads,
+            parts.dispatcher,
+            parts.drafter,
+            parts.statistics,
+            RequestMetrics(watched.registry),
+            tracer,
+        )
+        async with running_server(
+            settings.host,
+            settings.port,
+            [SERVICE_NAME],
+            lambda server: add_generation_service(servicer, server),
+            grace_s=settings.shutdown_grace_s,
+            options=options,
+            admitted_interceptors=traced_calls(watched.tracer),
+        ) as server:
+            yield server
 
 
 @dataclass(frozen=True)

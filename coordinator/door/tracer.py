@@ -3,10 +3,13 @@
 What was asked and its result stand by the conventions for generative AI. Never the prompt, its tokens or the output's.
 """
 
+import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 
+import structlog
 from opentelemetry import context, trace
 from opentelemetry.trace import Link, Span, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
@@ -15,9 +18,14 @@ from coordinator.requests.generation import Request
 from coordinator.requests.traced_request import OwnRound, TracedRequest
 from paceline.types import GenerationRequest, OutputPiece, UserMessage
 
+log = structlog.get_logger()
+
 Attributes = dict[str, AttributeValue]
 LARGEST_INT = 2**63 - 1
 """The largest integer that an attribute can hold."""
+TOLD_WITHIN_S = 2.0
+"""Seconds within which children are made, of many requests together: between passes of the models, which empty the
+processor's caches, they would take twice as long. The event loop waits for none of them."""
 
 
 def name_request(request_id: str) -> None:
@@ -77,18 +85,41 @@ def _output(request: Request, index: int) -> Attributes:
     return {"paceline.completion_index": index} if len(request.generations) > 1 else {}
 
 
-@dataclass(frozen=True)
 class RequestTracer:
-    tracer: Tracer | None
+    """Adds what is known at a request's end to its trace."""
+
+    def __init__(self, tracer: Tracer | None, thread: Executor) -> None:
+        self._tracer = tracer
+        self._thread = thread
+        self._untold: list[_Story] = []
 
     def end(self, request: Request, queued_s: float | None, time_to_first_token_s: float | None) -> None:
-        """Add the request's result to its span, and make the span's children."""
-        if request.traced is None or self.tracer is None:
+        """Add the request's result to its span, and have the span's children made."""
+        if request.traced is None or self._tracer is None:
             return
         seconds = {"paceline.queued_s": queued_s, "gen_ai.response.time_to_first_chunk": time_to_first_token_s}
         known = {name: value for name, value in seconds.items() if value is not None}
         request.traced.span.set_attributes(_result(request) | known)
-        _Story(self.tracer, request, request.traced).tell()
+        self._untold.append(_Story(self._tracer, request, request.traced))
+        if len(self._untold) == 1:
+            asyncio.get_running_loop().call_later(TOLD_WITHIN_S, self.tell)
+
+    def tell(self) -> None:
+        """Make the children of the requests that have ended, in the thread."""
+        untold, self._untold = self._untold, []
+        if untold:
+            self._thread.submit(_tell, untold)
+
+
+@contextmanager
+def request_tracer(tracer: Tracer | None) -> Iterator[RequestTracer]:
+    """Yield a tracer of requests. On exit, wait until all that was noted is told."""
+    with ThreadPoolExecutor(1, "traces") as thread:
+        requests = RequestTracer(tracer, thread)
+        try:
+            yield requests
+        finally:
+            requests.tell()
 
 
 def _result(request: Request) -> Attributes:
@@ -104,31 +135,32 @@ def _result(request: Request) -> Attributes:
 
 
 class _Story:
-    """Makes the children of a request's span from the notes of its rounds."""
+    """Makes the children of a request's span from the notes of its rounds, as they stood at its end."""
 
     def __init__(self, tracer: Tracer, request: Request, traced: TracedRequest) -> None:
         self._tracer = tracer
         self._request = request
-        self._traced = traced
+        self._queued_ns, self._ended_ns = traced.queued_ns, time.time_ns()
+        self._rounds, self._later = tuple(traced.rounds), dict(traced.later)
         self._around = trace.set_span_in_context(traced.span, context.Context())
 
     def tell(self) -> None:
         waited: set[int] = set()
-        for one in self._traced.rounds:
+        for one in self._rounds:
             if one.completion_index not in waited or one.queued_s:
                 self._queue(one, is_first=one.completion_index not in waited)
                 waited.add(one.completion_index)
             self._round(one)
-        for index, later in self._traced.later.items():
+        for index, later in self._later.items():
             attributes = _named(later.sums) | _output(self._request, index)
             self._start("later_rounds", later.began_ns, attributes).end(later.ended_ns)
-        if not waited and self._traced.queued_ns:
-            self._start("queue", self._traced.queued_ns, {}).end()
+        if not waited and self._queued_ns:
+            self._start("queue", self._queued_ns, {}).end(self._ended_ns)
 
     def _queue(self, one: OwnRound, *, is_first: bool) -> None:
         """Tell of the wait before a round: from the submission on or, later, since the output lost its place."""
         waited_ns = round(1e9 * (one.queued_s + one.waited_s))
-        began_ns = self._traced.queued_ns if is_first else one.round.began_ns - waited_ns
+        began_ns = self._queued_ns if is_first else one.round.began_ns - waited_ns
         self._start("queue", began_ns, _output(self._request, one.completion_index)).end(one.round.began_ns)
 
     def _round(self, one: OwnRound) -> None:
@@ -148,3 +180,11 @@ class _Story:
 
 def _named(values: Mapping[str, float]) -> Attributes:
     return {f"paceline.{name}": value for name, value in values.items()}
+
+
+def _tell(untold: Iterable[_Story]) -> None:
+    try:
+        for story in untold:
+            story.tell()
+    except Exception as error:
+        log.exception("spans were lost", exc_info=error)

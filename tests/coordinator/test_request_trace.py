@@ -7,7 +7,7 @@ from opentelemetry import context as contexts
 from opentelemetry.trace import Link, SpanContext, TraceFlags
 from structlog.testing import capture_logs
 
-from coordinator.door.tracer import RequestTracer
+from coordinator.door.tracer import request_tracer
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.requests.traced_request import MAX_ROUNDS, OwnRound, RoundNote, TracedRequest
@@ -54,9 +54,10 @@ class Told:
         gains = (0, 0) if error else (5, 3)
         self.traced.note(OwnRound(note, index, prefill, queued_ms / 1e3, 0.001, *gains))
 
-    def children(self) -> list[SpanRecord]:
+    async def children(self) -> list[SpanRecord]:
         """End the request, and return its children as viewers show them, by start."""
-        RequestTracer(self.spans.tracer).end(self.request, 0.004, 0.030)
+        with request_tracer(self.spans.tracer) as tracer:
+            tracer.end(self.request, 0.004, 0.030)
         self.span.end(2000 * MS)
         (whole,) = self.spans("generate")
         found = [one for one in self.spans() if one.name != "generate"]
@@ -69,13 +70,13 @@ def times_ms(spans: Sequence[SpanRecord]) -> list[tuple[str, float, float]]:
 
 
 @pytest.mark.review
-def test_a_request_has_its_queue_its_prefill_and_its_rounds_as_children() -> None:
+async def test_a_request_has_its_queue_its_prefill_and_its_rounds_as_children() -> None:
     """review E1"""
     told = Told()
     told.note(1005, queued_ms=3, prefill=True)
     told.note(1026)
     told.note(1047)
-    children = told.children()
+    children = await told.children()
     assert times_ms(children) == [
         ("queue", 1001, 1005),
         ("prefill", 1005, 1025),
@@ -96,21 +97,21 @@ def test_a_request_has_its_queue_its_prefill_and_its_rounds_as_children() -> Non
 
 
 @pytest.mark.review
-def test_time_in_the_queue_and_to_the_first_token_stand_on_the_requests_span() -> None:
+async def test_time_in_the_queue_and_to_the_first_token_stand_on_the_requests_span() -> None:
     """review E4"""
     told = Told()
-    told.children()
+    await told.children()
     (whole,) = told.spans("generate")
     assert whole.attributes["paceline.queued_s"] == 0.004
     assert whole.attributes["gen_ai.response.time_to_first_chunk"] == 0.030
 
 
-def test_rounds_beyond_the_limit_are_summed_up_in_one_child() -> None:
+async def test_rounds_beyond_the_limit_are_summed_up_in_one_child() -> None:
     told = Told()
     count = MAX_ROUNDS + 40
     for number in range(count):
         told.note(1005 + 21 * number)
-    *rounds, later = told.children()[1:]
+    *rounds, later = (await told.children())[1:]
     assert (len(rounds), later.name) == (MAX_ROUNDS, "later_rounds")
     assert times_ms([later]) == [("later_rounds", 1005 + 21 * MAX_ROUNDS, 1005 + 21 * (count - 1) + 20)]
     assert later.attributes["paceline.round_count"] == 40
@@ -120,30 +121,30 @@ def test_rounds_beyond_the_limit_are_summed_up_in_one_child() -> None:
     assert later.attributes["paceline.coordinator_s"] == pytest.approx(40 * (0.020 - 0.006 - 0.011))
 
 
-def test_an_output_that_lost_its_place_has_another_queue() -> None:
+async def test_an_output_that_lost_its_place_has_another_queue() -> None:
     told = Told()
     told.note(1005)
     told.note(1100, queued_ms=50)
-    assert times_ms(told.children())[2:] == [("queue", 1049, 1100), ("round", 1100, 1120)]
+    assert times_ms(await told.children())[2:] == [("queue", 1049, 1100), ("round", 1100, 1120)]
 
 
-def test_a_round_that_failed_says_by_what() -> None:
+async def test_a_round_that_failed_says_by_what() -> None:
     told = Told()
     told.note(1005, error="PEER_UNAVAILABLE")
-    failed = told.children()[1]
+    failed = (await told.children())[1]
     assert failed.is_error
     assert failed.attributes["error.type"] == "PEER_UNAVAILABLE"
 
 
-def test_a_request_that_no_round_took_has_a_queue_alone() -> None:
-    assert [one.name for one in Told().children()] == ["queue"]
+async def test_a_request_that_no_round_took_has_a_queue_alone() -> None:
+    assert [one.name for one in await Told().children()] == ["queue"]
 
 
-def test_outputs_of_one_request_are_told_apart() -> None:
+async def test_outputs_of_one_request_are_told_apart() -> None:
     told = Told(output_count=2)
     told.note(1005, index=0)
     told.note(1005, index=1)
-    indexes = [(one.name, one.attributes["paceline.completion_index"]) for one in told.children()]
+    indexes = [(one.name, one.attributes["paceline.completion_index"]) for one in await told.children()]
     assert sorted(indexes) == [("queue", 0), ("queue", 1), ("round", 0), ("round", 1)]
 
 

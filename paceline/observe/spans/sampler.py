@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler, SamplingResult
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
@@ -33,8 +33,9 @@ class LinkedSampler(Sampler):
             follows = parent.trace_flags.sampled and not parent.is_remote
         else:
             follows = any(link.context.trace_flags.sampled for link in links or ())
-        sampler = ALWAYS_ON if follows else self._otherwise
-        return sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+        if follows:
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, parent.trace_state)
+        return self._otherwise.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
         return f"Linked({self._otherwise.get_description()})"
