@@ -5,7 +5,7 @@ What was asked and its result stand by the conventions for generative AI. Never 
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -152,7 +152,7 @@ class _Story:
                 waited.add(one.completion_index)
             self._round(one)
         for index, later in self._later.items():
-            attributes = _named(later.sums) | _output(self._request, index)
+            attributes: Attributes = {**later.sums, **_output(self._request, index)}
             self._start("later_rounds", later.began_ns, attributes).end(later.ended_ns)
         if not waited and self._queued_ns:
             self._start("queue", self._queued_ns, {}).end(self._ended_ns)
@@ -165,8 +165,8 @@ class _Story:
 
     def _round(self, one: OwnRound) -> None:
         name = "prefill" if one.is_prefill else "round"
-        attributes: Attributes = {"paceline.group_size": one.round.group_size}
-        attributes |= _named(one.told()) | _output(self._request, one.completion_index)
+        attributes: Attributes = {"paceline.group_size": one.round.group_size, **one.told()}
+        attributes |= _output(self._request, one.completion_index)
         links = [Link(one.round.span)] if one.round.span else None
         span = self._start(name, one.round.began_ns, attributes, links)
         if one.round.error:
@@ -176,10 +176,6 @@ class _Story:
 
     def _start(self, name: str, began_ns: int, attributes: Attributes, links: list[Link] | None = None) -> Span:
         return self._tracer.start_span(name, self._around, attributes=attributes, links=links, start_time=began_ns)
-
-
-def _named(values: Mapping[str, float]) -> Attributes:
-    return {f"paceline.{name}": value for name, value in values.items()}
 
 
 def _tell(untold: Iterable[_Story]) -> None:

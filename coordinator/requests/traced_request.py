@@ -53,19 +53,19 @@ class OwnRound:
     accepted_count: int
 
     def told(self) -> dict[str, float]:
-        """Return what its span tells, by name; zeros are left out."""
+        """Return the attributes of its span that can be added up over rounds; zeros are left out."""
         propose, verify = self.round.propose, self.round.verify
-        values = {
-            "draft.wire_s": propose.wire_s,
-            "draft.queued_s": propose.queued_s,
-            "draft.executed_s": propose.executed_s,
-            "target.wire_s": verify.wire_s,
-            "target.queued_s": verify.queued_s,
-            "target.executed_s": verify.executed_s,
-            "drafted_count": self.drafted_count,
-            "accepted_count": self.accepted_count,
+        attributes = {
+            "paceline.draft.wire_s": propose.wire_s,
+            "paceline.draft.queued_s": propose.queued_s,
+            "paceline.draft.executed_s": propose.executed_s,
+            "paceline.target.wire_s": verify.wire_s,
+            "paceline.target.queued_s": verify.queued_s,
+            "paceline.target.executed_s": verify.executed_s,
+            "paceline.drafted_count": self.drafted_count,
+            "paceline.accepted_count": self.accepted_count,
         }
-        return {name: value for name, value in values.items() if value}
+        return {name: value for name, value in attributes.items() if value}
 
 
 @dataclass
@@ -78,8 +78,8 @@ class LaterRounds:
 
     def add(self, one: OwnRound) -> None:
         self.ended_ns = max(self.ended_ns, one.round.ended_ns)
-        waits = {"waited_s": one.waited_s, "queued_s": one.queued_s}
-        more = {"round_count": 1, "coordinator_s": one.round.coordinator_s}
+        waits = {"paceline.waited_s": one.waited_s, "paceline.queued_s": one.queued_s}
+        more = {"paceline.round_count": 1, "paceline.coordinator_s": one.round.coordinator_s}
         for name, value in (one.told() | waits | more).items():
             self.sums[name] += value
 
