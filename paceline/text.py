@@ -24,7 +24,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
     Only ids pass between draft and target. So two tokenizers that give every id the same text can work as a pair, even
     if they split prompts differently. Families add tokens from one version to the next, and a draft may be of another
-    version than its target: an added token that only one of them knows costs at most a refused draft.
+    version than its target: an added token that only one of them knows costs drafts, and no output.
     """
     added = tokenizer.get_added_tokens_decoder()
     known = tokenizer.get_vocab(with_added_tokens=False).items()
@@ -68,6 +68,11 @@ class TextCodec:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @cached_property
+    def token_count(self) -> int:
+        """Number of ids that texts may have, gaps included: the largest one and those before it."""
+        return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @cached_property
     def longest_token_characters(self) -> int:

@@ -15,9 +15,9 @@ class Spans:
     def __init__(self) -> None:
         """Take the sampler from the environment, as services do."""
         self._exporter = InMemorySpanExporter()
-        provider = make_provider("test")
-        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.tracer = make_tracer(provider)
+        self.provider = make_provider("test")
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = make_tracer(self.provider)
 
     def __call__(self, name: str = "", kind: str = "") -> list[SpanRecord]:
         """Return all ended spans, of one name and kind where given."""

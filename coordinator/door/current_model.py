@@ -49,6 +49,8 @@ class CurrentModel:
         self._drafts = drafts
         self._admission: Admission | None = None
         self._other_kernels: set[str] = set()
+        self._unread: set[str] = set()
+        """Names of drafts of which it was told that they lack tokens."""
 
     @property
     def admission(self) -> Admission:
@@ -75,6 +77,21 @@ class CurrentModel:
     async def check_draft(self, replica: Replica[Remote], model: ModelDescription) -> None:
         """Raise IncompatiblePair unless the model can draft for the served one."""
         check_pair(model, self.target)
+        self._tell_unread(model)
+
+    def _tell_unread(self, draft: ModelDescription) -> None:
+        """Warn of a draft that cannot read all tokens. Vocabularies tell nothing of that: they are padded."""
+        text = self.admission.served.text
+        if text is None or text.token_count <= draft.vocabulary_size or draft.model_id in self._unread:
+            return
+        self._unread.add(draft.model_id)
+        log.warning(
+            "the draft lacks tokens of the target; outputs with one of them, in the prompt or before the end, get no "
+            "more drafts: if that is a token of the chat template, choose another draft",
+            draft=draft.model_id,
+            first_lacking_id=draft.vocabulary_size,
+            target_token_count=text.token_count,
+        )
 
     async def _replace(self, replica: Replica[RemoteTarget], model: ModelDescription) -> None:
         before = self._admission

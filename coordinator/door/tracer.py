@@ -138,30 +138,40 @@ class _Story:
     """Makes the children of a request's span from the notes of its rounds, as they stood at its end."""
 
     def __init__(self, tracer: Tracer, request: Request, traced: TracedRequest) -> None:
+        self.request_id = request.request_id
         self._tracer = tracer
         self._request = request
         self._queued_ns, self._ended_ns = traced.queued_ns, time.time_ns()
         self._rounds, self._later = tuple(traced.rounds), dict(traced.later)
+        self._unfinished = [one.completion_index for one in request.generations if not one.output.finish_reason]
         self._around = trace.set_span_in_context(traced.span, context.Context())
 
     def tell(self) -> None:
-        waited: set[int] = set()
+        served_ns: dict[int, int] = {}
         for one in self._rounds:
-            if one.completion_index not in waited or one.queued_s:
-                self._queue(one, is_first=one.completion_index not in waited)
-                waited.add(one.completion_index)
+            if one.completion_index not in served_ns or one.queued_s:
+                self._queue(one, is_first=one.completion_index not in served_ns)
+            served_ns[one.completion_index] = one.round.ended_ns
             self._round(one)
         for index, later in self._later.items():
             attributes: Attributes = {**later.sums, **_output(self._request, index)}
             self._start("later_rounds", later.began_ns, attributes).end(later.ended_ns)
-        if not waited and self._queued_ns:
-            self._start("queue", self._queued_ns, {}).end(self._ended_ns)
+            served_ns[index] = later.ended_ns
+        for index in self._unfinished:
+            self._last_wait(index, served_ns.get(index))
 
     def _queue(self, one: OwnRound, *, is_first: bool) -> None:
         """Tell of the wait before a round: from the submission on or, later, since the output lost its place."""
         waited_ns = round(1e9 * (one.queued_s + one.waited_s))
         began_ns = self._queued_ns if is_first else one.round.began_ns - waited_ns
         self._start("queue", began_ns, _output(self._request, one.completion_index)).end(one.round.began_ns)
+
+    def _last_wait(self, index: int, served_ns: int | None) -> None:
+        """Tell how long an output that did not finish had been without a round when the request ended."""
+        if served_ns is not None:
+            self._start("last_wait", served_ns, _output(self._request, index)).end(self._ended_ns)
+        elif self._queued_ns:
+            self._start("queue", self._queued_ns, _output(self._request, index)).end(self._ended_ns)
 
     def _round(self, one: OwnRound) -> None:
         name = "prefill" if one.is_prefill else "round"
@@ -179,8 +189,8 @@ class _Story:
 
 
 def _tell(untold: Iterable[_Story]) -> None:
-    try:
-        for story in untold:
+    for story in untold:
+        try:
             story.tell()
-    except Exception as error:
-        log.exception("spans were lost", exc_info=error)
+        except Exception as error:  # of a span processor, which may be anybody's
+            log.exception("spans were lost", exc_info=error, request_id=story.request_id)

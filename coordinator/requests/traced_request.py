@@ -32,11 +32,6 @@ class RoundNote:
     error: str
     """Type of the error that ended it; empty without one."""
 
-    @property
-    def coordinator_s(self) -> float:
-        """Seconds outside both calls."""
-        return (self.ended_ns - self.began_ns) / 1e9 - self.propose.total_s - self.verify.total_s
-
 
 @dataclass(frozen=True, slots=True)
 class OwnRound:
@@ -74,13 +69,18 @@ class LaterRounds:
 
     began_ns: int
     ended_ns: int = 0
-    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(int))
+    """By attribute; counts stay integers."""
 
     def add(self, one: OwnRound) -> None:
         self.ended_ns = max(self.ended_ns, one.round.ended_ns)
         waits = {"paceline.waited_s": one.waited_s, "paceline.queued_s": one.queued_s}
-        more = {"paceline.round_count": 1, "paceline.coordinator_s": one.round.coordinator_s}
-        for name, value in (one.told() | waits | more).items():
+        duration_s = (one.round.ended_ns - one.round.began_ns) / 1e9
+        if one.round.error:  # how its time was shared among the hops is not known
+            more = {"paceline.failed_round_count": 1, "paceline.failed_s": duration_s}
+        else:
+            more = {"paceline.coordinator_s": duration_s - one.round.propose.total_s - one.round.verify.total_s}
+        for name, value in (one.told() | waits | more | {"paceline.round_count": 1}).items():
             self.sums[name] += value
 
 

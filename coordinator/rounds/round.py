@@ -13,7 +13,15 @@ from itertools import takewhile
 from coordinator.protocols import Deadline, Drafter, Verifies
 from coordinator.requests.generation import Generation
 from coordinator.rounds.prompt_shares import prompt_shares
-from paceline.errors import CacheFull, CallTimedOut, Overloaded, PacelineError, PeerUnavailable, PrefixNotCached
+from paceline.errors import (
+    CacheFull,
+    CallTimedOut,
+    InvalidRequest,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    PrefixNotCached,
+)
 from paceline.types import (
     CallTiming,
     HopTime,
@@ -235,6 +243,9 @@ def _take_drafts(
             generation.draft_taken_count = proposal.cached_length - row.base_length
         elif not isinstance(proposal, _KEEPS_CACHE):
             generation.forget_draft()
+            if isinstance(proposal, InvalidRequest):
+                # It would be refused for ever, for a token that the draft lacks, say, and brings its prompt each time.
+                generation.max_draft_count = 0
     return drafts
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import structlog
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from coordinator.background import background
 from coordinator.config import CoordinatorSettings
@@ -17,7 +19,7 @@ from coordinator.replicas.replicas import Replicas
 from coordinator.requests.generation import Generation
 from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
 from paceline.process.settings import parse_settings
-from paceline.types import CacheDescription, ModelDescription, ReplicaState
+from paceline.types import CacheDescription, ModelDescription, ReplicaState, TokenizerFiles
 from tests.coordinators import admission, fits
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, describe
 
@@ -136,7 +138,7 @@ def other(**changes: str | int) -> ModelDescription:
     return replace(describe("target", "print"), **changes)  # type: ignore[arg-type]
 
 
-async def serving(first: ModelDescription) -> CurrentModel:
+async def serving(first: ModelDescription, tokenizer: TokenizerFiles | None = None) -> CurrentModel:
     """Return the served model while a target like `first` is left."""
 
     class Left:
@@ -147,7 +149,7 @@ async def serving(first: ModelDescription) -> CurrentModel:
             raise AssertionError("nothing ends")
 
     remote = FakeVerifier()
-    remote.description = first
+    remote.description, remote.tokenizer = first, tokenizer
     model = CurrentModel(admission, Left(), ReplicatedDrafter())
     await Replica("0:1", remote, model.check_target).look()
     return model
@@ -219,6 +221,22 @@ async def test_other_kernels_are_refused_where_bits_are_promised_and_else_told_o
         for kernels in ("cpu AVX512", "cpu AVX512", "cpu AVX2"):
             assert (await judged(fast, digested(kernels=kernels))).is_up
     assert [(one["kernels"], one["first"]) for one in logs if "kernels" in one] == [("cpu AVX512", "cpu AVX2")]
+
+
+async def test_a_draft_that_lacks_tokens_of_its_target_is_told_once_and_used() -> None:
+    tokenizer = Tokenizer(WordLevel({"known": 0, "unknown": 1}, unk_token="unknown"))
+    last = 2
+    tokenizer.add_special_tokens(["<|tool|>"])
+    model = await serving(other(vocabulary_size=last + 8), TokenizerFiles(tokenizer.to_str()))
+    with structlog.testing.capture_logs() as logs:
+        for count in (last, last, last + 1):
+            draft = FakeDrafter(1.0)
+            draft.description = describe(f"draft of {count}", "print", vocabulary_size=count)
+            replica = Replica("2:1", draft, model.check_draft)
+            await replica.look()
+            assert replica.is_up
+    told = [(one["draft"], one["first_lacking_id"]) for one in logs if "first_lacking_id" in one]
+    assert told == [(f"draft of {last}", last)]
 
 
 async def test_a_draft_of_another_family_is_refused() -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 from opentelemetry import context as contexts
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import Span, SpanProcessor
 from opentelemetry.trace import Link, SpanContext, TraceFlags
 from structlog.testing import capture_logs
 
@@ -16,7 +18,7 @@ from coordinator.rounds.tracer import SHARED_AT_ONCE, SHARED_PER_S, RoundCap, Ro
 from paceline.codec.generation import request_to_pb
 from paceline.errors import PeerUnavailable
 from paceline.observe.records import SpanRecord
-from paceline.types import GenerationRequest, HopTime, TokenIds, Usage
+from paceline.types import FinishReason, GenerationRequest, HopTime, TokenIds, Usage
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import open_channel
 from tests.clusters import cluster
@@ -37,12 +39,14 @@ def generation(request: Request, index: int = 0) -> Generation:
 
 
 class Told:
-    """A traced request that began at 1000 ms and was queued at 1001 ms."""
+    """A traced request that began at 1000 ms and was queued at 1001 ms; all its outputs have finished."""
 
     def __init__(self, output_count: int = 1) -> None:
         self.spans = Spans()
         self.request = Request()
         self.generations = [generation(self.request, index) for index in range(output_count)]
+        for one in self.generations:
+            one.output.finish_reason = FinishReason.LENGTH
         self.span = self.spans.tracer.start_span("generate", contexts.Context(), start_time=1000 * MS)
         self.traced = TracedRequest(self.span, Link(self.span.get_span_context()), frozenset(), 1001 * MS)
         self.request.traced = self.traced
@@ -137,7 +141,61 @@ async def test_a_round_that_failed_says_by_what() -> None:
 
 
 async def test_a_request_that_no_round_took_has_a_queue_alone() -> None:
-    assert [one.name for one in await Told().children()] == ["queue"]
+    told = Told()
+    told.generations[0].output.finish_reason = None
+    assert [one.name for one in await told.children()] == ["queue"]
+
+
+async def test_the_last_wait_of_an_output_that_did_not_finish_is_told() -> None:
+    told = Told(output_count=3)
+    told.note(1005, index=0)
+    told.note(1005, index=2)
+    for one in told.generations[:2]:
+        one.output.finish_reason = None
+    children = await told.children()
+    last = [one for one in children if one.end_ns > 1025 * MS]
+    assert [(one.name, one.attributes["paceline.completion_index"], one.start_ns / MS) for one in last] == [
+        ("queue", 1, 1001),
+        ("last_wait", 0, 1025),
+    ]
+    assert last[0].end_ns == last[1].end_ns
+
+
+async def test_a_failed_round_among_those_summed_up_is_told_as_such() -> None:
+    told = Told()
+    for number in range(MAX_ROUNDS + 2):
+        told.note(1005 + 21 * number)
+    told.note(1005 + 21 * (MAX_ROUNDS + 2), error="PEER_UNAVAILABLE")
+    later = next(one for one in await told.children() if one.name == "later_rounds")
+    counted = {name: value for name, value in later.attributes.items() if name.endswith("_count")}
+    assert counted == {
+        "paceline.round_count": 3,
+        "paceline.failed_round_count": 1,
+        "paceline.drafted_count": 10,
+        "paceline.accepted_count": 6,
+    }
+    assert all(type(value) is int for value in counted.values())
+    assert later.attributes["paceline.failed_s"] == pytest.approx(0.020)
+    assert later.attributes["paceline.coordinator_s"] == pytest.approx(2 * (0.020 - 0.006 - 0.011))
+
+
+async def test_a_processor_that_fails_costs_one_request_its_children_and_is_told() -> None:
+    first, second = Told(), Told()
+    first.request.request_id = "the-first"
+
+    class Failing(SpanProcessor):
+        def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+            if span.context and span.context.trace_id == first.span.get_span_context().trace_id:
+                raise RuntimeError("not this one")
+
+    first.spans.provider.add_span_processor(Failing())
+    with capture_logs() as logs, request_tracer(first.spans.tracer) as tracer:
+        for told in (first, second):
+            told.note(1005)
+            tracer.end(told.request, 0.004, 0.030)
+    assert [one["request_id"] for one in logs if one["event"] == "spans were lost"] == ["the-first"]
+    trace_id = f"{second.span.get_span_context().trace_id:032x}"
+    assert {one.name for one in first.spans() if one.trace_id == trace_id} >= {"queue", "round"}
 
 
 async def test_outputs_of_one_request_are_told_apart() -> None:

@@ -1,13 +1,15 @@
 """One round over fake services: where its time went."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.round import RoundLimits, RoundReport, run_round
 from coordinator.rounds.statistics import Statistics
-from paceline.errors import PeerUnavailable
-from paceline.types import CallTiming, HopTime, Usage
+from paceline.errors import InvalidRequest, PeerUnavailable
+from paceline.types import CallTiming, HopTime, ProposeRow, Usage, VerifyRow
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier
 
 LIMITS = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
@@ -55,6 +57,18 @@ async def test_the_time_of_a_draft_that_failed_is_counted() -> None:
     report = await timed_round(FakeDrafter(1.0, before=fail), FakeVerifier(), clock)
     assert report.propose == HopTime(wire_s=7)
     assert report.draft_error is not None
+
+
+async def test_a_generation_that_the_draft_cannot_read_is_drafted_no_more() -> None:
+    class Small(FakeDrafter):
+        def append(self, row: ProposeRow | VerifyRow, token_ids: Sequence[int]) -> list[int]:
+            raise InvalidRequest("token id 50 is not in the vocabulary of 50 tokens")
+
+    generation, drafter, verifier = generation_of(9), Small(1.0), FakeVerifier()
+    for _ in range(3):
+        await run_round([generation], drafter, verifier, LIMITS, [3])
+    assert len(drafter.calls) == 1
+    assert generation.usage.output_count == 3
 
 
 async def test_statistics_add_the_hops_of_all_rounds() -> None:

@@ -120,6 +120,13 @@ def test_pages_and_manifests_name_no_variable_that_is_not_there(path: Path) -> N
     assert named - links <= set.union(*map(names_of, SETTINGS))
 
 
+def test_variables_of_other_programs_that_manifests_set_are_on_the_page() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in tracked("deploy/*.y*ml", "deploy/*.env")]
+    named = {name for text in texts for name in re.findall(r"\b(?:HF|OTEL)_[A-Z_]+\b", text)}
+    assert "HF_HUB_OFFLINE" in named
+    assert not [name for name in sorted(named) if f"`{name}`" not in PAGE]
+
+
 @pytest.mark.parametrize("path", tracked("*.md"), ids=lambda path: path.name)
 def test_pages_name_no_flag_that_is_not_there(path: Path) -> None:
     """Flags of services and commands stand on the page; those of scripts and measurements in their own code."""

@@ -130,7 +130,10 @@ GAINED = ("identity", "base_hash", "freed_bytes", "weights_digest", "configurati
 async def test_the_services_of_another_release_with_one_wire_serve_this_coordinator(
     wire: FileDescriptorSet, must_lose: bool, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
-    """review D10: the tokens are those that services of this release choose, and drafts are accepted."""
+    """review D10: the tokens are those that services of this release choose, and drafts are accepted.
+
+    Until the first release its wire is today's, so the first case loses nothing yet, and the second one shows more.
+    """
     pair = pairs["Llama"]
     requests = [
         GenerationRequest(PROMPT, 24, sampling=SamplingParameters(temperature=temperature), seed=3)

@@ -149,6 +149,7 @@ def _round(span: SpanRecord, queued_s: float, waited_s: float) -> RequestRound:
         # It lasts longer than its rounds: there are waits between them, the first of which comes before it.
         own_s = told("coordinator_s")
         hops |= {"queued": told("queued_s"), "waiting": told("waited_s")}
+        hops["verify wire"] += told("failed_s")
     every_hop = {hop: hops.get(hop, own_s) for hop in ROUND_HOPS}
     drafted, accepted = int(told("drafted_count")), int(told("accepted_count"))
     return RequestRound(span, every_hop, drafted, accepted, int(told("round_count")) or 1)

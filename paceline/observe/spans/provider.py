@@ -5,7 +5,6 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 from opentelemetry import trace
@@ -14,6 +13,7 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Tracer
 
+from paceline import __version__
 from paceline.observe.spans.file_exporter import FileExporter
 from paceline.observe.spans.protocols import OtlpProtocol
 from paceline.observe.spans.sampler import LinkedSampler
@@ -58,7 +58,7 @@ def make_provider(service: str) -> TracerProvider:
 
 def make_tracer(provider: TracerProvider) -> Tracer:
     """Make the tracer for this project's spans."""
-    return provider.get_tracer(SCOPE, version("paceline"), SCHEMA_URL)
+    return provider.get_tracer(SCOPE, __version__, SCHEMA_URL)
 
 
 def _otlp_exporter(protocol: OtlpProtocol) -> SpanExporter:
@@ -100,7 +100,7 @@ class HashedResource(Resource):
 
 
 def _resource(service: str) -> Resource:
-    own = {"service.instance.id": str(uuid.uuid4()), "service.version": version("paceline")}
+    own = {"service.instance.id": str(uuid.uuid4()), "service.version": __version__}
     # The standard variables win over these, and these over the SDK's own.
     resource = Resource(own).merge(Resource.create())
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
