@@ -23,6 +23,11 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 Resource = dict[str, Any]
 
 
+def colour(overlay: str) -> str:
+    """Return which of the two colours of a change of model an overlay is."""
+    return "green" if overlay == "green" or overlay.endswith("-green") else "blue"
+
+
 @dataclass(frozen=True)
 class Workload:
     """A Deployment or StatefulSet with one container."""

@@ -6,6 +6,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 from tests.fakes.networks import Pod, connects
@@ -18,6 +19,8 @@ NAMES = (
     Pod("NodeLocal DNSCache as Cilium's redirect", "kube-system", {"k8s-app": "node-local-dns"}),
     Pod("Cloud DNS of GKE", address="169.254.169.254"),
 )
+# With kube-proxy in iptables mode the cache has the service's address, and no address is translated on the way.
+NAMES_AT_THE_SERVICE = Pod("NodeLocal DNSCache at the service's address", address="10.96.0.10")
 OPENSHIFT_NAMES = Pod("OpenShift's DNS", "openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"})
 CLIENT = {"app": "shop", "paceline-client": "true"}
 INGRESS = {"app.kubernetes.io/name": "ingress-nginx", "app.kubernetes.io/component": "controller"}
@@ -48,7 +51,17 @@ STRANGERS = (
     Pod("a machine of the private network", address="192.168.1.7"),
     Pod("another link-local address", address="169.254.1.1"),
 )
-OTHERS = (*NAMES, OPENSHIFT_NAMES, *CLIENTS, PROMETHEUS, COLLECTOR, OUTSIDE, OUTSIDE_6, *STRANGERS)
+OTHERS = (
+    *NAMES,
+    NAMES_AT_THE_SERVICE,
+    OPENSHIFT_NAMES,
+    *CLIENTS,
+    PROMETHEUS,
+    COLLECTOR,
+    OUTSIDE,
+    OUTSIDE_6,
+    *STRANGERS,
+)
 PORTS = (22, 53, 80, 443, 3000, 4317, 4318, 5353, 6443, 8080, 9090, 10250, *range(7698, 7725))
 """What is tried on every pair: ours and their neighbours, and what the others listen at."""
 
@@ -67,19 +80,20 @@ def ours(overlay: str) -> dict[str, Pod]:
     }
 
 
-def open_connections(overlay: str) -> set[Connection]:
+@cache
+def open_connections(overlay: str) -> frozenset[Connection]:
     """Return what the overlay's policies let pass, of all pairs with one of us in it, on all ports, both ways."""
     policies = list(of_kind(resources(overlay), "NetworkPolicy").values())
     pods = tuple(ours(overlay).values())
     # A pod of ours meets the other replicas of its own kind too.
     pairs = [(a, b) for a in (*pods, *OTHERS) for b in (*pods, *OTHERS) if a in pods or b in pods]
-    return {
+    return frozenset(
         Connection(source.name, destination.name, f"{protocol} {port}")
         for source, destination in pairs
         for protocol in ("TCP", "UDP")
         for port in PORTS
         if connects(policies, source, destination, port, protocol)
-    }
+    )
 
 
 T = TypeVar("T")
@@ -99,7 +113,7 @@ def _grouped(
 def rows() -> list[tuple[str, str, str, str]]:
     """Return from, to, ports and overlays, with what is alike in one row."""
     where = {overlay: open_connections(overlay) for overlay in OVERLAYS}
-    every = sorted(set().union(*where.values()), key=_place)
+    every = sorted(frozenset().union(*where.values()), key=_place)
     told = ((one, tuple(overlay for overlay in OVERLAYS if one in where[overlay])) for one in every)
     by_ends = _grouped(told, lambda one: (one[0].source, one[0].destination, one[1]), lambda one: one[0].port)
     by_source = _grouped(by_ends, lambda one: (one[0][0], one[0][2], one[1]), lambda one: one[0][1])

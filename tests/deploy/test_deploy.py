@@ -10,14 +10,37 @@ import yaml
 import paceline
 from coordinator.config import CoordinatorSettings
 from paceline.errors import ModelNotUsable
+from paceline.observe.spans.protocols import otlp_protocol
 from paceline.process.settings import ModelServiceSettings, ServiceSettings
-from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Resource, Workload, of_kind, resources, startup_s, workloads
+from tests.manifests import (
+    KUBERNETES,
+    OVERLAYS,
+    SETTINGS,
+    Resource,
+    Workload,
+    colour,
+    of_kind,
+    resources,
+    startup_s,
+    workloads,
+)
 
 FETCH = workloads(resources("production"))["target"].pod["initContainers"][0]["command"]
-OTHER_VARIABLES = {"HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "OTEL_EXPORTER_OTLP_ENDPOINT"}
+OTHER_VARIABLES = {
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN_PATH",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_TRACES_EXPORTER",
+    "OTEL_TRACES_SAMPLER",
+    "OTEL_TRACES_SAMPLER_ARG",
+}
 """Variables that other programs read."""
 
 GPU_OVERLAYS = [name for name in OVERLAYS if "cuda" in str(resources(name))]
+OFFLINE = {"air-gapped", "air-gapped-green"}
+BESIDE_BLUE = [("cpu", "green"), ("production", "production-green"), ("air-gapped", "air-gapped-green")]
+"""A blue overlay, and the same one as green."""
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 each_workload = pytest.mark.parametrize(
@@ -30,7 +53,7 @@ def workload(overlay: str, component: str) -> Workload:
 
 
 def named(overlay: str, component: str) -> str:
-    return f"paceline-{component}{'-green' if overlay == 'green' else ''}"
+    return f"paceline-{component}{'-green' if colour(overlay) == 'green' else ''}"
 
 
 def settings(one: Workload, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
@@ -151,7 +174,7 @@ def test_selectors_find_the_pods(overlay: str, component: str) -> None:
     for selector in (one.spec["selector"], budget["selector"], spread["labelSelector"]):
         assert selector["matchLabels"].items() <= one.labels.items()
         assert selector["matchLabels"]["app.kubernetes.io/component"] == component
-        assert selector["matchLabels"]["app.kubernetes.io/instance"] == ("green" if overlay == "green" else "blue")
+        assert selector["matchLabels"]["app.kubernetes.io/instance"] == colour(overlay)
     assert of_kind(found, "ServiceAccount")[one.pod["serviceAccountName"]]["automountServiceAccountToken"] is False
 
 
@@ -181,6 +204,8 @@ def test_model_pods_may_share_a_node_and_the_draft_is_near_a_target(overlay: str
     terms = [one["podAffinityTerm"] for one in sorted(near, key=lambda one: -one["weight"])]
     assert [term["topologyKey"] for term in terms] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
     assert all(term["labelSelector"]["matchLabels"].items() <= target.labels.items() for term in terms)
+    # Green's draft would otherwise be placed near blue's target.
+    assert all(term["labelSelector"]["matchLabels"]["app.kubernetes.io/instance"] == colour(overlay) for term in terms)
 
 
 @pytest.mark.review
@@ -193,7 +218,7 @@ def test_weights_are_fetched_by_one_container_with_a_token_that_need_not_be_ther
     assert all(secret["optional"] for secret in secrets)
     before = one.pod.get("initContainers", [])
     fetching = [one.container] if overlay == "gpu" else before
-    assert len(secrets) == len(fetching) == (overlay != "air-gapped")
+    assert len(secrets) == len(fetching) == (overlay not in OFFLINE)
     for container in (one.container, *before):
         variables = {variable["name"]: variable.get("value") for variable in container["env"]}
         assert (variables.get("HF_TOKEN_PATH") == "/hugging-face/token") is (container in fetching)
@@ -204,7 +229,7 @@ def test_weights_are_fetched_by_one_container_with_a_token_that_need_not_be_ther
 
 
 @pytest.mark.parametrize("component", ["draft", "target"])
-@pytest.mark.parametrize("overlay", ["node-weights", "production"])
+@pytest.mark.parametrize("overlay", ["node-weights", "production", "production-green"])
 def test_the_container_before_a_service_finds_the_model_as_the_service_does(overlay: str, component: str) -> None:
     one = workload(overlay, component)
     (before,) = one.pod["initContainers"]
@@ -298,23 +323,42 @@ def selectors(overlay: str) -> list[dict[str, str]]:
     return [SELECTORS[one["kind"]](one["spec"]) for one in resources(overlay) if one["kind"] in SELECTORS]
 
 
-@pytest.mark.parametrize(("selecting", "of"), [("cpu", "green"), ("green", "cpu")])
+@pytest.mark.parametrize(("selecting", "of"), [*BESIDE_BLUE, *((green, blue) for blue, green in BESIDE_BLUE)])
 def test_one_colour_finds_its_own_pods_and_none_of_the_other(selecting: str, of: str) -> None:
-    pods = {colour: [one.labels for one in workloads(resources(colour)).values()] for colour in (selecting, of)}
+    pods = {overlay: [one.labels for one in workloads(resources(overlay)).values()] for overlay in (selecting, of)}
     for selector in selectors(selecting):
         assert any(selector.items() <= labels.items() for labels in pods[selecting])
         assert not any(selector.items() <= labels.items() for labels in pods[of])
 
 
-def test_applying_one_colour_changes_nothing_of_the_other_and_removing_green_leaves_the_namespace() -> None:
+@pytest.mark.parametrize(("blue", "green"), BESIDE_BLUE)
+def test_applying_one_colour_changes_nothing_of_the_other_and_removing_green_leaves_the_namespace(
+    blue: str, green: str
+) -> None:
     def identities(overlay: str) -> set[tuple[str, str]]:
         return {(one["kind"], one["metadata"]["name"]) for one in resources(overlay)}
 
-    assert not identities("green") & identities("cpu")
+    assert not identities(green) & identities(blue)
     assert all(
         name.removeprefix("paceline-").split("-")[-1] == "green" or kind == "ConfigMap"
-        for kind, name in identities("green")
+        for kind, name in identities(green)
     )
+
+
+@pytest.mark.parametrize(("blue", "green"), BESIDE_BLUE)
+def test_green_reads_blues_weights_and_secrets(blue: str, green: str) -> None:
+    """Green had an empty volume of its own: it downloaded everything again and, without a way out, never started."""
+    found = workloads(resources(green))
+    assert not of_kind(resources(green), "PersistentVolumeClaim")
+    claims = set(of_kind(resources(blue), "PersistentVolumeClaim"))
+    assert claims == (set() if blue == "cpu" else {"paceline-models"})
+    for component in ("draft", "target"):
+        volumes = found[component].pod["volumes"]
+        mounted = {one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one}
+        assert mounted == claims
+        assert [one["secret"] for one in volumes if "secret" in one] == [
+            one["secret"] for one in workload(blue, component).pod["volumes"] if "secret" in one
+        ]
 
 
 def test_once_clients_are_moved_blue_keeps_its_names_and_runs_nothing() -> None:
@@ -323,6 +367,18 @@ def test_once_clients_are_moved_blue_keeps_its_names_and_runs_nothing() -> None:
     assert of_kind(moved, "Service")["paceline-coordinator"]["spec"]["selector"].items() <= coordinator.labels.items()
     assert {one["metadata"]["name"] for one in moved} == {one["metadata"]["name"] for one in cpu}
     assert all(one.spec["replicas"] == 0 for one in workloads(moved).values())
+
+
+@each_workload
+def test_spans_are_sent_where_a_policy_lets_them_pass(overlay: str, component: str) -> None:
+    """The component `traces` named the collector and left tracing off."""
+    environment = workload(overlay, component).environment
+    if any(name.startswith("paceline-traces") for name in of_kind(resources(overlay), "NetworkPolicy")):
+        assert otlp_protocol(environment) == "grpc"
+        assert environment["OTEL_TRACES_SAMPLER"] == "parentbased_traceidratio"
+        assert 0 < float(environment["OTEL_TRACES_SAMPLER_ARG"]) < 1
+    else:
+        assert otlp_protocol(environment) is None
 
 
 def test_the_pod_monitor_finds_every_pod_and_its_port() -> None:

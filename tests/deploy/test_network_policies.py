@@ -1,15 +1,18 @@
 """Permitted connections under the rendered network policies, on a network that enforces them. No cluster needed."""
 
 from dataclasses import replace
+from ipaddress import ip_network
 from itertools import product
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.deploy.connections import (
     CLIENTS,
     COLLECTOR,
     NAMES,
+    NAMES_AT_THE_SERVICE,
     OPENSHIFT_NAMES,
     OUTSIDE,
     OUTSIDE_6,
@@ -22,14 +25,17 @@ from tests.deploy.connections import (
 from tests.fakes.networks import Pod, connects
 from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Resource, of_kind, resources
 
-DOWNLOADING = {"gpu", "node-weights", "production"}
-TRACING = {"production"}
+DOWNLOADING = {"gpu", "node-weights", "production", "production-green"}
+TRACING = {"production", "production-green"}
+CACHING_NAMES = {"node-weights"}
 
 
 def expected(overlay: str) -> set[Connection]:
     """Return all that may pass, by source and destination."""
     dns = {(pod.name, f"{protocol} 53") for pod in NAMES for protocol in ("TCP", "UDP")}
     dns |= {(OPENSHIFT_NAMES.name, "TCP 5353"), (OPENSHIFT_NAMES.name, "UDP 5353")}
+    if overlay in CACHING_NAMES:
+        dns |= {(NAMES_AT_THE_SERVICE.name, "TCP 53"), (NAMES_AT_THE_SERVICE.name, "UDP 53")}
     traces = {(COLLECTOR.name, "TCP 4317"), (COLLECTOR.name, "TCP 4318")} if overlay in TRACING else set()
     hub = {(OUTSIDE.name, "TCP 443"), (OUTSIDE_6.name, "TCP 443")} if overlay in DOWNLOADING else set()
     return {
@@ -74,6 +80,23 @@ def test_policies_of_the_second_colour_open_nothing_new_beside_the_first() -> No
             for one in expected("cpu")
             if (one.source, one.destination) == (name, other)
         }
+
+
+@pytest.mark.review
+def test_the_address_of_the_clusters_dns_is_let_through_by_one_component_and_no_other_policy() -> None:
+    """Review D1: names were still refused where NodeLocal DNSCache answers at the address of the service kube-dns."""
+    policies = of_kind(resources("node-weights"), "NetworkPolicy")
+    pod = ours("node-weights")["coordinator"]
+    assert connects(list(policies.values()), pod, NAMES_AT_THE_SERVICE, 53, "UDP")
+    del policies["paceline-node-local-dns"]
+    assert not connects(list(policies.values()), pod, NAMES_AT_THE_SERVICE, 53, "UDP")
+
+
+def test_the_address_of_the_clusters_dns_is_nothing_that_a_cluster_takes_until_it_is_set() -> None:
+    text = (KUBERNETES / "components/node-local-dns/network-policy.yaml").read_text()
+    (rule,) = yaml.safe_load(text)["spec"]["egress"]
+    with pytest.raises(ValueError, match="CLUSTER_DNS_IP"):
+        ip_network(rule["to"][0]["ipBlock"]["cidr"])
 
 
 def policy(**rules: Any) -> Resource:

@@ -80,7 +80,7 @@ def test_no_model_pod_is_added_before_the_last_one_had_time_to_load(overlay: str
 def test_nothing_scales_where_a_new_pod_downloads_first() -> None:
     """Review D4."""
     scaling = {overlay for overlay in OVERLAYS if autoscalers(overlay) or scaled_objects(overlay)}
-    assert scaling == {"air-gapped", "production"}
+    assert scaling == {"air-gapped", "air-gapped-green", "production", "production-green"}
 
 
 @pytest.mark.review
