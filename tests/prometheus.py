@@ -8,7 +8,7 @@ import urllib.request
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ async def promtool(*arguments: str, stdin: bytes | None = None, folder: Path | N
 
 @dataclass(frozen=True)
 class Prometheus:
+    """Answers queries about the time `at`, in seconds since 1970, or about now."""
+
     url: str
+    at: str | None = None
 
     async def get(self, path: str, **parameters: str) -> Any:
         """Return `data` of an answer of the HTTP API; raise ValueError with the reason of a refusal."""
@@ -53,8 +56,14 @@ class Prometheus:
 
     async def query(self, expression: str) -> list[Any]:
         """Return the series of an instant query."""
-        data = await self.get("query", query=expression)
+        time = {} if self.at is None else {"time": self.at}
+        data = await self.get("query", query=expression, **time)
         return list(data["result"])
+
+    async def now(self) -> "Prometheus":
+        """Return this Prometheus as it stands now: what it fails to scrape later changes none of its answers."""
+        _, seconds = (await self.get("query", query="time()"))["result"]
+        return replace(self, at=seconds)
 
 
 @asynccontextmanager

@@ -168,30 +168,35 @@ async def watched(tmp_path: Path) -> AsyncIterator[Prometheus]:
         targets = [url.removeprefix("http://").removesuffix("/metrics") for url in addresses.metrics_urls]
         async with running_prometheus(tmp_path, targets, RULES) as prometheus:
             shared = "A farmer has 7 cows and every cow gives 9 litres of milk a day. How much is it in a week?"
-            # A rate needs two scrapes, and the second must have seen work.
-            while not all(
-                [
-                    await prometheus.query("sum(rate(paceline_completions_total[1m])) > 0"),
-                    await prometheus.query("count(rate(paceline_pass_rows_count[1m]) > 0) == 2"),
-                    await prometheus.query("rate(paceline_accepted_tokens_per_position_total[1m])"),
-                    await prometheus.query("paceline:draft_acceptance:ratio_rate5m"),
-                    await prometheus.query("paceline:request_errors:ratio_rate5m"),
-                ]
-            ):
+            # A scrape that a busy machine is too slow for leaves no series behind, so all questions are about one time.
+            while not await has_seen_all(seen := await prometheus.now()):
                 await client.complete(GenerationRequest(UserMessage(shared), max_new_tokens=30))
                 with pytest.raises(InvalidRequest):
                     await client.complete(GenerationRequest(UserMessage(shared), max_new_tokens=-1))
-            yield prometheus
+            yield seen
+
+
+async def has_seen_all(prometheus: Prometheus) -> bool:
+    """Whether all services were scraped last, and twice at least with work in between, as a rate needs."""
+    conditions = (
+        "count(up == 1) == 3",
+        "sum(rate(paceline_completions_total[1m])) > 0",
+        "count(rate(paceline_pass_rows_count[1m]) > 0) == 2",
+        "rate(paceline_accepted_tokens_per_position_total[1m])",
+        "paceline:draft_acceptance:ratio_rate5m",
+        "paceline:request_errors:ratio_rate5m",
+    )
+    return all([await prometheus.query(condition) for condition in conditions])
 
 
 @pytest.mark.slow
 async def test_every_query_of_the_dashboard_and_the_rules_works_on_a_real_prometheus(watched: Prometheus) -> None:
     for title, query in panel_queries():
         found = await watched.query(query)
-        assert bool(found) == (title not in EMPTY_WHEN_HEALTHY), f"{title}: {query} gave {found}"
+        assert found or title in EMPTY_WHEN_HEALTHY, f"{title}: {query} gave nothing"
     for rule in rules():
         found = await watched.query(rule["expr"])
-        assert bool(found) == ("record" in rule), f"{rule} gave {found}"
+        assert found or "alert" in rule, f"{rule} gave nothing"
         # An alert may be silent because it names a metric that does not exist.
         for selector in set(re.findall(r"paceline[\w:]*(?:\{[^}]*\})?", rule["expr"])) - {WITH_TLS}:
             assert await watched.query(selector), f"{rule} names {selector}, which no service has"
