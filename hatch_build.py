@@ -15,7 +15,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("paceline/engine/native/kernels.cpp")
-HEADER = SOURCE.with_name("lanes.h")
+HEADERS = tuple(SOURCE.with_name(name) for name in ("crew.h", "lanes.h", "products.h"))
 LIBRARY = SOURCE.with_name("libkernels.so")
 # No -ffast-math: a number that is none must stay one.
 OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-Wno-psabi")
@@ -25,7 +25,7 @@ class KernelsHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """`version` is `standard` or `editable`; both leave the library beside its source."""
         try:
-            reason = self._compile(Path(self.root, SOURCE), Path(self.root, HEADER), Path(self.root, LIBRARY))
+            reason = self._compile(Path(self.root))
         except OSError as error:
             reason = str(error)
         if reason:
@@ -36,13 +36,14 @@ class KernelsHook(BuildHookInterface[Any]):
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
-    def _compile(self, source: Path, header: Path, library: Path) -> str:
+    def _compile(self, root: Path) -> str:
         """Return why there is no library; empty when there is one."""
+        source, library = root / SOURCE, root / LIBRARY
         library.unlink(missing_ok=True)
         command = shlex.split(os.environ.get("CXX") or "c++")
         if shutil.which(command[0]) is None:
             return f"there is no C++ compiler {command[0]!r}"
-        checksum = zlib.crc32(source.read_bytes() + header.read_bytes())
+        checksum = zlib.crc32(b"".join((root / one).read_bytes() for one in (SOURCE, *HEADERS)))
         command += [*OPTIONS, f"-DPACELINE_SOURCE={checksum}u", str(source), "-o", str(library)]
         made = subprocess.run(command, capture_output=True, text=True)
         if made.returncode:

@@ -230,12 +230,17 @@ def _identified(model: LoadedModel, options: EngineOptions) -> ModelDescription:
 
 
 def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions) -> FastPasses:
-    if options.numerics == "strict":
+    if fixes_shapes(model, options):
         return StrictPasses(model, cache)
     if has_fixed_shapes(model, options):
         assert isinstance(cache, KvPool)
         return BlockPasses(model, cache)
     return FastPasses(model, cache)
+
+
+def fixes_shapes(model: LoadedModel, options: EngineOptions) -> bool:
+    """Return whether results would depend on other rows if calls were not all of one shape."""
+    return options.numerics == "strict" and not model.decoder.is_row_independent
 
 
 def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
@@ -270,7 +275,7 @@ def _lay_out(model: LoadedModel, options: EngineOptions, capacity_bytes: int) ->
             capacity_bytes,
             page_tokens=options.page_tokens,
             prefix_sharing=options.prefix_sharing,
-            strict=options.numerics == "strict",
+            strict=fixes_shapes(model, options),
             has_scratch=has_fixed_shapes(model, options),
         )
     return DenseCache(model.kv_shape, capacity_bytes)

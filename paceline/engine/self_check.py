@@ -4,7 +4,7 @@ A model that needs anything the engine lacks, now or in a future transformers, i
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.passes import FastPasses, Piece
-from paceline.engine.threads import using_threads
 from paceline.errors import ModelNotUsable
 
 LENGTHS = (21, 9)
@@ -52,9 +51,8 @@ def check_model(model: LoadedModel, own: Sequence[torch.Tensor]) -> None:
     with _refusing(model.description.architecture):
         ways = [FastPasses, BlockPasses] if model.kv_shape.device.type == "cuda" else [FastPasses]
         found = []
-        for one, threads in _on_any_threads(model):
-            with threads:
-                found += [_ragged_logits(one, sequences, way) for way in ways]
+        for one in _as_it_may_run(model):
+            found += [_ragged_logits(one, sequences, way) for way in ways]
     difference = max(
         float((one - other).abs().max() / one.abs().max())
         for ragged in found
@@ -67,11 +65,10 @@ def check_model(model: LoadedModel, own: Sequence[torch.Tensor]) -> None:
         )
 
 
-def _on_any_threads(model: LoadedModel) -> list[tuple[LoadedModel, AbstractContextManager[None]]]:
-    """Return the model as it runs on many threads and, if that differs, as it runs on one, with the threads to use."""
-    if not isinstance(model.decoder, CompiledDecoder):
-        return [(model, nullcontext())]
-    return [(replace(model, decoder=model.decoder.plain), nullcontext()), (model, using_threads(1))]
+def _as_it_may_run(model: LoadedModel) -> list[LoadedModel]:
+    """Return the model as it runs and, if it may run without compiled operations too, as it runs then."""
+    decoder = model.decoder
+    return [model, replace(model, decoder=decoder.plain)] if isinstance(decoder, CompiledDecoder) else [model]
 
 
 @contextmanager

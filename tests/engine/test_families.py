@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.engine.loading import load_model
+from paceline.engine.native import find_kernels
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import ModelNotUsable
@@ -17,31 +18,37 @@ from tests.checkpoints import END_TOKEN_ID, write_model
 
 PROMPTS = ((9, 10, 11), tuple(range(20, 61)), (300,))
 OUTPUT_COUNT = 12
+FULL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 @pytest.mark.parametrize(
-    ("family", "changes"),
+    ("family", "changes", "decoder"),
     [
-        ("Llama", {}),
-        ("Llama", {"num_key_value_heads": 1, "head_dim": 24, "tie_word_embeddings": True}),
-        ("Llama", {"num_key_value_heads": 4, "attention_bias": True}),
-        ("Qwen3", {"tie_word_embeddings": True}),
-        ("Glm4", {}),
-        ("Glm", {}),
-        ("Qwen2", {}),
-        ("Phi3", {}),
-        ("Mistral", {"sliding_window": None}),
-        ("Olmo2", {}),
-        ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+        ("Llama", {}, "CompiledDecoder"),
+        ("Llama", {"num_key_value_heads": 1, "head_dim": 24, "tie_word_embeddings": True}, "PlainDecoder"),
+        ("Llama", {"num_key_value_heads": 4, "attention_bias": True}, "CompiledDecoder"),
+        ("Qwen3", {"tie_word_embeddings": True}, "CompiledDecoder"),
+        ("Glm4", {}, "CompiledDecoder"),
+        ("Glm4", {"attention_bias": True, "rope_parameters": FULL_ROTATION}, "CompiledDecoder"),
+        ("Glm", {}, "CompiledDecoder"),
+        ("Qwen2", {}, "CompiledDecoder"),
+        ("Phi3", {}, "CompiledDecoder"),
+        ("Phi3", {"rope_parameters": FULL_ROTATION | {"partial_rotary_factor": 0.5}}, "CompiledDecoder"),
+        ("Mistral", {"sliding_window": None}, "CompiledDecoder"),
+        ("Olmo2", {}, "PlainDecoder"),
+        ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, "ModuleDecoder"),
     ],
 )
 def test_a_family_equals_hugging_face_when_drafts_are_right_wrong_and_absent(
-    family: str, changes: dict[str, Any], tmp_path: Path
+    family: str, changes: dict[str, Any], decoder: str, tmp_path: Path
 ) -> None:
     write_model(tmp_path, family, **changes)
     reference = HuggingFaceReference(str(tmp_path), "float32")
     expected = [reference.generate(prompt, OUTPUT_COUNT) for prompt in PROMPTS]
-    verifier = Verifier(Runner(load_model(str(tmp_path)), EngineOptions(kv_memory="4MiB", page_tokens=4)))
+    model = load_model(str(tmp_path))
+    if find_kernels():
+        assert model.decoder.kernels == decoder
+    verifier = Verifier(Runner(model, EngineOptions(kv_memory="4MiB", page_tokens=4)))
     outputs: list[list[int]] = [[] for _ in PROMPTS]
     cached = [0] * len(PROMPTS)
     for number in range(OUTPUT_COUNT):

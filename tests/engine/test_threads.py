@@ -35,6 +35,7 @@ class Watched:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
+        self.kernels, self.is_row_independent = decoder.kernels, decoder.is_row_independent
         self.thread_counts: list[int] = []
 
     def logits(

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile
+from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import pack_layers
-from paceline.engine.model.plain_decoder import PLAIN_DECODERS, PlainDecoder
+from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.native import find_kernels
 
 
@@ -24,10 +25,20 @@ class Decoder(Protocol):
         """Run one packed row: `token_ids` and `positions` [1, T], `wanted` [W] indices into T. Return [W, V]."""
         ...
 
+    @property
+    def kernels(self) -> str:
+        """Name what computes, as it was chosen at load."""
+        ...
+
+    @property
+    def is_row_independent(self) -> bool:
+        """Whether over pages no result depends on the other rows of a call, to the last bit."""
+        ...
+
 
 def make_decoder(module: PreTrainedModel) -> Decoder:
     """Make the best decoder for the module, which is used up: the decoder takes its weights."""
-    if type(module).__name__ not in PLAIN_DECODERS or module.dtype != torch.float32:
+    if type(module).__name__ not in FORMS:
         pack_layers(module)
         return ModuleDecoder(module)
     plain = PlainDecoder(module)
@@ -53,3 +64,11 @@ class ModuleDecoder:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    @property
+    def kernels(self) -> str:
+        return type(self).__name__
+
+    @property
+    def is_row_independent(self) -> bool:
+        return False

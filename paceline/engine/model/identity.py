@@ -64,7 +64,7 @@ def kernels_of(model: LoadedModel, layout: str, *, fixed_shapes: bool) -> str:
     kinds = [
         _processor(model.kv_shape.device),
         f"torch {torch.__version__}",
-        type(model.decoder).__name__,
+        model.decoder.kernels,
         f"{layout} cache",
     ]
     return ", ".join([*kinds, "fixed shapes"] if fixed_shapes else kinds)

@@ -2,13 +2,16 @@
 
 In float32 on a CPU every product over plain weights rearranges them first; for the six rows of a verify pass that takes
 as long as the arithmetic. Here large weights are rearranged once, for oneDNN's kernels. Small weights stay as they are:
-the processor's cache holds them, and a call of oneDNN takes longer to begin.
+the processor's cache holds them, and a call of oneDNN takes longer to begin. In bfloat16 on a CPU the products are our
+own, where they were compiled.
 """
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from paceline.engine.native import HalfWeight, can_multiply
 
 ROWS = 16
 """Rows for which the layout is chosen: it serves one row and a whole prompt almost as well."""
@@ -27,9 +30,9 @@ class Linear:
         self._bias = bias
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """Turn [..., in] into [..., out]."""
+        """Turn [..., in] into [..., out], in float32 whatever the weight's dtype, in which it multiplies."""
         if not self._is_packed:
-            return F.linear(values, self._weight, self._bias)
+            return F.linear(values.to(self._weight.dtype), self._weight, self._bias).float()
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             values, self._weight, self._bias, "none", [], ""
         )
@@ -41,7 +44,7 @@ class PackedLayer(torch.nn.Module):
 
     def __init__(self, layer: Any, packed_bytes: int) -> None:
         super().__init__()
-        self._linear = take(layer, packed_bytes=packed_bytes)
+        self._linear = take(layer, packed_bytes=packed_bytes)  # float32: see `_pays`
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return self._linear(values)
@@ -53,8 +56,8 @@ def least_packed_bytes(module: torch.nn.Module) -> int:
     return PACKED_BYTES // 2 if model_bytes >= LARGE_MODEL_BYTES else PACKED_BYTES
 
 
-def take(*layers: Any, packed_bytes: int) -> Linear:
-    """Join layers into one whose outputs are theirs side by side, packed if it has `packed_bytes` or more.
+def take(*layers: Any, packed_bytes: int, order: torch.Tensor | None = None) -> Linear | HalfWeight:
+    """Join layers into one whose outputs are theirs side by side, or in `order`, packed from `packed_bytes` on.
 
     The layers lose their weights, so that a model is never held twice.
     """
@@ -63,9 +66,11 @@ def take(*layers: Any, packed_bytes: int) -> Linear:
     assert len(biases) in (0, len(layers))
     for layer in layers:
         layer.weight = layer.bias = None
-    if len(layers) == 1:
-        return Linear(weights[0], biases[0] if biases else None, packed_bytes)
-    return Linear(torch.cat(weights), torch.cat(biases) if biases else None, packed_bytes)
+    weight = weights[0] if len(layers) == 1 else torch.cat(weights)
+    bias = (biases[0] if len(layers) == 1 else torch.cat(biases)) if biases else None
+    if order is not None:
+        weight, bias = weight[order], None if bias is None else bias[order]
+    return HalfWeight(weight, bias) if can_multiply(weight) else Linear(weight, bias, packed_bytes)
 
 
 def pack_layers(module: torch.nn.Module) -> None:

@@ -1,9 +1,10 @@
-"""Compiled operations of a float32 decoder on one thread of a CPU.
+"""Compiled operations of a decoder on a CPU, in float32 or bfloat16.
 
-`hatch_build.py` builds `kernels.cpp` when the package is installed, if there is a compiler, and `kernels.py` calls it.
-Without it torch does the same, slower.
+`hatch_build.py` builds `kernels.cpp` when the package is installed, if there is a compiler; `kernels.py` calls it, and
+`products.py` multiplies with it. Without it torch does the same, slower.
 """
 
-from paceline.engine.native.kernels import HEAD_SIZES, Kernels, PassRows, find_kernels
+from paceline.engine.native.kernels import DTYPES, HEAD_SIZES, Kernels, PassRows, find_kernels
+from paceline.engine.native.products import HalfWeight, can_multiply
 
-__all__ = ["HEAD_SIZES", "Kernels", "PassRows", "find_kernels"]
+__all__ = ["DTYPES", "HEAD_SIZES", "HalfWeight", "Kernels", "PassRows", "can_multiply", "find_kernels"]

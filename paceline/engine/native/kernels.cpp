@@ -1,12 +1,16 @@
-// The operations of a float32 decoder between its products, on one thread of a CPU; `kernels.py` calls them.
+// The operations of a decoder between its products, on a CPU; `kernels.py` calls them.
 //
 // Every function is one pass over memory with its sums in registers; torch takes longer to begin such work than to do.
-// On one machine the order of a sum depends on sizes alone.
+// On one machine the order of a sum depends on sizes alone. Numbers are float32, but for the cache and what goes into a
+// product: these are of type T, float32 or bfloat16 (`Half`).
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
+#include "crew.h"
 #include "lanes.h"
+#include "products.h"
 
 // Score of a key that a query does not see. If all scores of a query are this one, its result is NaN.
 constexpr float HIDDEN = -INFINITY;
@@ -24,31 +28,79 @@ INLINE float inverse_root(const float *values, int64_t size, float epsilon) {
     return 1.0f / std::sqrt(square_sum(values, size) / size + epsilon);
 }
 
-// Adds `added`, unless null, to `hidden`, and puts its root mean square norm into `normed`; all [tokens, size].
-KERNEL void paceline_add_and_norm(
-    float *hidden, const float *added, const float *weight, float epsilon, int64_t tokens, int64_t size, float *normed) {
-    for (int64_t token = 0; token < tokens; token++) {
-        float *own = hidden + token * size;
-        if (added)
-            for (int64_t i = 0; i < size; i++) own[i] += added[token * size + i];
-        const float scale = inverse_root(own, size, epsilon);
-        for (int64_t i = 0; i < size; i++) normed[token * size + i] = own[i] * scale * weight[i];
+struct Norm {
+    float *hidden;       // [tokens, size]
+    const float *added;  // [tokens, size], or null
+    const float *weight;  // [size]
+    float epsilon;
+    int64_t token_count, size;
+    void *normed;  // [tokens, size]
+};
+
+template <class T>
+INLINE void add_and_norm(const Norm &call, int64_t begin, int64_t end) {
+    const int64_t size = call.size;
+    for (int64_t token = begin; token < end; token++) {
+        float *own = call.hidden + token * size;
+        T *normed = static_cast<T *>(call.normed) + token * size;
+        if (call.added)
+            for (int64_t i = 0; i < size; i++) own[i] += call.added[token * size + i];
+        const float scale = inverse_root(own, size, call.epsilon);
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) store(normed + i, load(own + i) * scale * load(call.weight + i));
+        for (; i < size; i++) store_one(normed + i, own[i] * scale * call.weight[i]);
     }
 }
+KERNEL void add_and_norm_float(const Norm *call, int64_t begin, int64_t end) { add_and_norm<float>(*call, begin, end); }
+KERNEL void add_and_norm_half(const Norm *call, int64_t begin, int64_t end) { add_and_norm<Half>(*call, begin, end); }
 
-// silu(gate) * up; `gate_and_up` is [tokens, 2, size], `gated` [tokens, size].
-KERNEL void paceline_gate(const float *gate_and_up, int64_t tokens, int64_t size, float *gated) {
-    for (int64_t token = 0; token < tokens; token++) {
-        const float *gate = gate_and_up + token * 2 * size, *up = gate + size;
-        float *out = gated + token * size;
+struct Gate {
+    const float *gate_and_up;  // [tokens, 2, size]
+    int64_t token_count, size;
+    void *gated;  // [tokens, size]
+};
+
+template <class T>
+INLINE void gate(const Gate &call, int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; token++) {
+        const float *gate = call.gate_and_up + token * 2 * call.size, *up = gate + call.size;
+        T *out = static_cast<T *>(call.gated) + token * call.size;
         int64_t i = 0;
-        for (; i + LANES <= size; i += LANES) {
+        for (; i + LANES <= call.size; i += LANES) {
             const Floats x = load(gate + i), small = exp_of(x < 0 ? x : -x);
             store(out + i, x * (x < 0 ? small : all(1)) / (1 + small) * load(up + i));
         }
-        for (; i < size; i++) out[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+        for (; i < call.size; i++) store_one(out + i, gate[i] / (1 + std::exp(-gate[i])) * up[i]);
     }
 }
+KERNEL void gate_float(const Gate *call, int64_t begin, int64_t end) { gate<float>(*call, begin, end); }
+KERNEL void gate_half(const Gate *call, int64_t begin, int64_t end) { gate<Half>(*call, begin, end); }
+
+// Shares a call's tokens among threads where they are worth waking one for.
+template <class Call, void (*Do)(const Call *, int64_t, int64_t)>
+void share_tokens(const Call *call, int threads) {
+    constexpr int64_t WORTH = 1 << 15;  // numbers
+    crew::share(
+        [](const void *of, int part, int parts) {
+            const auto *own = static_cast<const Call *>(of);
+            const Share tokens(own->token_count, 1, part, parts);
+            Do(own, tokens.begin, tokens.end);
+        },
+        call, call->token_count * call->size < WORTH ? 1 : threads);
+}
+
+// Adds `added`, unless null, to `hidden`, and puts its root mean square norm into `normed`.
+extern "C" void paceline_add_and_norm(const Norm *call, int is_half, int threads) {
+    (is_half ? share_tokens<Norm, add_and_norm_half> : share_tokens<Norm, add_and_norm_float>)(call, threads);
+}
+
+// silu(gate) * up.
+extern "C" void paceline_gate(const Gate *call, int is_half, int threads) {
+    (is_half ? share_tokens<Gate, gate_half> : share_tokens<Gate, gate_float>)(call, threads);
+}
+
+// Where a thread of `crew.h` lives.
+extern "C" void paceline_work() { crew::serve(); }
 
 // Identifies the source of this library; `kernels.py` refuses one from another source.
 extern "C" uint32_t paceline_source() { return PACELINE_SOURCE; }
@@ -69,15 +121,19 @@ struct Attend {
     const float *cosines, *signed_sines;  // [positions, D]
     const float *query_norm, *key_norm;   // [D], or null
     float epsilon, scaling;
-    float *keys, *values;  // [KV heads, slots, D]
-    float *projected;      // [T, H + 2 KV heads, D]: queries, keys, values
-    float *attended;       // [T, H, D]
+    void *keys, *values;  // [KV heads, slots, D]
+    float *projected;     // [T, H + 2 KV heads, D]: queries, keys, values
+    void *attended;       // [T, H, D]
+    int64_t *slots;       // working memory of each thread: as many numbers as the longest sequence has tokens,
+    float *scores;        // and LANES times that number rounded up to 4
+    int64_t longest;
 };
-static_assert(sizeof(Attend) == 128, "no padding but where ctypes has it");
+static_assert(sizeof(Attend) == 152, "no padding but where ctypes has it");
 
 // Keys and values that the queries of one KV head read.
+template <class T>
 struct Keys {
-    const float *keys, *values;  // [slots, D]
+    const T *keys, *values;  // [slots, D]
     const int64_t *slots;
     int64_t length;  // number of keys that the last query sees
 };
@@ -91,9 +147,20 @@ INLINE void turn(const float *from, const float *norm, float epsilon, const floa
     for (int d = 0; d < D; d++) to[d] = (head[d] * cosine[d] + head[(d + D / 2) % D] * sine[d]) * scale;
 }
 
+// Returns D numbers as float32; they may be put into `memory`.
+template <int D>
+INLINE const float *widen(const float *from, float *memory) {
+    return from;
+}
+template <int D>
+INLINE const float *widen(const Half *from, float *memory) {
+    for (int d = 0; d < D; d += LANES) store(memory + d, load(from + d));
+    return memory;
+}
+
 // Attends for one query: `query` and `out` are [D]; `scores` has room for `length` rounded up to LANES.
 template <int D>
-INLINE void attend_one(const float *query, const Keys &read, int64_t seen, float *scores, float *out) {
+INLINE void attend_one(const float *query, const Keys<float> &read, int64_t seen, float *scores, float *out) {
     const int64_t end = (seen + LANES - 1) / LANES * LANES;
     for (int64_t j = 0; j < seen; j++) {
         Floats product{};
@@ -117,15 +184,16 @@ INLINE void attend_one(const float *query, const Keys &read, int64_t seen, float
 }
 
 // Attends for LANES queries at once, one a lane: `queries` and `out` are [D, LANES], `scores` is [length rounded up to
-// 4, LANES]. Each query sees `seen` keys, at least `seen_by_all`.
-template <int D>
-INLINE void attend_many(const float *queries, const Keys &read, Ints seen, int64_t seen_by_all, float *scores, float *out) {
-    constexpr int KEYS = 4, SIZES = 8;  // as many sums as stay in registers
+// 4, LANES]. Each query sees `seen` keys, at least `seen_by_all`. No lane's result depends on another lane.
+template <int D, class T>
+INLINE void attend_many(const float *queries, const Keys<T> &read, Ints seen, int64_t seen_by_all, float *scores, float *out) {
+    constexpr int KEYS = 4, SIZES = 8, BLOCK = 32;  // as many sums as stay in registers, as many values as in the first cache
     Floats largest = all(HIDDEN), total{};
     for (int64_t j = 0; j < read.length; j += KEYS) {
+        float memory[KEYS][D];
         const float *key[KEYS];
         Floats product[KEYS] = {};
-        for (int k = 0; k < KEYS; k++) key[k] = read.keys + read.slots[j + k < read.length ? j + k : j] * D;
+        for (int k = 0; k < KEYS; k++) key[k] = widen<D>(read.keys + read.slots[j + k < read.length ? j + k : j] * D, memory[k]);
         for (int d = 0; d < D; d++)
             for (int k = 0; k < KEYS; k++) product[k] += load(queries + d * LANES) * key[k][d];
         for (int k = 0; k < KEYS; k++) {
@@ -140,100 +208,139 @@ INLINE void attend_many(const float *queries, const Keys &read, Ints seen, int64
         total += visible;
         store(scores + j * LANES, visible);
     }
-    for (int start = 0; start < D; start += SIZES) {
-        Floats outputs[SIZES] = {};
-        for (int64_t j = 0; j < seen_by_all; j++) {
-            const float *value = read.values + read.slots[j] * D + start;
-            for (int d = 0; d < SIZES; d++) outputs[d] += load(scores + j * LANES) * value[d];
+    for (int d = 0; d < D; d++) store(out + d * LANES, all(0));
+    for (int64_t first = 0; first < read.length; first += BLOCK) {
+        const int64_t last = first + BLOCK < read.length ? first + BLOCK : read.length;
+        float memory[BLOCK][D];
+        const float *values[BLOCK];
+        for (int64_t j = first; j < last; j++) values[j - first] = widen<D>(read.values + read.slots[j] * D, memory[j - first]);
+        const int64_t open = last < seen_by_all ? last : seen_by_all > first ? seen_by_all : first;
+        for (int start = 0; start < D; start += SIZES) {
+            Floats outputs[SIZES];
+            for (int d = 0; d < SIZES; d++) outputs[d] = load(out + (start + d) * LANES);
+            for (int64_t j = first; j < open; j++)
+                for (int d = 0; d < SIZES; d++) outputs[d] += load(scores + j * LANES) * values[j - first][start + d];
+            // A weight of 0 does not hide an infinite value, because their product is NaN.
+            for (int64_t j = open; j < last; j++) {
+                const Ints visible = seen > (int32_t)j;
+                for (int d = 0; d < SIZES; d++)
+                    outputs[d] += load(scores + j * LANES) * (visible ? all(values[j - first][start + d]) : all(0));
+            }
+            for (int d = 0; d < SIZES; d++) store(out + (start + d) * LANES, outputs[d]);
         }
-        // A weight of 0 does not hide an infinite value, because their product is NaN.
-        for (int64_t j = seen_by_all; j < read.length; j++) {
-            const float *value = read.values + read.slots[j] * D + start;
-            const Ints visible = seen > (int32_t)j;
-            for (int d = 0; d < SIZES; d++) outputs[d] += load(scores + j * LANES) * (visible ? all(value[d]) : all(0));
-        }
-        for (int d = 0; d < SIZES; d++) store(out + (start + d) * LANES, outputs[d] / total);
     }
+    for (int d = 0; d < D; d++) store(out + d * LANES, load(out + d * LANES) / total);
 }
 
-// Most queries that are faster one by one than as lanes of which most are empty.
-constexpr int FEW = 4;
+// Most queries that are faster one by one than as lanes of which most are empty. In bfloat16 there are none: a query would
+// be rounded otherwise than as a lane, so that its result would depend on how many others its row has.
+template <class T>
+constexpr int FEW = std::is_same_v<T, float> ? 4 : 0;
 
 // Attends for the queries of one row that share a KV head: `group` heads for each of the row's tokens.
-template <int D>
-INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64_t group, Keys read, float *scores) {
+template <int D, class T>
+INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64_t group, Keys<T> read, float *scores) {
     const int64_t width = (call.head_count + 2 * call.kv_head_count) * D, count = group * row.count;
     float queries[D * LANES], out[D * LANES];
     for (int64_t start = 0; start < count; start += LANES) {
         const int lanes = count - start < LANES ? count - start : LANES;
         Ints seen{};
         const float *from[LANES];
-        float *to[LANES];
+        T *to[LANES];
         for (int lane = 0; lane < lanes; lane++) {
             // Lanes go token by token, so that they see about equally many keys, and each no fewer than the one before.
             const int64_t token = (start + lane) / group, own = head * group + (start + lane) % group;
             seen[lane] = row.length - row.count + token + 1;
             from[lane] = call.projected + (row.first + token) * width + own * D;
-            to[lane] = call.attended + ((row.first + token) * call.head_count + own) * D;
+            to[lane] = static_cast<T *>(call.attended) + ((row.first + token) * call.head_count + own) * D;
         }
         read.length = seen[lanes - 1];
         for (int lane = lanes; lane < LANES; lane++) seen[lane] = read.length;  // an empty lane hides nothing
-        if (lanes <= FEW) {
-            for (int lane = 0; lane < lanes; lane++) attend_one<D>(from[lane], read, seen[lane], scores, to[lane]);
-            continue;
+        if constexpr (FEW<T> > 0) {
+            if (lanes <= FEW<T>) {
+                for (int lane = 0; lane < lanes; lane++) attend_one<D>(from[lane], read, seen[lane], scores, to[lane]);
+                continue;
+            }
         }
         for (int d = 0; d < D; d++)
             for (int lane = 0; lane < LANES; lane++) queries[d * LANES + lane] = lane < lanes ? from[lane][d] : 0;
         attend_many<D>(queries, read, seen, seen[0], scores, out);
         for (int lane = 0; lane < lanes; lane++)
-            for (int d = 0; d < D; d++) to[lane][d] = out[d * LANES + lane];
+            for (int d = 0; d < D; d++) store_one(to[lane] + d, out[d * LANES + lane]);
     }
 }
 
-// Norms and turns the row's queries and keys, and stores its keys and values.
-template <int D>
-INLINE void place(const Attend &call, const Row &row, const int64_t *slots) {
-    const int64_t width = (call.head_count + 2 * call.kv_head_count) * D;
+// Norms and turns the row's queries and keys of KV heads [begin, end), and stores their keys and values.
+template <int D, class T>
+INLINE void place(const Attend &call, const Row &row, const int64_t *slots, int64_t begin, int64_t end) {
+    const int64_t width = (call.head_count + 2 * call.kv_head_count) * D, group = call.head_count / call.kv_head_count;
     for (int64_t token = 0; token < row.count; token++) {
         const int64_t position = row.length - row.count + token, slot = slots[position];
         const float *cosine = call.cosines + position * D, *sine = call.signed_sines + position * D;
         float *own = call.projected + (row.first + token) * width, *key = own + call.head_count * D;
-        for (int64_t head = 0; head < call.head_count; head++)
+        for (int64_t head = begin * group; head < end * group; head++)
             turn<D>(own + head * D, call.query_norm, call.epsilon, cosine, sine, call.scaling, own + head * D);
-        for (int64_t head = 0; head < call.kv_head_count; head++) {
+        for (int64_t head = begin; head < end; head++) {
             const int64_t at = (head * call.slot_count + slot) * D;
-            turn<D>(key + head * D, call.key_norm, call.epsilon, cosine, sine, 1.0f, call.keys + at);
-            std::memcpy(call.values + at, key + (call.kv_head_count + head) * D, D * sizeof(float));
+            float *turned = key + head * D;
+            const float *value = key + (call.kv_head_count + head) * D;
+            turn<D>(turned, call.key_norm, call.epsilon, cosine, sine, 1.0f, turned);
+            for (int d = 0; d < D; d += LANES) {
+                store(static_cast<T *>(call.keys) + at + d, load(turned + d));
+                store(static_cast<T *>(call.values) + at + d, load(value + d));
+            }
         }
     }
 }
 
-template <int D>
-INLINE void attend(const Attend &call, int64_t *slots, float *scores) {
+template <int D, class T>
+INLINE void attend(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
     const Segment *segment = call.segments;
     for (const Row *row = call.rows; row < call.rows + call.row_count; row++) {
         int64_t length = 0;
-        for (const Segment *end = segment + row->segment_count; segment < end; segment++)
+        for (const Segment *last = segment + row->segment_count; segment < last; segment++)
             for (int64_t slot = segment->start; slot < segment->stop; slot++) slots[length++] = slot;
-        place<D>(call, *row, slots);
+        place<D, T>(call, *row, slots, begin, end);
         const int64_t group = call.head_count / call.kv_head_count;
-        for (int64_t head = 0; head < call.kv_head_count; head++) {
+        for (int64_t head = begin; head < end; head++) {
             const int64_t at = head * call.slot_count * D;
-            attend_group<D>(call, *row, head, group, {call.keys + at, call.values + at, slots, length}, scores);
+            const T *keys = static_cast<T *>(call.keys) + at, *values = static_cast<T *>(call.values) + at;
+            attend_group<D, T>(call, *row, head, group, {keys, values, slots, length}, scores);
         }
     }
 }
 
-// Does everything of one layer between its first projection and its output projection: norms, rotation, attention.
-// `slots` has room for the longest sequence, `scores` for LANES times its length rounded up to 4.
-KERNEL void paceline_attend(const Attend *call, int64_t *slots, float *scores) {
-    switch (call->head_size) {
-        case 16: return attend<16>(*call, slots, scores);
-        case 32: return attend<32>(*call, slots, scores);
-        case 48: return attend<48>(*call, slots, scores);
-        case 64: return attend<64>(*call, slots, scores);
-        case 80: return attend<80>(*call, slots, scores);
-        case 96: return attend<96>(*call, slots, scores);
-        case 128: return attend<128>(*call, slots, scores);
+template <class T>
+INLINE void attend_heads(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
+    switch (call.head_size) {
+        case 16: return attend<16, T>(call, begin, end, slots, scores);
+        case 32: return attend<32, T>(call, begin, end, slots, scores);
+        case 48: return attend<48, T>(call, begin, end, slots, scores);
+        case 64: return attend<64, T>(call, begin, end, slots, scores);
+        case 80: return attend<80, T>(call, begin, end, slots, scores);
+        case 96: return attend<96, T>(call, begin, end, slots, scores);
+        case 128: return attend<128, T>(call, begin, end, slots, scores);
     }
+}
+KERNEL void attend_heads_float(const Attend *call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
+    attend_heads<float>(*call, begin, end, slots, scores);
+}
+KERNEL void attend_heads_half(const Attend *call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
+    attend_heads<Half>(*call, begin, end, slots, scores);
+}
+
+template <void (*Do)(const Attend *, int64_t, int64_t, int64_t *, float *)>
+void share_heads(const Attend *call, int threads) {
+    crew::share(
+        [](const void *of, int part, int parts) {
+            const auto *own = static_cast<const Attend *>(of);
+            const Share heads(own->kv_head_count, 1, part, parts);
+            Do(own, heads.begin, heads.end, own->slots + part * own->longest, own->scores + part * (own->longest + 3) * LANES);
+        },
+        call, threads);
+}
+
+// Does everything of one layer between its first projection and its output projection: norms, rotation, attention.
+extern "C" void paceline_attend(const Attend *call, int is_half, int threads) {
+    (is_half ? share_heads<attend_heads_half> : share_heads<attend_heads_float>)(call, threads);
 }

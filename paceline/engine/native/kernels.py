@@ -1,9 +1,11 @@
-"""Calls of the functions in `kernels.cpp`, on torch's tensors: float32 (or int64), contiguous, in a CPU's memory.
+"""Calls of the functions in `kernels.cpp`, on torch's tensors: contiguous, in a CPU's memory.
 
-This module knows the functions' arguments, and not when to use them. Other Python threads run during a call.
+Numbers are float32, but for the cache and what goes into a product, which may be bfloat16. This module knows the
+functions' arguments, and not when to use them. Other Python threads run during a call.
 """
 
 import ctypes
+import threading
 import zlib
 from collections.abc import Sequence
 from functools import cache
@@ -16,24 +18,54 @@ from paceline.engine.interfaces import Span
 
 log = structlog.get_logger()
 
-SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "lanes.h")]
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "crew.h", "lanes.h", "products.h")]
 LIBRARY = Path(__file__).with_name("libkernels.so")
 HEAD_SIZES = (16, 32, 48, 64, 80, 96, 128)
 """Head sizes that `paceline_attend` has a version for."""
+DTYPES = (torch.float32, torch.bfloat16)
+"""Dtypes of a cache, and of what goes into a product."""
 LANES = 16
+TILE_ROWS = 16
+"""Rows of a product for which there is memory in multiples of this, if there are more."""
+
+_pointer, _number, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class _NormCall(ctypes.Structure):
+    """`Norm` in `kernels.cpp`."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("hidden", "added", "weight")),
+        ("epsilon", _real),
+        *((name, _number) for name in ("token_count", "size")),
+        ("normed", _pointer),
+    )
+
+
+class _GateCall(ctypes.Structure):
+    """`Gate` in `kernels.cpp`."""
+
+    _fields_ = (("gate_and_up", _pointer), ("token_count", _number), ("size", _number), ("gated", _pointer))
 
 
 class _AttendCall(ctypes.Structure):
     """`Attend` in `kernels.cpp`."""
 
     _fields_ = (
-        [(name, ctypes.c_int64) for name in ("row_count", "head_count", "kv_head_count", "head_size", "slot_count")]
-        + [
-            (name, ctypes.c_void_p)
-            for name in ("rows", "segments", "cosines", "signed_sines", "query_norm", "key_norm")
-        ]
-        + [(name, ctypes.c_float) for name in ("epsilon", "scaling")]
-        + [(name, ctypes.c_void_p) for name in ("keys", "values", "projected", "attended")]
+        *((name, _number) for name in ("row_count", "head_count", "kv_head_count", "head_size", "slot_count")),
+        *((name, _pointer) for name in ("rows", "segments", "cosines", "signed_sines", "query_norm", "key_norm")),
+        *((name, _real) for name in ("epsilon", "scaling")),
+        *((name, _pointer) for name in ("keys", "values", "projected", "attended", "slots", "scores")),
+        ("longest", _number),
+    )
+
+
+class _ProductCall(ctypes.Structure):
+    """`Product` in `products.h`."""
+
+    _fields_ = (
+        *((name, _number) for name in ("row_count", "size", "column_count")),
+        *((name, _pointer) for name in ("rows", "weights", "bias", "out")),
     )
 
 
@@ -49,36 +81,45 @@ class PassRows:
         self.rows = torch.tensor(numbers)
         self.segments = torch.tensor([slot for parts in segments for part in parts for slot in part])
         self.longest = max(span.length for span in spans)
-        self.slots = torch.empty(self.longest, dtype=torch.int64)
-        self.scores = torch.empty((self.longest + 3, LANES))
+        self.thread_count = torch.get_num_threads()
+        self.slots = torch.empty((self.thread_count, self.longest), dtype=torch.int64)
+        self.scores = torch.empty((self.thread_count, self.longest + 3, LANES))
 
 
 class Kernels:
+    """The functions, run by as many threads as torch may use. `dtype` is that of a result: see `DTYPES`."""
+
     def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-        self._add_and_norm = library.paceline_add_and_norm
-        self._add_and_norm.argtypes = (pointer, pointer, pointer, real, number, number, pointer)
-        self._gate = library.paceline_gate
-        self._gate.argtypes = (pointer, number, number, pointer)
-        self._attend = library.paceline_attend
-        self._attend.argtypes = (pointer, pointer, pointer)
-        for function in (self._add_and_norm, self._gate, self._attend):
-            function.restype = None
+        self._library = library
+        self._helper_count = 0
+        for name in ("add_and_norm", "gate", "attend"):
+            function = getattr(library, f"paceline_{name}")
+            function.argtypes, function.restype = (_pointer, ctypes.c_int, ctypes.c_int), None
+        library.paceline_product.argtypes = (_pointer, ctypes.c_char_p, ctypes.c_int)
+        library.paceline_product.restype = None
+        library.paceline_has_product.argtypes = (ctypes.c_char_p,)
 
     def add_and_norm(
-        self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+        self,
+        hidden: torch.Tensor,
+        added: torch.Tensor | None,
+        weight: torch.Tensor,
+        epsilon: float,
+        dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
         """Add `added` [T, N] to `hidden` [T, N], in place; return its root mean square norm [T, N]."""
-        normed = torch.empty_like(hidden)
+        normed = product_rows(hidden.shape[0], hidden.shape[1], dtype)
         added_at = None if added is None else added.data_ptr()
-        self._add_and_norm(hidden.data_ptr(), added_at, weight.data_ptr(), epsilon, *hidden.shape, normed.data_ptr())
+        call = _NormCall(hidden.data_ptr(), added_at, weight.data_ptr(), epsilon, *hidden.shape, normed.data_ptr())
+        self._library.paceline_add_and_norm(ctypes.byref(call), dtype == torch.bfloat16, self._threads())
         return normed
 
-    def gate(self, gate_and_up: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_and_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Multiply the silu of the first half of [T, 2 N] by the second: [T, N] (SwiGLU; Shazeer, arXiv 2002.05202)."""
         token_count, size = gate_and_up.shape[0], gate_and_up.shape[1] // 2
-        gated = gate_and_up.new_empty(token_count, size)
-        self._gate(gate_and_up.data_ptr(), token_count, size, gated.data_ptr())
+        gated = product_rows(token_count, size, dtype)
+        call = _GateCall(gate_and_up.data_ptr(), token_count, size, gated.data_ptr())
+        self._library.paceline_gate(ctypes.byref(call), dtype == torch.bfloat16, self._threads())
         return gated
 
     def attend(
@@ -95,23 +136,64 @@ class Kernels:
         """Store the new keys and values, and let every query see its own sequence up to itself.
 
         `projected` holds queries, keys and values, [T, (H + 2 KV heads) * D], and is overwritten. `keys` and `values`
-        are a layer's memory, [KV heads, slots, D]. `rotation` is the cosines and the signed sines, [positions, D].
-        `norms` are the weights [D] of the query and the key norm. Return [T, H * D].
+        are a layer's memory, [KV heads, slots, D], whose dtype the result has. `rotation` is the cosines and the signed
+        sines, [positions, D]. `norms` are the weights [D] of the query and the key norm. Return [T, H * D].
         """
         kv_head_count, slot_count, head_size = keys.shape
         assert head_size in HEAD_SIZES
         head_count = projected.shape[1] // head_size - 2 * kv_head_count
-        attended = projected.new_empty(projected.shape[0], head_count * head_size)
+        attended = product_rows(projected.shape[0], head_count * head_size, keys.dtype)
         query_norm, key_norm = (one.data_ptr() for one in norms) if norms else (None, None)
         # In the order of the fields.
         call = _AttendCall(
             *(rows.row_count, head_count, kv_head_count, head_size, slot_count),
             *(one.data_ptr() for one in (rows.rows, rows.segments, *rotation)),
             *(query_norm, key_norm, epsilon, scaling),
-            *(one.data_ptr() for one in (keys, values, projected, attended)),
+            *(one.data_ptr() for one in (keys, values, projected, attended, rows.slots, rows.scores)),
+            rows.longest,
         )
-        self._attend(ctypes.byref(call), rows.slots.data_ptr(), rows.scores.data_ptr())
+        self._start_helpers(rows.thread_count - 1)
+        self._library.paceline_attend(ctypes.byref(call), keys.dtype == torch.bfloat16, rows.thread_count)
         return attended
+
+    def has_product(self, way: str) -> bool:
+        """Return whether this machine can multiply in this way of `products.h`."""
+        return bool(self._library.paceline_has_product(way.encode()))
+
+    def product(self, way: str, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply bfloat16 `rows` [M, K] of `product_rows` by `weights` [N / 16, K / 2, 16, 2]; add `bias` [N].
+
+        The machine must have the way. The bias and the result [M, N] are float32.
+        """
+        (row_count, size), column_count = rows.shape, weights.shape[0] * weights.shape[2]
+        out = product_rows(row_count, column_count, torch.float32)
+        bias_at = None if bias is None else bias.data_ptr()
+        places = rows.data_ptr(), weights.data_ptr(), bias_at, out.data_ptr()
+        call = _ProductCall(row_count, size, column_count, *places)
+        self._library.paceline_product(ctypes.byref(call), way.encode(), self._threads())
+        return out
+
+    def _threads(self) -> int:
+        """Return how many threads may share a piece of work."""
+        count = torch.get_num_threads()
+        self._start_helpers(count - 1)
+        return count
+
+    def _start_helpers(self, count: int) -> None:
+        """Start the threads that are missing; they wait in the library for as long as the process lives."""
+        for number in range(self._helper_count, count):
+            threading.Thread(target=self._library.paceline_work, name=f"kernels-{number}", daemon=True).start()
+        self._helper_count = max(self._helper_count, count)
+
+
+def held_rows(row_count: int) -> int:
+    """Return for how many rows there must be memory, because products may read and write what follows the last."""
+    return row_count if row_count <= TILE_ROWS else -(-row_count // TILE_ROWS) * TILE_ROWS
+
+
+def product_rows(row_count: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return rows [M, N] to be filled, with memory as products need it."""
+    return torch.empty((held_rows(row_count), size), dtype=dtype)[:row_count]
 
 
 @cache

@@ -1,4 +1,5 @@
 // Operations on sixteen numbers at a time in GCC's and Clang's vector extension, compiled for what the processor has.
+// Numbers are computed with in float32, and stored in float32 or bfloat16 (`Half`).
 
 #pragma once
 
@@ -18,11 +19,32 @@
 constexpr int LANES = 16;
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+typedef uint16_t Half;
+typedef Half Halves __attribute__((vector_size(2 * LANES)));
+typedef Half UnalignedHalves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 INLINE Floats all(float value) { return Floats{} + value; }
 INLINE Floats load(const float *from) { return *reinterpret_cast<const Unaligned *>(from); }
 INLINE void store(float *to, Floats values) { *reinterpret_cast<Unaligned *>(to) = values; }
+INLINE Floats load(const Half *from) {
+    const Halves halves = *reinterpret_cast<const UnalignedHalves *>(from);
+    return reinterpret_cast<Floats>(__builtin_convertvector(halves, Bits) << 16);
+}
+// Rounds to the nearest, ties to even; NaN stays NaN.
+INLINE void store(Half *to, Floats values) {
+    const Bits bits = reinterpret_cast<Bits>(values), rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    const Bits kept = values == values ? rounded : bits | 0x400000;
+    *reinterpret_cast<UnalignedHalves *>(to) = __builtin_convertvector(kept >> 16, Halves);
+}
+INLINE void store_one(float *to, float value) { *to = value; }
+INLINE void store_one(Half *to, float value) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &value, 4);
+    *to = (value == value ? bits + 0x7fff + ((bits >> 16) & 1) : bits | 0x400000) >> 16;
+}
 INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 INLINE float sum(Floats values) {

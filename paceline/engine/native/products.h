@@ -1,0 +1,224 @@
+// Products of bfloat16 rows with bfloat16 weights, added up in float32; `products.py` calls them.
+//
+// A row's result depends on that row and on the weights alone, to the last bit: each number is one sum over K in a fixed
+// order, whatever other rows there are and however many threads share the columns. See docs/numerics.md.
+
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "crew.h"
+#include "lanes.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define TILED __attribute__((target("avx512f,amx-tile,amx-bf16")))
+#define DOTTED __attribute__((target("avx512f,avx512vl,avx512bf16")))
+#endif
+
+constexpr int64_t COLUMNS = 16;  // of a block of weights
+constexpr int64_t STEP = 32;     // of K in a tile
+constexpr int64_t TILE_ROWS = 16;
+
+// As `products.py` fills it in. Where there are more than TILE_ROWS rows, there is memory for a multiple of them, which
+// is read and written too.
+struct Product {
+    int64_t row_count, size, column_count;  // M; K, a multiple of STEP; N, a multiple of COLUMNS
+    const Half *rows;                       // [M, K]
+    const Half *weights;                    // [N / COLUMNS, K / 2, COLUMNS, 2]
+    const float *bias;                      // [N], or null
+    float *out;                             // [M, N]
+};
+
+INLINE void add_bias(const Product &p, int64_t begin, int64_t end) {
+    if (!p.bias) return;
+    for (int64_t m = 0; m < p.row_count; m++)
+        for (int64_t n = begin; n < end; n += COLUMNS)
+            store(p.out + m * p.column_count + n, load(p.out + m * p.column_count + n) + load(p.bias + n));
+}
+
+// Rows [m, m + row_count), up to MOST_ROWS of them, by up to two blocks of columns, over [begin, end) of K.
+struct Part {
+    int64_t m, row_count, column, block_count, begin, end;
+};
+constexpr int64_t MOST_ROWS = 8;     // so many sums stay in registers
+constexpr int64_t MOST_SIZE = 2048;  // so many weights, and the rows of a verify, stay in the processor's second cache
+typedef void (*AddPart)(const Product *, const Part *);
+
+// Columns [begin, end) of the product, part by part. K goes on where it stopped: its sums wait in `out`.
+static void add_parts(const Product &p, AddPart add, int64_t begin, int64_t end) {
+    for (int64_t column = begin; column < end; column += 2 * COLUMNS)
+        for (int64_t k = 0; k < p.size; k += MOST_SIZE)
+            for (int64_t m = 0; m < p.row_count; m += MOST_ROWS) {
+                const int64_t blocks = std::min<int64_t>(2, (end - column) / COLUMNS);
+                const Part part{m, std::min(MOST_ROWS, p.row_count - m), column, blocks, k, std::min(k + MOST_SIZE, p.size)};
+                add(&p, &part);
+            }
+    add_bias(p, begin, end);
+}
+
+// Runs DO<rows, blocks>(product, part) for a part of any shape.
+#define WITH_ROWS(DO, ROWS) \
+    case ROWS: return part->block_count == 2 ? DO<ROWS, 2>(*call, *part) : DO<ROWS, 1>(*call, *part)
+#define WITH_SHAPE(DO) \
+    switch (part->row_count) { \
+        WITH_ROWS(DO, 1); WITH_ROWS(DO, 2); WITH_ROWS(DO, 3); WITH_ROWS(DO, 4); \
+        WITH_ROWS(DO, 5); WITH_ROWS(DO, 6); WITH_ROWS(DO, 7); WITH_ROWS(DO, 8); \
+    }
+
+// Even and odd numbers of K are halves of one 32-bit word.
+template <int ROWS, int BLOCKS>
+INLINE void widened(const Product &p, const Part &part) {
+    const Half *weights = p.weights + part.column * p.size, *rows = p.rows + part.m * p.size;
+    float *out = p.out + part.m * p.column_count + part.column;
+    Floats sums[ROWS][BLOCKS] = {};
+    if (part.begin)
+        for (int r = 0; r < ROWS; r++)
+            for (int b = 0; b < BLOCKS; b++) sums[r][b] = load(out + r * p.column_count + b * COLUMNS);
+    for (int64_t k = part.begin; k < part.end; k += 2) {
+        Floats even[BLOCKS], odd[BLOCKS];
+        for (int b = 0; b < BLOCKS; b++) {
+            Bits pairs;
+            std::memcpy(&pairs, weights + (b * p.size + k) * COLUMNS, sizeof pairs);
+            even[b] = reinterpret_cast<Floats>(pairs << 16), odd[b] = reinterpret_cast<Floats>(pairs & 0xffff0000);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            uint32_t pair;
+            std::memcpy(&pair, rows + r * p.size + k, 4);
+            const uint32_t words[2] = {pair << 16, pair & 0xffff0000};
+            float own[2];
+            std::memcpy(own, words, sizeof own);
+            for (int b = 0; b < BLOCKS; b++) sums[r][b] += own[0] * even[b];
+            for (int b = 0; b < BLOCKS; b++) sums[r][b] += own[1] * odd[b];
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int b = 0; b < BLOCKS; b++) store(out + r * p.column_count + b * COLUMNS, sums[r][b]);
+}
+
+// By the operations that every processor has.
+KERNEL void paceline_add_widened(const Product *call, const Part *part) { WITH_SHAPE(widened) }
+static void widened_product(const Product *call, int64_t begin, int64_t end) {
+    add_parts(*call, paceline_add_widened, begin, end);
+}
+
+#if defined(__x86_64__)
+template <int ROWS, int BLOCKS>
+DOTTED INLINE void dotted(const Product &p, const Part &part) {
+    const Half *weights = p.weights + part.column * p.size, *rows = p.rows + part.m * p.size;
+    float *out = p.out + part.m * p.column_count + part.column;
+    __m512 sums[ROWS][BLOCKS];
+    for (int r = 0; r < ROWS; r++)
+        for (int b = 0; b < BLOCKS; b++)
+            sums[r][b] = part.begin ? _mm512_loadu_ps(out + r * p.column_count + b * COLUMNS) : _mm512_setzero_ps();
+    for (int64_t k = part.begin; k < part.end; k += 2) {
+        __m512bh own[BLOCKS];
+        for (int b = 0; b < BLOCKS; b++) own[b] = (__m512bh)_mm512_loadu_si512(weights + (b * p.size + k) * COLUMNS);
+        for (int r = 0; r < ROWS; r++) {
+            int32_t pair;
+            std::memcpy(&pair, rows + r * p.size + k, 4);
+            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            for (int b = 0; b < BLOCKS; b++) sums[r][b] = _mm512_dpbf16_ps(sums[r][b], both, own[b]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int b = 0; b < BLOCKS; b++) _mm512_storeu_ps(out + r * p.column_count + b * COLUMNS, sums[r][b]);
+}
+
+// By AVX512-BF16's products of pairs.
+extern "C" DOTTED void paceline_add_dotted(const Product *call, const Part *part) { WITH_SHAPE(dotted) }
+static void dotted_product(const Product *call, int64_t begin, int64_t end) {
+    add_parts(*call, paceline_add_dotted, begin, end);
+}
+
+struct __attribute__((packed)) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+// Two blocks of rows by two of columns at most. Tiles 0 to 3 are their sums, 4 and 5 rows, 6 and 7 weights.
+template <int ROW_BLOCKS, int COLUMN_BLOCKS>
+TILED INLINE void tiled(const Product &p, int64_t m, int64_t column) {
+    const int64_t stride = p.size * sizeof(Half), block = p.size * COLUMNS, out_stride = p.column_count * sizeof(float);
+    const Half *weights = p.weights + column * p.size, *rows = p.rows + m * p.size;
+    constexpr bool two_rows = ROW_BLOCKS > 1, two_columns = COLUMN_BLOCKS > 1;
+    _tile_zero(0);
+    if (two_columns) _tile_zero(1);
+    if (two_rows) _tile_zero(2);
+    if (two_rows && two_columns) _tile_zero(3);
+    for (int64_t k = 0; k < p.size; k += STEP) {
+        _tile_loadd(4, rows + k, stride);
+        _tile_loadd(6, weights + k * COLUMNS, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (two_rows) _tile_loadd(5, rows + TILE_ROWS * p.size + k, stride);
+        if (two_rows) _tile_dpbf16ps(2, 5, 6);
+        if (two_columns) _tile_loadd(7, weights + block + k * COLUMNS, 64);
+        if (two_columns) _tile_dpbf16ps(1, 4, 7);
+        if (two_rows && two_columns) _tile_dpbf16ps(3, 5, 7);
+    }
+    float *out = p.out + m * p.column_count + column, *below = out + TILE_ROWS * p.column_count;
+    _tile_stored(0, out, out_stride);
+    if (two_columns) _tile_stored(1, out + COLUMNS, out_stride);
+    if (two_rows) _tile_stored(2, below, out_stride);
+    if (two_rows && two_columns) _tile_stored(3, below + COLUMNS, out_stride);
+}
+
+template <int COLUMN_BLOCKS>
+TILED INLINE void tiled_columns(const Product &p, int64_t column) {
+    // The weights of these columns come from memory once, and stay in the processor's cache for all rows.
+    int64_t m = 0;
+    for (; m + TILE_ROWS < p.row_count; m += 2 * TILE_ROWS) tiled<2, COLUMN_BLOCKS>(p, m, column);
+    if (m < p.row_count) tiled<1, COLUMN_BLOCKS>(p, m, column);
+}
+
+// By AMX's products of tiles.
+TILED static void tiled_product(const Product *call, int64_t begin, int64_t end) {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; tile++) {
+        shapes.row_bytes[tile] = 64;
+        shapes.rows[tile] = tile < 6 && call->row_count < TILE_ROWS ? call->row_count : TILE_ROWS;
+    }
+    _tile_loadconfig(&shapes);
+    int64_t column = begin;
+    for (; column + 2 * COLUMNS <= end; column += 2 * COLUMNS) tiled_columns<2>(*call, column);
+    if (column < end) tiled_columns<1>(*call, column);
+    _tile_release();
+    add_bias(*call, begin, end);
+}
+#endif
+
+typedef void (*ProductOf)(const Product *, int64_t, int64_t);
+
+// Returns the way of this name; null where the processor or the system lacks it.
+static ProductOf way_of(const char *name) {
+    if (!std::strcmp(name, "widened")) return widened_product;
+#if defined(__x86_64__) && defined(__linux__)
+    __builtin_cpu_init();
+    if (!std::strcmp(name, "dotted") && __builtin_cpu_supports("avx512bf16")) return dotted_product;
+    // Linux gives a process the tiles' registers when it asks: ARCH_REQ_XCOMP_PERM, feature 18.
+    if (!std::strcmp(name, "tiled") && __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, 0x1023, 18))
+        return tiled_product;
+#endif
+    return nullptr;
+}
+
+extern "C" int paceline_has_product(const char *name) { return way_of(name) != nullptr; }
+
+struct SharedProduct {
+    const Product *call;
+    ProductOf way;
+};
+
+// Computes the product in the way of this name, which must be there, with at most `threads` threads.
+extern "C" void paceline_product(const Product *call, const char *name, int threads) {
+    const SharedProduct shared{call, way_of(name)};
+    crew::share(
+        [](const void *of, int part, int parts) {
+            const auto &own = *static_cast<const SharedProduct *>(of);
+            const Share columns(own.call->column_count, 2 * COLUMNS, part, parts);
+            if (columns.begin < columns.end) own.way(own.call, columns.begin, columns.end);
+        },
+        &shared, threads);
+}
