@@ -1,28 +1,31 @@
-"""Our products in bfloat16 equal torch's in float32, up to rounding, and no row's result depends on another row."""
+"""Our products equal torch's in float32, up to rounding, and no row's result depends on another row."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.native import HalfWeight, can_multiply, find_kernels
+from paceline.engine.native import PackedWeight, can_pack, find_kernels
 from paceline.engine.native.kernels import product_rows
 from paceline.engine.native.products import WAYS, best_way
 from paceline.engine.threads import using_threads
 from tests.tools import missing
 
 
-def ways() -> list[str]:
+def ways() -> list[tuple[torch.dtype, str]]:
+    """Return all that this machine has, with their dtypes."""
     kernels = find_kernels()
     if kernels is None:
         missing("the kernels were not built; scripts/compiler installs a compiler, then remove .venv")
-    found = [way for way in WAYS if kernels.has_product(way)]
-    assert "widened" in found and best_way(kernels) in found
+    found = [(dtype, way) for dtype, ways in WAYS.items() for way in ways if kernels.has_product(way)]
+    assert {"float32", "widened"} <= {way for _, way in found}
+    assert all((dtype, best_way(kernels, dtype)) in found for dtype in WAYS)
     return found
 
 
-def halves(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+def numbers(*shape: int, seed: int) -> torch.Tensor:
+    """Return random numbers that bfloat16 holds."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16().float()
 
 
 @settings(max_examples=60)
@@ -37,20 +40,20 @@ def halves(*shape: int, seed: int) -> torch.Tensor:
 def test_products_are_torchs(
     row_count: int, steps: int, column_count: int, has_bias: bool, thread_count: int, seed: int
 ) -> None:
-    weight, rows = halves(column_count, 32 * steps, seed=seed), halves(row_count, 32 * steps, seed=seed + 1)
-    bias = halves(column_count, seed=seed + 2) if has_bias else None
-    expected = rows.float() @ weight.float().T + (0 if bias is None else bias.float())
-    for way in ways():
+    weight, rows = numbers(column_count, 32 * steps, seed=seed), numbers(row_count, 32 * steps, seed=seed + 1)
+    bias = numbers(column_count, seed=seed + 2) if has_bias else None
+    expected = rows @ weight.T + (0 if bias is None else bias)
+    for dtype, way in ways():
         with using_threads(thread_count):
-            found = HalfWeight(weight, bias, way)(rows)
+            found = PackedWeight(weight.to(dtype), bias, way)(rows)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(("column_count", "size"), [(64, 96), (48, 2112), (1040, 4128)])
 def test_a_row_has_the_same_result_among_any_rows_and_with_any_number_of_threads(column_count: int, size: int) -> None:
-    weight, rows = halves(column_count, size, seed=1), halves(70, size, seed=2)
-    for way in ways():
-        multiply = HalfWeight(weight, halves(column_count, seed=3), way)
+    weight, rows = numbers(column_count, size, seed=1), numbers(70, size, seed=2)
+    for dtype, way in ways():
+        multiply = PackedWeight(weight.to(dtype), numbers(column_count, seed=3), way)
         expected = torch.cat([multiply(rows[m : m + 1]) for m in range(70)])
         for start, stop in ((0, 70), (0, 64), (3, 20), (5, 11), (9, 17), (33, 66)):
             for thread_count in (1, 2, 5):
@@ -64,9 +67,9 @@ def test_a_row_has_the_same_result_among_any_rows_and_with_any_number_of_threads
 
 
 def test_what_is_no_number_stays_in_its_row() -> None:
-    weight, rows = halves(40, 64, seed=1), halves(20, 64, seed=2)
-    for way in ways():
-        multiply = HalfWeight(weight, None, way)
+    weight, rows = numbers(40, 64, seed=1), numbers(20, 64, seed=2)
+    for dtype, way in ways():
+        multiply = PackedWeight(weight.to(dtype), None, way)
         expected = multiply(rows)
         touched = rows.clone()
         touched[7, 5] = float("inf")
@@ -76,14 +79,16 @@ def test_what_is_no_number_stays_in_its_row() -> None:
 
 
 def test_rows_of_another_dtype_or_without_memory_after_them_are_copied() -> None:
-    weight, rows = halves(40, 64, seed=1), halves(34, 64, seed=2)
-    multiply = HalfWeight(weight, None)
+    weight, rows = numbers(40, 64, seed=1), numbers(34, 64, seed=2).bfloat16()
+    multiply = PackedWeight(weight.bfloat16(), None)
     expected = multiply(product_rows(34, 64, torch.bfloat16).copy_(rows))
     for one in (rows, rows.float(), rows.repeat(1, 2)[:, :64], torch.cat((rows, rows))[34:]):
         assert torch.equal(multiply(one), expected)
 
 
-def test_only_bfloat16_rows_of_whole_steps_are_multiplied_here() -> None:
-    assert can_multiply(torch.ones(3, 64, dtype=torch.bfloat16)) == bool(find_kernels())
-    assert not can_multiply(torch.ones(3, 48, dtype=torch.bfloat16))
-    assert not can_multiply(torch.ones(3, 64, dtype=torch.float16))
+@pytest.mark.parametrize(
+    ("dtype", "size", "fits"),
+    [(torch.float32, 7, True), (torch.bfloat16, 64, True), (torch.bfloat16, 48, False), (torch.float16, 64, False)],
+)
+def test_what_is_multiplied_here(dtype: torch.dtype, size: int, fits: bool) -> None:
+    assert can_pack(torch.ones(3, size, dtype=dtype)) == (fits and bool(find_kernels()))

@@ -1,8 +1,7 @@
 """A plain decoder whose passes run compiled operations between the products.
 
-All these operations, attention too, are so small that torch takes longer to begin than to do them. Products in float32
-stay with torch, which runs them near the processor's peak. In bfloat16 they are compiled too, and no result depends on
-the other rows of a pass.
+All these operations, attention too, are so small that torch takes longer to begin than to do them. In bfloat16 no
+result depends on the other rows of a pass.
 """
 
 import torch
@@ -20,9 +19,8 @@ def can_compile(plain: PlainDecoder) -> bool:
     is_silu = type(layer.activation).__name__ in ("SiLU", "SiLUActivation")
     norms_before = bool(layer.before_attention and layer.before_feed_forward)
     norms_by_head = not layer.query_norm or len(layer.query_norm.weight) == layer.head_size
-    can_multiply = plain.dtype == torch.float32 or (plain.dtype == torch.bfloat16 and bool(plain.way))
-    is_here = plain.embedding.device.type == "cpu" and layer.head_size in HEAD_SIZES
-    return is_here and can_multiply and is_silu and norms_before and norms_by_head
+    has_head_size = layer.head_size in HEAD_SIZES
+    return bool(plain.way) and has_head_size and is_silu and norms_before and norms_by_head
 
 
 class CompiledDecoder:
@@ -33,11 +31,11 @@ class CompiledDecoder:
 
     @property
     def kernels(self) -> str:
-        return " ".join([type(self).__name__, *filter(None, [self.plain.way])])
+        return f"{type(self).__name__} {self.plain.way}"
 
     @property
     def is_row_independent(self) -> bool:
-        return bool(self.plain.way)
+        return self._dtype == torch.bfloat16  # in float32 few queries attend otherwise than many
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention

@@ -1,9 +1,9 @@
 """Products of few rows with large weights, of which decoding consists.
 
-In float32 on a CPU every product over plain weights rearranges them first; for the six rows of a verify pass that takes
-as long as the arithmetic. Here large weights are rearranged once, for oneDNN's kernels. Small weights stay as they are:
-the processor's cache holds them, and a call of oneDNN takes longer to begin. In bfloat16 on a CPU the products are our
-own, where they were compiled.
+On a CPU the products are our own, where they were compiled. Without them, every product over plain float32 weights
+rearranges them first; for the six rows of a verify pass that takes as long as the arithmetic. So large weights are
+rearranged once, for oneDNN's kernels. Small weights stay as they are: the processor's cache holds them, and a call of
+oneDNN takes longer to begin.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.native import HalfWeight, can_multiply
+from paceline.engine.native import PackedWeight, can_pack
 
 ROWS = 16
 """Rows for which the layout is chosen: it serves one row and a whole prompt almost as well."""
@@ -44,7 +44,8 @@ class PackedLayer(torch.nn.Module):
 
     def __init__(self, layer: Any, packed_bytes: int) -> None:
         super().__init__()
-        self._linear = take(layer, packed_bytes=packed_bytes)  # float32: see `_pays`
+        self._linear = Linear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), packed_bytes)
+        layer.weight = layer.bias = None  # a model is never held twice
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return self._linear(values)
@@ -56,7 +57,7 @@ def least_packed_bytes(module: torch.nn.Module) -> int:
     return PACKED_BYTES // 2 if model_bytes >= LARGE_MODEL_BYTES else PACKED_BYTES
 
 
-def take(*layers: Any, packed_bytes: int, order: torch.Tensor | None = None) -> Linear | HalfWeight:
+def take(*layers: Any, packed_bytes: int, order: torch.Tensor | None = None) -> Linear | PackedWeight:
     """Join layers into one whose outputs are theirs side by side, or in `order`, packed from `packed_bytes` on.
 
     The layers lose their weights, so that a model is never held twice.
@@ -70,7 +71,7 @@ def take(*layers: Any, packed_bytes: int, order: torch.Tensor | None = None) -> 
     bias = (biases[0] if len(layers) == 1 else torch.cat(biases)) if biases else None
     if order is not None:
         weight, bias = weight[order], None if bias is None else bias[order]
-    return HalfWeight(weight, bias) if can_multiply(weight) else Linear(weight, bias, packed_bytes)
+    return PackedWeight(weight, bias) if can_pack(weight) else Linear(weight, bias, packed_bytes)
 
 
 def pack_layers(module: torch.nn.Module) -> None:

@@ -17,7 +17,7 @@ from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import least_packed_bytes, take
 from paceline.engine.model.plain_layer import Layer, Norm
 from paceline.engine.model.turns import Turns
-from paceline.engine.native import HalfWeight
+from paceline.engine.native import PackedWeight
 
 
 class PlainDecoder:
@@ -62,7 +62,7 @@ class PlainDecoder:
     def way(self) -> str:
         """The way in which every product is made, so that a result depends on no other row; empty without one."""
         layers = [one for layer in self.layers for one in layer.products]
-        ways = {one.way if isinstance(one, HalfWeight) else "" for one in [*layers, self.head]}
+        ways = {one.way if isinstance(one, PackedWeight) else "" for one in [*layers, self.head]}
         return ways.pop() if len(ways) == 1 else ""
 
     @property

@@ -5,6 +5,6 @@
 """
 
 from paceline.engine.native.kernels import DTYPES, HEAD_SIZES, Kernels, PassRows, find_kernels
-from paceline.engine.native.products import HalfWeight, can_multiply
+from paceline.engine.native.products import PackedWeight, can_pack
 
-__all__ = ["DTYPES", "HEAD_SIZES", "HalfWeight", "Kernels", "PassRows", "can_multiply", "find_kernels"]
+__all__ = ["DTYPES", "HEAD_SIZES", "Kernels", "PackedWeight", "PassRows", "can_pack", "find_kernels"]

@@ -161,9 +161,9 @@ class Kernels:
         return bool(self._library.paceline_has_product(way.encode()))
 
     def product(self, way: str, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply bfloat16 `rows` [M, K] of `product_rows` by `weights` [N / 16, K / 2, 16, 2]; add `bias` [N].
+        """Multiply `rows` [M, K] of `product_rows` by arranged `weights` [N / 16, ., 16, .]; add `bias` [N].
 
-        The machine must have the way. The bias and the result [M, N] are float32.
+        The machine must have the way, which decides the dtype of both. The bias and the result [M, N] are float32.
         """
         (row_count, size), column_count = rows.shape, weights.shape[0] * weights.shape[2]
         out = product_rows(row_count, column_count, torch.float32)

@@ -1,4 +1,4 @@
-// Products of bfloat16 rows with bfloat16 weights, added up in float32; `products.py` calls them.
+// Products of rows with weights, both bfloat16 or both float32, added up in float32; `products.py` calls them.
 //
 // A row's result depends on that row and on the weights alone, to the last bit: each number is one sum over K in a fixed
 // order, whatever other rows there are and however many threads share the columns. See docs/numerics.md.
@@ -24,9 +24,9 @@ constexpr int64_t TILE_ROWS = 16;
 // As `products.py` fills it in. Where there are more than TILE_ROWS rows, there is memory for a multiple of them, which
 // is read and written too.
 struct Product {
-    int64_t row_count, size, column_count;  // M; K, a multiple of STEP; N, a multiple of COLUMNS
-    const Half *rows;                       // [M, K]
-    const Half *weights;                    // [N / COLUMNS, K / 2, COLUMNS, 2]
+    int64_t row_count, size, column_count;  // M; K, in bfloat16 a multiple of STEP; N, a multiple of COLUMNS
+    const void *rows;                       // [M, K]
+    const void *weights;                    // [N / COLUMNS, K / 2, COLUMNS, 2], or in float32 [N / COLUMNS, K, COLUMNS]
     const float *bias;                      // [N], or null
     float *out;                             // [M, N]
 };
@@ -38,75 +38,97 @@ INLINE void add_bias(const Product &p, int64_t begin, int64_t end) {
             store(p.out + m * p.column_count + n, load(p.out + m * p.column_count + n) + load(p.bias + n));
 }
 
-// Rows [m, m + row_count), up to MOST_ROWS of them, by up to two blocks of columns, over [begin, end) of K.
+// Rows [m, m + row_count) by some blocks of columns, over [begin, end) of K.
 struct Part {
     int64_t m, row_count, column, block_count, begin, end;
 };
-constexpr int64_t MOST_ROWS = 8;     // so many sums stay in registers
-constexpr int64_t MOST_SIZE = 2048;  // so many weights, and the rows of a verify, stay in the processor's second cache
 typedef void (*AddPart)(const Product *, const Part *);
+constexpr int64_t MOST_BYTES = 4096;  // of a row: so much of the weights, and of a verify's rows, stays in the second cache
+
+// As many rows by as many blocks as the processor has registers for their sums.
+struct Shape {
+    int64_t row_count, block_count;
+};
+static Shape largest_shape() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) return {8, 2};
+#endif
+    return {6, 1};
+}
 
 // Columns [begin, end) of the product, part by part. K goes on where it stopped: its sums wait in `out`.
-static void add_parts(const Product &p, AddPart add, int64_t begin, int64_t end) {
-    for (int64_t column = begin; column < end; column += 2 * COLUMNS)
-        for (int64_t k = 0; k < p.size; k += MOST_SIZE)
-            for (int64_t m = 0; m < p.row_count; m += MOST_ROWS) {
-                const int64_t blocks = std::min<int64_t>(2, (end - column) / COLUMNS);
-                const Part part{m, std::min(MOST_ROWS, p.row_count - m), column, blocks, k, std::min(k + MOST_SIZE, p.size)};
+static void add_parts(const Product &p, AddPart add, int64_t number_bytes, int64_t begin, int64_t end) {
+    const Shape shape = largest_shape();
+    const int64_t most = MOST_BYTES / number_bytes;
+    for (int64_t column = begin; column < end; column += shape.block_count * COLUMNS)
+        for (int64_t k = 0; k < p.size; k += most)
+            for (int64_t m = 0; m < p.row_count; m += shape.row_count) {
+                const int64_t blocks = std::min(shape.block_count, (end - column) / COLUMNS);
+                const Part part{m, std::min(shape.row_count, p.row_count - m), column, blocks, k, std::min(k + most, p.size)};
                 add(&p, &part);
             }
     add_bias(p, begin, end);
 }
 
-// Runs DO<rows, blocks>(product, part) for a part of any shape.
-#define WITH_ROWS(DO, ROWS) \
-    case ROWS: return part->block_count == 2 ? DO<ROWS, 2>(*call, *part) : DO<ROWS, 1>(*call, *part)
-#define WITH_SHAPE(DO) \
+// Runs DO<T, rows, blocks>(product, part) for a part of any shape.
+#define WITH_ROWS(DO, T, ROWS) \
+    case ROWS: return part->block_count == 2 ? DO<T, ROWS, 2>(*call, *part) : DO<T, ROWS, 1>(*call, *part)
+#define WITH_SHAPE(DO, T) \
     switch (part->row_count) { \
-        WITH_ROWS(DO, 1); WITH_ROWS(DO, 2); WITH_ROWS(DO, 3); WITH_ROWS(DO, 4); \
-        WITH_ROWS(DO, 5); WITH_ROWS(DO, 6); WITH_ROWS(DO, 7); WITH_ROWS(DO, 8); \
+        WITH_ROWS(DO, T, 1); WITH_ROWS(DO, T, 2); WITH_ROWS(DO, T, 3); WITH_ROWS(DO, T, 4); \
+        WITH_ROWS(DO, T, 5); WITH_ROWS(DO, T, 6); WITH_ROWS(DO, T, 7); WITH_ROWS(DO, T, 8); \
     }
 
-// Even and odd numbers of K are halves of one 32-bit word.
-template <int ROWS, int BLOCKS>
-INLINE void widened(const Product &p, const Part &part) {
-    const Half *weights = p.weights + part.column * p.size, *rows = p.rows + part.m * p.size;
+// Numbers k and k + 1 of a row with those of BLOCKS blocks of columns. Even and odd ones are halves of one 32-bit word.
+template <int BLOCKS>
+INLINE void add_step(const Half *row, const Bits (&weights)[BLOCKS], Floats (&sums)[BLOCKS]) {
+    uint32_t pair;
+    std::memcpy(&pair, row, 4);
+    const uint32_t words[2] = {pair << 16, pair & 0xffff0000};
+    float own[2];
+    std::memcpy(own, words, sizeof own);
+    for (int b = 0; b < BLOCKS; b++) sums[b] += own[0] * reinterpret_cast<Floats>(weights[b] << 16);
+    for (int b = 0; b < BLOCKS; b++) sums[b] += own[1] * reinterpret_cast<Floats>(weights[b] & 0xffff0000);
+}
+template <int BLOCKS>
+INLINE void add_step(const float *row, const Bits (&weights)[BLOCKS], Floats (&sums)[BLOCKS]) {
+    for (int b = 0; b < BLOCKS; b++) sums[b] += *row * reinterpret_cast<Floats>(weights[b]);
+}
+
+template <class T, int ROWS, int BLOCKS>
+INLINE void vectors(const Product &p, const Part &part) {
+    constexpr int STEP_SIZE = sizeof(float) / sizeof(T);
+    const T *weights = static_cast<const T *>(p.weights) + part.column * p.size;
+    const T *rows = static_cast<const T *>(p.rows) + part.m * p.size;
     float *out = p.out + part.m * p.column_count + part.column;
     Floats sums[ROWS][BLOCKS] = {};
     if (part.begin)
         for (int r = 0; r < ROWS; r++)
             for (int b = 0; b < BLOCKS; b++) sums[r][b] = load(out + r * p.column_count + b * COLUMNS);
-    for (int64_t k = part.begin; k < part.end; k += 2) {
-        Floats even[BLOCKS], odd[BLOCKS];
-        for (int b = 0; b < BLOCKS; b++) {
-            Bits pairs;
-            std::memcpy(&pairs, weights + (b * p.size + k) * COLUMNS, sizeof pairs);
-            even[b] = reinterpret_cast<Floats>(pairs << 16), odd[b] = reinterpret_cast<Floats>(pairs & 0xffff0000);
-        }
-        for (int r = 0; r < ROWS; r++) {
-            uint32_t pair;
-            std::memcpy(&pair, rows + r * p.size + k, 4);
-            const uint32_t words[2] = {pair << 16, pair & 0xffff0000};
-            float own[2];
-            std::memcpy(own, words, sizeof own);
-            for (int b = 0; b < BLOCKS; b++) sums[r][b] += own[0] * even[b];
-            for (int b = 0; b < BLOCKS; b++) sums[r][b] += own[1] * odd[b];
-        }
+    for (int64_t k = part.begin; k < part.end; k += STEP_SIZE) {
+        Bits own[BLOCKS];
+        for (int b = 0; b < BLOCKS; b++) std::memcpy(own + b, weights + (b * p.size + k) * COLUMNS, sizeof(Bits));
+        for (int r = 0; r < ROWS; r++) add_step<BLOCKS>(rows + r * p.size + k, own, sums[r]);
     }
     for (int r = 0; r < ROWS; r++)
         for (int b = 0; b < BLOCKS; b++) store(out + r * p.column_count + b * COLUMNS, sums[r][b]);
 }
 
 // By the operations that every processor has.
-KERNEL void paceline_add_widened(const Product *call, const Part *part) { WITH_SHAPE(widened) }
+KERNEL void add_vectors_half(const Product *call, const Part *part) { WITH_SHAPE(vectors, Half) }
+KERNEL void add_vectors_float(const Product *call, const Part *part) { WITH_SHAPE(vectors, float) }
 static void widened_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(*call, paceline_add_widened, begin, end);
+    add_parts(*call, add_vectors_half, sizeof(Half), begin, end);
+}
+static void float_product(const Product *call, int64_t begin, int64_t end) {
+    add_parts(*call, add_vectors_float, sizeof(float), begin, end);
 }
 
 #if defined(__x86_64__)
-template <int ROWS, int BLOCKS>
+template <class T, int ROWS, int BLOCKS>
 DOTTED INLINE void dotted(const Product &p, const Part &part) {
-    const Half *weights = p.weights + part.column * p.size, *rows = p.rows + part.m * p.size;
+    const T *weights = static_cast<const T *>(p.weights) + part.column * p.size;
+    const T *rows = static_cast<const T *>(p.rows) + part.m * p.size;
     float *out = p.out + part.m * p.column_count + part.column;
     __m512 sums[ROWS][BLOCKS];
     for (int r = 0; r < ROWS; r++)
@@ -127,9 +149,9 @@ DOTTED INLINE void dotted(const Product &p, const Part &part) {
 }
 
 // By AVX512-BF16's products of pairs.
-extern "C" DOTTED void paceline_add_dotted(const Product *call, const Part *part) { WITH_SHAPE(dotted) }
+extern "C" DOTTED void add_dotted(const Product *call, const Part *part) { WITH_SHAPE(dotted, Half) }
 static void dotted_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(*call, paceline_add_dotted, begin, end);
+    add_parts(*call, add_dotted, sizeof(Half), begin, end);
 }
 
 struct __attribute__((packed)) TileShapes {
@@ -142,7 +164,8 @@ struct __attribute__((packed)) TileShapes {
 template <int ROW_BLOCKS, int COLUMN_BLOCKS>
 TILED INLINE void tiled(const Product &p, int64_t m, int64_t column) {
     const int64_t stride = p.size * sizeof(Half), block = p.size * COLUMNS, out_stride = p.column_count * sizeof(float);
-    const Half *weights = p.weights + column * p.size, *rows = p.rows + m * p.size;
+    const Half *weights = static_cast<const Half *>(p.weights) + column * p.size;
+    const Half *rows = static_cast<const Half *>(p.rows) + m * p.size;
     constexpr bool two_rows = ROW_BLOCKS > 1, two_columns = COLUMN_BLOCKS > 1;
     _tile_zero(0);
     if (two_columns) _tile_zero(1);
@@ -193,6 +216,7 @@ typedef void (*ProductOf)(const Product *, int64_t, int64_t);
 
 // Returns the way of this name; null where the processor or the system lacks it.
 static ProductOf way_of(const char *name) {
+    if (!std::strcmp(name, "float32")) return float_product;
     if (!std::strcmp(name, "widened")) return widened_product;
 #if defined(__x86_64__) && defined(__linux__)
     __builtin_cpu_init();

@@ -1,4 +1,4 @@
-"""Products of bfloat16 rows with bfloat16 weights, whose results depend on no other row. See `products.h`.
+"""Products whose results depend on no other row: float32 or bfloat16 rows with weights of the same. See `products.h`.
 
 It owns how weights are arranged, and in which of the library's ways this machine multiplies.
 """
@@ -11,66 +11,74 @@ import torch.nn.functional as F
 
 from paceline.engine.native.kernels import Kernels, find_kernels, held_rows, product_rows
 
-WAYS = ("tiled", "dotted", "widened")
-"""Ways to multiply: by AMX, by AVX512-BF16, and by what every processor has; the first are mostly faster."""
+WAYS = {torch.float32: ("float32",), torch.bfloat16: ("tiled", "dotted", "widened")}
+"""Ways to multiply; in bfloat16 by AMX, AVX512-BF16, and what every processor has. The first are mostly faster."""
 CLEARLY_FASTER = 1.5
 """How much faster a later way must be: replicas on one kind of machine have to choose alike."""
 COLUMNS = 16
-STEP = 32
-"""Sizes of rows are multiples of this."""
+HALF_STEP = 32
+"""Sizes of rows in bfloat16 are multiples of this."""
 _TRIED_SIZE = 1024
 _TRIED_ROWS = 16
 _TRIALS = 5
 
 
-def can_multiply(weight: torch.Tensor) -> bool:
-    """Return whether a weight [N, K] can become a `HalfWeight`."""
-    is_half = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
-    return is_half and weight.shape[1] % STEP == 0 and find_kernels() is not None
+def can_pack(weight: torch.Tensor) -> bool:
+    """Return whether a weight [N, K] can become a `PackedWeight`."""
+    fits = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % HALF_STEP == 0)
+    return fits and weight.device.type == "cpu" and find_kernels() is not None
 
 
-class HalfWeight:
-    """A bfloat16 weight [N, K] arranged for the kernels, and a bias [N] or none."""
+class PackedWeight:
+    """A weight [N, K] arranged for the kernels, and a bias [N] or none."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, way: str | None = None) -> None:
         """`way` is one that the machine has; None for the best one."""
         kernels = find_kernels()
-        assert kernels and can_multiply(weight)
-        self._kernels, self.way = kernels, way or best_way(kernels)
+        assert kernels and can_pack(weight) and way in (None, *WAYS[weight.dtype])
+        self._kernels, self.way = kernels, way or best_way(kernels, weight.dtype)
         self._column_count = len(weight)
+        self._dtype = weight.dtype
         self._weights = arranged(weight)
         padding = self._weights.shape[0] * COLUMNS - len(weight)
         self._bias = None if bias is None else F.pad(bias.float(), (0, padding))
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """Turn [M, K] of float32 or bfloat16 into [M, N] of float32."""
-        rows = values if _is_ready(values) else _copied(values)
+        """Turn [M, K] of any dtype into [M, N] of float32."""
+        rows = values if _is_ready(values, self._dtype) else _copied(values, self._dtype)
         # The compiled operations that read the result know no gaps between its rows.
         return self._kernels.product(self.way, rows, self._weights, self._bias)[:, : self._column_count].contiguous()
 
 
 def arranged(weight: torch.Tensor) -> torch.Tensor:
-    """Rearrange [N, K], padded with zeros to a multiple of 16 columns, as [N / 16, K / 2, 16, 2]."""
+    """Rearrange [N, K], padded with zeros to a multiple of 16 columns.
+
+    As [N / 16, K, 16, 1] in float32, and as [N / 16, K / 2, 16, 2] in bfloat16.
+    """
     column_count, size = weight.shape
+    numbers = 4 // weight.itemsize
     padded = F.pad(weight, (0, 0, 0, -column_count % COLUMNS))
-    return padded.view(-1, COLUMNS, size // 2, 2).transpose(1, 2).contiguous()
+    return padded.view(-1, COLUMNS, size // numbers, numbers).transpose(1, 2).contiguous()
 
 
 @cache
-def best_way(kernels: Kernels) -> str:
+def best_way(kernels: Kernels, dtype: torch.dtype) -> str:
     """Return the first way that this machine has, unless a later one is clearly faster here."""
-    found = {way: _seconds(kernels, way) for way in WAYS if kernels.has_product(way)}
-    chosen = next(iter(found))
+    ways = [way for way in WAYS[dtype] if kernels.has_product(way)]
+    if len(ways) == 1:
+        return ways[0]
+    found = {way: _seconds(kernels, way, dtype) for way in ways}
+    chosen = ways[0]
     for way, seconds in found.items():
         if seconds * CLEARLY_FASTER < found[chosen]:
             chosen = way
     return chosen
 
 
-def _seconds(kernels: Kernels, way: str) -> float:
+def _seconds(kernels: Kernels, way: str, dtype: torch.dtype) -> float:
     """Return the time of a product, the least of some."""
-    weights = arranged(torch.ones((_TRIED_SIZE, _TRIED_SIZE), dtype=torch.bfloat16))
-    rows = product_rows(_TRIED_ROWS, _TRIED_SIZE, torch.bfloat16).fill_(1)
+    weights = arranged(torch.ones((_TRIED_SIZE, _TRIED_SIZE), dtype=dtype))
+    rows = product_rows(_TRIED_ROWS, _TRIED_SIZE, dtype).fill_(1)
     times = []
     for _ in range(_TRIALS):
         began = time.perf_counter()
@@ -79,13 +87,13 @@ def _seconds(kernels: Kernels, way: str) -> float:
     return min(times)
 
 
-def _copied(values: torch.Tensor) -> torch.Tensor:
-    return product_rows(values.shape[0], values.shape[1], torch.bfloat16).copy_(values)
+def _copied(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return product_rows(values.shape[0], values.shape[1], dtype).copy_(values)
 
 
-def _is_ready(values: torch.Tensor) -> bool:
+def _is_ready(values: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether the kernels can read these rows where they are."""
-    if values.dtype != torch.bfloat16 or not values.is_contiguous():
+    if values.dtype != dtype or not values.is_contiguous():
         return False
     row_bytes = values.shape[1] * values.itemsize
     held = (values.untyped_storage().nbytes() - values.storage_offset() * values.itemsize) // row_bytes
