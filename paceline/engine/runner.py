@@ -230,7 +230,7 @@ def _identified(model: LoadedModel, options: EngineOptions) -> ModelDescription:
 
 
 def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions) -> FastPasses:
-    if fixes_shapes(model, options):
+    if is_strict_by_shape(model, options):
         return StrictPasses(model, cache)
     if has_fixed_shapes(model, options):
         assert isinstance(cache, KvPool)
@@ -238,8 +238,8 @@ def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions) -> F
     return FastPasses(model, cache)
 
 
-def fixes_shapes(model: LoadedModel, options: EngineOptions) -> bool:
-    """Return whether results would depend on other rows if calls were not all of one shape."""
+def is_strict_by_shape(model: LoadedModel, options: EngineOptions) -> bool:
+    """Return whether strict results need calls that are all of one shape, because a row's depend on other rows."""
     return options.numerics == "strict" and not model.decoder.is_row_independent
 
 
@@ -275,7 +275,7 @@ def _lay_out(model: LoadedModel, options: EngineOptions, capacity_bytes: int) ->
             capacity_bytes,
             page_tokens=options.page_tokens,
             prefix_sharing=options.prefix_sharing,
-            strict=fixes_shapes(model, options),
+            strict=is_strict_by_shape(model, options),
             has_scratch=has_fixed_shapes(model, options),
         )
     return DenseCache(model.kv_shape, capacity_bytes)

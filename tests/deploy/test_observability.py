@@ -22,8 +22,12 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"
 RULES = FOLDER / "prometheus" / "rules.yml"
 DASHBOARD = json.loads((FOLDER / "grafana" / "dashboards" / "paceline.json").read_text(encoding="utf-8"))
-EMPTY_WHEN_HEALTHY = {"Calls that failed", "Time until a certificate ends"}
-"""Panels that stay empty while nothing fails, and without TLS."""
+NEEDS_TLS = "Time until a certificate ends"
+"""The panel that stays empty without TLS."""
+MAY_BE_EMPTY = "Calls that failed"
+"""The panel that is empty unless a busy machine lets a call fail."""
+SPEED_ALERTS = {"PacelineFirstTokenSlow", "PacelineTokensSlow"}
+"""Alerts that a busy machine may set off."""
 WITH_TLS = "paceline_certificate_not_after_seconds"
 """The metric that a cluster without TLS has no series of."""
 VARIABLES = {"$__rate_interval": "1m", "$coordinator": ".*", "$namespace": ".*", "$model": ".*"}
@@ -39,6 +43,11 @@ def rules() -> list[dict[str, Any]]:
 
 def alerts() -> list[dict[str, Any]]:
     return [rule for rule in rules() if "alert" in rule]
+
+
+def quiet_alerts() -> list[dict[str, Any]]:
+    """Return the alerts that a cluster at work does not set off, however slow its machine is."""
+    return [alert for alert in alerts() if alert["alert"] not in SPEED_ALERTS]
 
 
 def panel_queries() -> Iterator[tuple[str, str]]:
@@ -177,7 +186,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Prometheus]:
 
 
 async def has_seen_all(prometheus: Prometheus) -> bool:
-    """Whether all services were scraped last, and twice at least with work in between, as a rate needs."""
+    """Whether all services were scraped last, twice at least with work in between, as a rate needs, and are well."""
     conditions = (
         "count(up == 1) == 3",
         "sum(rate(paceline_completions_total[1m])) > 0",
@@ -186,17 +195,19 @@ async def has_seen_all(prometheus: Prometheus) -> bool:
         "paceline:draft_acceptance:ratio_rate5m",
         "paceline:request_errors:ratio_rate5m",
     )
-    return all([await prometheus.query(condition) for condition in conditions])
+    seen = all([await prometheus.query(condition) for condition in conditions])
+    return seen and not [alert for alert in quiet_alerts() if await prometheus.query(alert["expr"])]
 
 
 @pytest.mark.slow
 async def test_every_query_of_the_dashboard_and_the_rules_works_on_a_real_prometheus(watched: Prometheus) -> None:
     for title, query in panel_queries():
         found = await watched.query(query)
-        assert found or title in EMPTY_WHEN_HEALTHY, f"{title}: {query} gave nothing"
+        assert title == MAY_BE_EMPTY or bool(found) == (title != NEEDS_TLS), f"{title}: {query} gave {found}"
     for rule in rules():
-        found = await watched.query(rule["expr"])
-        assert found or "alert" in rule, f"{rule} gave nothing"
+        if rule.get("alert") not in SPEED_ALERTS:
+            found = await watched.query(rule["expr"])
+            assert bool(found) == ("record" in rule), f"{rule} gave {found}"
         # An alert may be silent because it names a metric that does not exist.
         for selector in set(re.findall(r"paceline[\w:]*(?:\{[^}]*\})?", rule["expr"])) - {WITH_TLS}:
             assert await watched.query(selector), f"{rule} names {selector}, which no service has"

@@ -6,6 +6,7 @@ rearranged once, for oneDNN's kernels. Small weights stay as they are: the proce
 oneDNN takes longer to begin.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,8 +45,7 @@ class PackedLayer(torch.nn.Module):
 
     def __init__(self, layer: Any, packed_bytes: int) -> None:
         super().__init__()
-        self._linear = Linear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), packed_bytes)
-        layer.weight = layer.bias = None  # a model is never held twice
+        self._linear = Linear(*_taken(layer), packed_bytes)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return self._linear(values)
@@ -58,20 +58,25 @@ def least_packed_bytes(module: torch.nn.Module) -> int:
 
 
 def take(*layers: Any, packed_bytes: int, order: torch.Tensor | None = None) -> Linear | PackedWeight:
-    """Join layers into one whose outputs are theirs side by side, or in `order`, packed from `packed_bytes` on.
-
-    The layers lose their weights, so that a model is never held twice.
-    """
-    weights = [layer.weight.detach() for layer in layers]
-    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    """Join layers into one whose outputs are theirs side by side, or in `order`, packed from `packed_bytes` on."""
+    weights, found = zip(*map(_taken, layers), strict=True)
+    biases = [bias for bias in found if bias is not None]
     assert len(biases) in (0, len(layers))
-    for layer in layers:
-        layer.weight = layer.bias = None
-    weight = weights[0] if len(layers) == 1 else torch.cat(weights)
-    bias = (biases[0] if len(layers) == 1 else torch.cat(biases)) if biases else None
+    weight, bias = _joined(weights), _joined(biases) if biases else None
     if order is not None:
         weight, bias = weight[order], None if bias is None else bias[order]
     return PackedWeight(weight, bias) if can_pack(weight) else Linear(weight, bias, packed_bytes)
+
+
+def _taken(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return a layer's weight and bias, which it loses, so that a model is never held twice."""
+    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    layer.weight = layer.bias = None
+    return weight, bias
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
 
 
 def pack_layers(module: torch.nn.Module) -> None:

@@ -4,7 +4,7 @@
 `products.py` multiplies with it. Without it torch does the same, slower.
 """
 
-from paceline.engine.native.kernels import DTYPES, HEAD_SIZES, Kernels, PassRows, find_kernels
+from paceline.engine.native.kernels import HEAD_SIZES, Kernels, PassRows, find_kernels
 from paceline.engine.native.products import PackedWeight, can_pack
 
-__all__ = ["DTYPES", "HEAD_SIZES", "Kernels", "PackedWeight", "PassRows", "can_pack", "find_kernels"]
+__all__ = ["HEAD_SIZES", "Kernels", "PackedWeight", "PassRows", "can_pack", "find_kernels"]

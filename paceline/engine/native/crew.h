@@ -39,25 +39,20 @@ inline void pause() {
 #endif
 }
 
-inline void sleep_unless(uint32_t seen) {
 #if defined(__linux__)
+inline void sleep_unless(uint32_t seen) {
     us.sleepers++;
     syscall(SYS_futex, reinterpret_cast<uint32_t *>(&us.turn), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
     us.sleepers--;
-#endif
 }
-
 inline void wake() {
-#if defined(__linux__)
     if (us.sleepers) syscall(SYS_futex, reinterpret_cast<uint32_t *>(&us.turn), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-#endif
 }
-
-inline void yield() {
-#if defined(__linux__)
-    sched_yield();
+inline void yield() { sched_yield(); }
+#else
+inline void wake() {}
+inline void yield() {}
 #endif
-}
 
 // Does all parts of the work, at most `parts` at a time. Alone, if the crew is at work for another caller.
 inline void share(Work work, const void *of, int parts) {
@@ -75,8 +70,9 @@ inline void share(Work work, const void *of, int parts) {
     us.busy = false;
 }
 
-// Joins the crew, and never returns.
+// Joins the crew, and never returns. Where a thread could not sleep it returns at once, and callers work alone.
 inline void serve() {
+#if defined(__linux__)
     while (us.busy.exchange(true)) yield();
     uint32_t seen = us.turn;
     const int number = ++us.count;
@@ -88,6 +84,7 @@ inline void serve() {
         if (number < us.parts) us.work(us.of, number, us.parts);
         us.left--;
     }
+#endif
 }
 
 }  // namespace crew

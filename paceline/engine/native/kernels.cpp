@@ -265,8 +265,11 @@ INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64
         for (int d = 0; d < D; d++)
             for (int lane = 0; lane < LANES; lane++) queries[d * LANES + lane] = lane < lanes ? from[lane][d] : 0;
         attend_many<D>(queries, read, seen, seen[0], scores, out);
-        for (int lane = 0; lane < lanes; lane++)
-            for (int d = 0; d < D; d++) store_one(to[lane] + d, out[d * LANES + lane]);
+        for (int lane = 0; lane < lanes; lane++) {
+            float own[D];
+            for (int d = 0; d < D; d++) own[d] = out[d * LANES + lane];
+            for (int d = 0; d < D; d += LANES) store(to[lane] + d, load(own + d));
+        }
     }
 }
 

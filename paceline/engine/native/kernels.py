@@ -22,11 +22,7 @@ SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "crew.h", 
 LIBRARY = Path(__file__).with_name("libkernels.so")
 HEAD_SIZES = (16, 32, 48, 64, 80, 96, 128)
 """Head sizes that `paceline_attend` has a version for."""
-DTYPES = (torch.float32, torch.bfloat16)
-"""Dtypes of a cache, and of what goes into a product."""
 LANES = 16
-TILE_ROWS = 16
-"""Rows of a product for which there is memory in multiples of this, if there are more."""
 
 _pointer, _number, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -64,6 +60,7 @@ class _ProductCall(ctypes.Structure):
     """`Product` in `products.h`."""
 
     _fields_ = (
+        ("way", _pointer),
         *((name, _number) for name in ("row_count", "size", "column_count")),
         *((name, _pointer) for name in ("rows", "weights", "bias", "out")),
     )
@@ -87,7 +84,7 @@ class PassRows:
 
 
 class Kernels:
-    """The functions, run by as many threads as torch may use. `dtype` is that of a result: see `DTYPES`."""
+    """The functions, run by as many threads as torch may use. `dtype` is that of a result: float32 or bfloat16."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -95,9 +92,10 @@ class Kernels:
         for name in ("add_and_norm", "gate", "attend"):
             function = getattr(library, f"paceline_{name}")
             function.argtypes, function.restype = (_pointer, ctypes.c_int, ctypes.c_int), None
-        library.paceline_product.argtypes = (_pointer, ctypes.c_char_p, ctypes.c_int)
+        library.paceline_product.argtypes = (_pointer, ctypes.c_int)
         library.paceline_product.restype = None
-        library.paceline_has_product.argtypes = (ctypes.c_char_p,)
+        library.paceline_product_way.argtypes = (ctypes.c_char_p,)
+        library.paceline_product_way.restype = _pointer
 
     def add_and_norm(
         self,
@@ -108,7 +106,7 @@ class Kernels:
         dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
         """Add `added` [T, N] to `hidden` [T, N], in place; return its root mean square norm [T, N]."""
-        normed = product_rows(hidden.shape[0], hidden.shape[1], dtype)
+        normed = torch.empty(hidden.shape, dtype=dtype)
         added_at = None if added is None else added.data_ptr()
         call = _NormCall(hidden.data_ptr(), added_at, weight.data_ptr(), epsilon, *hidden.shape, normed.data_ptr())
         self._library.paceline_add_and_norm(ctypes.byref(call), dtype == torch.bfloat16, self._threads())
@@ -117,7 +115,7 @@ class Kernels:
     def gate(self, gate_and_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Multiply the silu of the first half of [T, 2 N] by the second: [T, N] (SwiGLU; Shazeer, arXiv 2002.05202)."""
         token_count, size = gate_and_up.shape[0], gate_and_up.shape[1] // 2
-        gated = product_rows(token_count, size, dtype)
+        gated = torch.empty((token_count, size), dtype=dtype)
         call = _GateCall(gate_and_up.data_ptr(), token_count, size, gated.data_ptr())
         self._library.paceline_gate(ctypes.byref(call), dtype == torch.bfloat16, self._threads())
         return gated
@@ -142,7 +140,7 @@ class Kernels:
         kv_head_count, slot_count, head_size = keys.shape
         assert head_size in HEAD_SIZES
         head_count = projected.shape[1] // head_size - 2 * kv_head_count
-        attended = product_rows(projected.shape[0], head_count * head_size, keys.dtype)
+        attended = torch.empty((projected.shape[0], head_count * head_size), dtype=keys.dtype)
         query_norm, key_norm = (one.data_ptr() for one in norms) if norms else (None, None)
         # In the order of the fields.
         call = _AttendCall(
@@ -156,21 +154,22 @@ class Kernels:
         self._library.paceline_attend(ctypes.byref(call), keys.dtype == torch.bfloat16, rows.thread_count)
         return attended
 
-    def has_product(self, way: str) -> bool:
-        """Return whether this machine can multiply in this way of `products.h`."""
-        return bool(self._library.paceline_has_product(way.encode()))
+    def product_way(self, name: str) -> int | None:
+        """Return where the function of this way of `products.h` is; None if this machine cannot multiply so."""
+        way: int | None = self._library.paceline_product_way(name.encode())
+        return way
 
-    def product(self, way: str, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply `rows` [M, K] of `product_rows` by arranged `weights` [N / 16, ., 16, .]; add `bias` [N].
+    def product(self, way: int, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply `rows` [M, K] by arranged `weights` [N / 16, ., 16, .]; add `bias` [N].
 
-        The machine must have the way, which decides the dtype of both. The bias and the result [M, N] are float32.
+        `way` is one of `product_way`, and decides the dtype of both. The bias and the result [M, N] are float32.
         """
         (row_count, size), column_count = rows.shape, weights.shape[0] * weights.shape[2]
-        out = product_rows(row_count, column_count, torch.float32)
+        out = torch.empty((row_count, column_count))
         bias_at = None if bias is None else bias.data_ptr()
         places = rows.data_ptr(), weights.data_ptr(), bias_at, out.data_ptr()
-        call = _ProductCall(row_count, size, column_count, *places)
-        self._library.paceline_product(ctypes.byref(call), way.encode(), self._threads())
+        call = _ProductCall(way, row_count, size, column_count, *places)
+        self._library.paceline_product(ctypes.byref(call), self._threads())
         return out
 
     def _threads(self) -> int:
@@ -184,16 +183,6 @@ class Kernels:
         for number in range(self._helper_count, count):
             threading.Thread(target=self._library.paceline_work, name=f"kernels-{number}", daemon=True).start()
         self._helper_count = max(self._helper_count, count)
-
-
-def held_rows(row_count: int) -> int:
-    """Return for how many rows there must be memory, because products may read and write what follows the last."""
-    return row_count if row_count <= TILE_ROWS else -(-row_count // TILE_ROWS) * TILE_ROWS
-
-
-def product_rows(row_count: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return rows [M, N] to be filled, with memory as products need it."""
-    return torch.empty((held_rows(row_count), size), dtype=dtype)[:row_count]
 
 
 @cache

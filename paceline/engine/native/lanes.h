@@ -39,11 +39,11 @@ INLINE void store(Half *to, Floats values) {
     const Bits kept = values == values ? rounded : bits | 0x400000;
     *reinterpret_cast<UnalignedHalves *>(to) = __builtin_convertvector(kept >> 16, Halves);
 }
-INLINE void store_one(float *to, float value) { *to = value; }
-INLINE void store_one(Half *to, float value) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &value, 4);
-    *to = (value == value ? bits + 0x7fff + ((bits >> 16) & 1) : bits | 0x400000) >> 16;
+template <class T>
+INLINE void store_one(T *to, float value) {
+    T values[LANES];
+    store(values, all(value));
+    *to = values[0];
 }
 INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 

@@ -21,9 +21,13 @@ constexpr int64_t COLUMNS = 16;  // of a block of weights
 constexpr int64_t STEP = 32;     // of K in a tile
 constexpr int64_t TILE_ROWS = 16;
 
-// As `products.py` fills it in. Where there are more than TILE_ROWS rows, there is memory for a multiple of them, which
-// is read and written too.
+struct Product;
+// Computes columns [begin, end) of a product.
+typedef void (*ProductOf)(const Product *, int64_t begin, int64_t end);
+
+// As `kernels.py` fills it in.
 struct Product {
+    ProductOf way;                          // one of `paceline_product_way`
     int64_t row_count, size, column_count;  // M; K, in bfloat16 a multiple of STEP; N, a multiple of COLUMNS
     const void *rows;                       // [M, K]
     const void *weights;                    // [N / COLUMNS, K / 2, COLUMNS, 2], or in float32 [N / COLUMNS, K, COLUMNS]
@@ -160,12 +164,14 @@ struct __attribute__((packed)) TileShapes {
     uint8_t rows[16] = {};
 };
 
-// Two blocks of rows by two of columns at most. Tiles 0 to 3 are their sums, 4 and 5 rows, 6 and 7 weights.
+// Rows from `m` on and, unless there is one block of rows, from `below` on, by one or two blocks of columns. Tiles 0 to 3
+// are the sums, 4 and 5 rows, 6 and 7 weights.
 template <int ROW_BLOCKS, int COLUMN_BLOCKS>
-TILED INLINE void tiled(const Product &p, int64_t m, int64_t column) {
+TILED INLINE void tiled(const Product &p, int64_t m, int64_t below, int64_t column) {
     const int64_t stride = p.size * sizeof(Half), block = p.size * COLUMNS, out_stride = p.column_count * sizeof(float);
     const Half *weights = static_cast<const Half *>(p.weights) + column * p.size;
     const Half *rows = static_cast<const Half *>(p.rows) + m * p.size;
+    const Half *rows_below = static_cast<const Half *>(p.rows) + below * p.size;
     constexpr bool two_rows = ROW_BLOCKS > 1, two_columns = COLUMN_BLOCKS > 1;
     _tile_zero(0);
     if (two_columns) _tile_zero(1);
@@ -175,25 +181,27 @@ TILED INLINE void tiled(const Product &p, int64_t m, int64_t column) {
         _tile_loadd(4, rows + k, stride);
         _tile_loadd(6, weights + k * COLUMNS, 64);
         _tile_dpbf16ps(0, 4, 6);
-        if (two_rows) _tile_loadd(5, rows + TILE_ROWS * p.size + k, stride);
+        if (two_rows) _tile_loadd(5, rows_below + k, stride);
         if (two_rows) _tile_dpbf16ps(2, 5, 6);
         if (two_columns) _tile_loadd(7, weights + block + k * COLUMNS, 64);
         if (two_columns) _tile_dpbf16ps(1, 4, 7);
         if (two_rows && two_columns) _tile_dpbf16ps(3, 5, 7);
     }
-    float *out = p.out + m * p.column_count + column, *below = out + TILE_ROWS * p.column_count;
+    float *out = p.out + m * p.column_count + column, *out_below = p.out + below * p.column_count + column;
     _tile_stored(0, out, out_stride);
     if (two_columns) _tile_stored(1, out + COLUMNS, out_stride);
-    if (two_rows) _tile_stored(2, below, out_stride);
-    if (two_rows && two_columns) _tile_stored(3, below + COLUMNS, out_stride);
+    if (two_rows) _tile_stored(2, out_below, out_stride);
+    if (two_rows && two_columns) _tile_stored(3, out_below + COLUMNS, out_stride);
 }
 
 template <int COLUMN_BLOCKS>
 TILED INLINE void tiled_columns(const Product &p, int64_t column) {
-    // The weights of these columns come from memory once, and stay in the processor's cache for all rows.
+    // The weights of these columns come from memory once, and stay in the processor's cache for all rows. The last block
+    // has rows of the one before it again, if there are not enough: they come out the same.
+    const int64_t last = std::max<int64_t>(p.row_count - TILE_ROWS, 0);
     int64_t m = 0;
-    for (; m + TILE_ROWS < p.row_count; m += 2 * TILE_ROWS) tiled<2, COLUMN_BLOCKS>(p, m, column);
-    if (m < p.row_count) tiled<1, COLUMN_BLOCKS>(p, m, column);
+    for (; m < last; m += 2 * TILE_ROWS) tiled<2, COLUMN_BLOCKS>(p, m, std::min(m + TILE_ROWS, last), column);
+    if (m < p.row_count) tiled<1, COLUMN_BLOCKS>(p, std::min(m, last), 0, column);
 }
 
 // By AMX's products of tiles.
@@ -212,10 +220,8 @@ TILED static void tiled_product(const Product *call, int64_t begin, int64_t end)
 }
 #endif
 
-typedef void (*ProductOf)(const Product *, int64_t, int64_t);
-
 // Returns the way of this name; null where the processor or the system lacks it.
-static ProductOf way_of(const char *name) {
+extern "C" ProductOf paceline_product_way(const char *name) {
     if (!std::strcmp(name, "float32")) return float_product;
     if (!std::strcmp(name, "widened")) return widened_product;
 #if defined(__x86_64__) && defined(__linux__)
@@ -228,21 +234,13 @@ static ProductOf way_of(const char *name) {
     return nullptr;
 }
 
-extern "C" int paceline_has_product(const char *name) { return way_of(name) != nullptr; }
-
-struct SharedProduct {
-    const Product *call;
-    ProductOf way;
-};
-
-// Computes the product in the way of this name, which must be there, with at most `threads` threads.
-extern "C" void paceline_product(const Product *call, const char *name, int threads) {
-    const SharedProduct shared{call, way_of(name)};
+// Computes the product with at most `threads` threads.
+extern "C" void paceline_product(const Product *call, int threads) {
     crew::share(
         [](const void *of, int part, int parts) {
-            const auto &own = *static_cast<const SharedProduct *>(of);
-            const Share columns(own.call->column_count, 2 * COLUMNS, part, parts);
-            if (columns.begin < columns.end) own.way(own.call, columns.begin, columns.end);
+            const auto *own = static_cast<const Product *>(of);
+            const Share columns(own->column_count, 2 * COLUMNS, part, parts);
+            if (columns.begin < columns.end) own->way(own, columns.begin, columns.end);
         },
-        &shared, threads);
+        call, threads);
 }

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.native.kernels import Kernels, find_kernels, held_rows, product_rows
+from paceline.engine.native.kernels import Kernels, find_kernels
 
 WAYS = {torch.float32: ("float32",), torch.bfloat16: ("tiled", "dotted", "widened")}
 """Ways to multiply; in bfloat16 by AMX, AVX512-BF16, and what every processor has. The first are mostly faster."""
@@ -37,17 +37,24 @@ class PackedWeight:
         kernels = find_kernels()
         assert kernels and can_pack(weight) and way in (None, *WAYS[weight.dtype])
         self._kernels, self.way = kernels, way or best_way(kernels, weight.dtype)
-        self._column_count = len(weight)
-        self._dtype = weight.dtype
-        self._weights = arranged(weight)
-        padding = self._weights.shape[0] * COLUMNS - len(weight)
-        self._bias = None if bias is None else F.pad(bias.float(), (0, padding))
+        self._way = _found(kernels, self.way)
+        self._column_count, self._dtype = len(weight), weight.dtype
+        self._weights, self._bias = arranged(weight), None
+        if bias is not None:
+            self._bias = F.pad(bias.float(), (0, -self._column_count % COLUMNS))
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """Turn [M, K] of any dtype into [M, N] of float32."""
-        rows = values if _is_ready(values, self._dtype) else _copied(values, self._dtype)
+        rows = values.to(self._dtype).contiguous()
+        product = self._kernels.product(self._way, rows, self._weights, self._bias)
         # The compiled operations that read the result know no gaps between its rows.
-        return self._kernels.product(self.way, rows, self._weights, self._bias)[:, : self._column_count].contiguous()
+        return product[:, : self._column_count].contiguous()
+
+
+def _found(kernels: Kernels, name: str) -> int:
+    way = kernels.product_way(name)
+    assert way is not None
+    return way
 
 
 def arranged(weight: torch.Tensor) -> torch.Tensor:
@@ -64,7 +71,7 @@ def arranged(weight: torch.Tensor) -> torch.Tensor:
 @cache
 def best_way(kernels: Kernels, dtype: torch.dtype) -> str:
     """Return the first way that this machine has, unless a later one is clearly faster here."""
-    ways = [way for way in WAYS[dtype] if kernels.has_product(way)]
+    ways = [way for way in WAYS[dtype] if kernels.product_way(way) is not None]
     if len(ways) == 1:
         return ways[0]
     found = {way: _seconds(kernels, way, dtype) for way in ways}
@@ -78,23 +85,10 @@ def best_way(kernels: Kernels, dtype: torch.dtype) -> str:
 def _seconds(kernels: Kernels, way: str, dtype: torch.dtype) -> float:
     """Return the time of a product, the least of some."""
     weights = arranged(torch.ones((_TRIED_SIZE, _TRIED_SIZE), dtype=dtype))
-    rows = product_rows(_TRIED_ROWS, _TRIED_SIZE, dtype).fill_(1)
-    times = []
+    rows = torch.ones((_TRIED_ROWS, _TRIED_SIZE), dtype=dtype)
+    function, times = _found(kernels, way), []
     for _ in range(_TRIALS):
         began = time.perf_counter()
-        kernels.product(way, rows, weights, None)
+        kernels.product(function, rows, weights, None)
         times.append(time.perf_counter() - began)
     return min(times)
-
-
-def _copied(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return product_rows(values.shape[0], values.shape[1], dtype).copy_(values)
-
-
-def _is_ready(values: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the kernels can read these rows where they are."""
-    if values.dtype != dtype or not values.is_contiguous():
-        return False
-    row_bytes = values.shape[1] * values.itemsize
-    held = (values.untyped_storage().nbytes() - values.storage_offset() * values.itemsize) // row_bytes
-    return held >= held_rows(len(values))
