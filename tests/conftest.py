@@ -1,10 +1,14 @@
 """The same random numbers in every test, and costly fixtures made once a session."""
 
+import os
 import random
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+# Triton's kernels run in its interpreter, which they ask for when they are imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch

@@ -1,5 +1,6 @@
 """Tools that not every machine has."""
 
+import importlib.util
 import os
 from typing import NoReturn
 
@@ -21,3 +22,13 @@ def built_kernels() -> Kernels:
     if kernels is None:
         missing("the kernels were not built; scripts/compiler installs a compiler, then remove .venv")
     return kernels
+
+
+def interpreted_triton() -> None:
+    """Let Triton's kernels run on a CPU. Without Triton skip the test, or fail it where `REQUIRE_TOOLS` is set.
+
+    Kernels that were imported before `TRITON_INTERPRET` was set would be compiled.
+    """
+    if importlib.util.find_spec("triton") is None:
+        missing("Triton is not installed; it comes with the development packages on Linux")
+    assert os.environ["TRITON_INTERPRET"] == "1", "see tests/conftest.py"

@@ -13,11 +13,11 @@ from typing import TypeVar
 import torch
 
 from paceline.checks import DECODED_TOKENS, RowLimits, check_sequence_id
+from paceline.engine.attention.strict import StrictAttention
 from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.cache.prefixes import Prefixes
 from paceline.engine.fixed_shapes import BlockPasses
-from paceline.engine.fixed_shapes.choice import is_plain
 from paceline.engine.fixed_shapes.passes import MAX_NEW_TOKENS
 from paceline.engine.interfaces import KvCache, let_go
 from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
@@ -28,6 +28,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
 from paceline.engine.rules import SequenceRules, rule_of
+from paceline.engine.sampling import is_plain
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
 from paceline.scope import RowT
 from paceline.types import ModelDescription, ModelIdentity, Prefilled, ProposeRow, RolledBack, SequenceLength
@@ -141,6 +142,11 @@ class Runner:
             refusal = Overloaded(f"no memory is left for a pass of {sum(len(one.token_ids) for one in pieces)} tokens")
             return [refusal] * len(pieces)
 
+    def record(self, *, drafts: bool) -> None:
+        """Record the passes that are likely, so that no call waits for it: those of drafts, or of verifying."""
+        if isinstance(self._passes, BlockPasses):
+            self._passes.record(drafts=drafts)
+
     def drafts_at_once(self, row: ProposeRow) -> bool:
         """Return whether one call of `draft` can make all drafts of the row, which has its rule."""
         is_short = len(row.token_ids) <= MAX_NEW_TOKENS and not row.following_count
@@ -244,9 +250,10 @@ def is_strict_by_shape(model: LoadedModel, options: EngineOptions) -> bool:
 
 
 def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
-    if options.numerics == "strict" or options.layout == "dense":
+    """Return whether short rows take recorded passes."""
+    if is_strict_by_shape(model, options) or options.layout == "dense":
         return False
-    return model.kv_shape.device.type == "cuda" if options.fixed_shapes is None else options.fixed_shapes
+    return options.fixed_shapes and model.backend.tables is not None
 
 
 def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
@@ -275,7 +282,6 @@ def _lay_out(model: LoadedModel, options: EngineOptions, capacity_bytes: int) ->
             capacity_bytes,
             page_tokens=options.page_tokens,
             prefix_sharing=options.prefix_sharing,
-            strict=is_strict_by_shape(model, options),
-            has_scratch=has_fixed_shapes(model, options),
+            attention=StrictAttention if is_strict_by_shape(model, options) else model.backend.attention,
         )
     return DenseCache(model.kv_shape, capacity_bytes)

@@ -44,8 +44,7 @@ class Choosing:
 def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
     """Return T choices for each sequence.
 
-    The host waits for the device once for all sequences, and once more for each sampled one: for its number of tokens
-    left by the filters.
+    The host waits for the device once for all sequences.
     """
     if not sequences:
         return []
@@ -85,6 +84,11 @@ def _error(one: Choosing, row: int, score: float) -> PacelineError:
     )
 
 
+def is_plain(sampling: SamplingParameters) -> bool:
+    """Return whether a choice depends on temperature and seed alone: no filter, no penalty, no bias."""
+    return sampling == SamplingParameters(temperature=sampling.temperature)
+
+
 def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) -> list[TokenLogprobs]:
     """Return the model's log-probabilities, before any parameter, of the chosen tokens [T] and of the likeliest."""
     with choice_threads(logits.numel()):
@@ -105,7 +109,7 @@ def _best(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
         return logits.max(dim=-1)
     scores = filtered(logits / sampling.temperature, sampling)
     positions = range(len(one.prefix), len(one.prefix) + scores.shape[0])
-    left = max(1, int((scores > float("-inf")).sum(-1).max()))
+    left = _left_count(scores)
     if left * SPARSE_SHARE > scores.shape[1]:
         token_ids = torch.arange(scores.shape[1], device=scores.device)
         return (scores.double() + gumbel(one.rule.seed, positions, token_ids)).max(dim=-1)
@@ -113,6 +117,11 @@ def _best(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
     noisy = likeliest.values.double() + gumbel(one.rule.seed, positions, likeliest.indices)
     highest, places = noisy.max(dim=-1, keepdim=True)
     return highest[:, 0], likeliest.indices.gather(1, places)[:, 0]
+
+
+def _left_count(scores: torch.Tensor) -> int:
+    """Return how many tokens of any row of [T, V] the filters left; all, where the host would have to wait for it."""
+    return max(1, int((scores > float("-inf")).sum(-1).max())) if scores.device.type == "cpu" else scores.shape[1]
 
 
 def filtered(scores: torch.Tensor, sampling: SamplingParameters) -> torch.Tensor:

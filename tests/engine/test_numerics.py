@@ -11,13 +11,13 @@ import torch
 
 from draft_service.config import DraftSettings
 from paceline.cli.prompts import PROMPTS
-from paceline.engine.attention.paged import Segment
 from paceline.engine.attention.strict import StrictAttention
 from paceline.engine.interfaces import Span
 from paceline.engine.loading import load_model
 from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions, Numerics
 from paceline.engine.placing import PackedRow
+from paceline.engine.plan import BatchPlan
 from paceline.engine.runner import Runner
 from paceline.errors import StartupError
 from paceline.model_service.serving import engine_options
@@ -72,8 +72,8 @@ def test_infinity_in_a_later_token_reaches_no_earlier_one(dtype: torch.dtype, in
     (key, value)[infinite][:, 23] = float("inf")
     attended = []
     for count in (26, 23):
-        memory, segments = torch.zeros(2, 2, 64, 16, dtype=dtype), [[Segment(0, count)]]
-        attention = StrictAttention(memory, 2, [Span("a", 0, count, count)], segments, torch.arange(count))
+        memory, plan = torch.zeros(2, 2, 64, 16, dtype=dtype), BatchPlan([Span("a", 0, count, count)], [range(4)], 16)
+        attention = StrictAttention(memory, 2, plan)
         attended.append(attention.attend(0, query[:, :count], key[:, :count], value[:, :count], 0.25))
     assert torch.equal(attended[0][:, :23], attended[1])
     assert not attended[0][:, 23:].isfinite().all()

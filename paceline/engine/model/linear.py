@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.native import PackedWeight, can_pack
+from paceline.engine.backend import Pack, Product
 
 ROWS = 16
 """Rows for which the layout is chosen: it serves one row and a whole prompt almost as well."""
@@ -23,7 +23,9 @@ LARGE_MODEL_BYTES = 2**24
 
 
 class Linear:
-    """A weight [out, in], packed where that pays, and a bias [out] or none."""
+    """A weight [out, in], packed where that pays, and a bias [out] or none. Rows may depend on each other."""
+
+    way = ""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, packed_bytes: int) -> None:
         self._is_packed = _pays(weight, packed_bytes)
@@ -57,15 +59,18 @@ def least_packed_bytes(module: torch.nn.Module) -> int:
     return PACKED_BYTES // 2 if model_bytes >= LARGE_MODEL_BYTES else PACKED_BYTES
 
 
-def take(*layers: Any, packed_bytes: int, order: torch.Tensor | None = None) -> Linear | PackedWeight:
-    """Join layers into one whose outputs are theirs side by side, or in `order`, packed from `packed_bytes` on."""
+def take(*layers: Any, pack: Pack, packed_bytes: int, order: torch.Tensor | None = None) -> Product:
+    """Join layers into one whose outputs are theirs side by side, or in `order`.
+
+    It is multiplied by as `pack` does it; by torch if that cannot, packed from `packed_bytes` on.
+    """
     weights, found = zip(*map(_taken, layers), strict=True)
     biases = [bias for bias in found if bias is not None]
     assert len(biases) in (0, len(layers))
     weight, bias = _joined(weights), _joined(biases) if biases else None
     if order is not None:
         weight, bias = weight[order], None if bias is None else bias[order]
-    return PackedWeight(weight, bias) if can_pack(weight) else Linear(weight, bias, packed_bytes)
+    return pack(weight, bias) or Linear(weight, bias, packed_bytes)
 
 
 def _taken(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

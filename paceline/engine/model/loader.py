@@ -13,6 +13,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.attention.common import ATTENTION_NAME
+from paceline.engine.backend import find_backend
 from paceline.engine.interfaces import KvShape
 from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model.checkpoint import Checkpoint, label_of, max_length_of
@@ -64,7 +65,8 @@ def made_of(
         revision=origin.revision,
     )
     mixes_experts = _mixes_experts(module)  # before the module is used up
-    return LoadedModel(make_decoder(module), description, shape, tokenizer, mixes_experts)
+    backend = find_backend(module.device)
+    return LoadedModel(make_decoder(module, backend), description, shape, backend, tokenizer, mixes_experts)
 
 
 def resolve_device(device: str) -> str:

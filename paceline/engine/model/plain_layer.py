@@ -1,22 +1,21 @@
 """A layer of a plain decoder: attention and feed-forward as torch's operations on the weights."""
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from paceline.engine.backend import Product
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.forms import Form
-from paceline.engine.model.linear import take
 from paceline.engine.model.turns import Rotation, halves_order
 
 
 class Layer:
-    def __init__(self, layer: Any, number: int, form: Form, turned_size: int, packed_bytes: int) -> None:
-        """Take a module's weights. `turned_size` of a head's numbers turn; `packed_bytes`: see `linear`."""
+    def __init__(self, layer: Any, number: int, form: Form, turned_size: int, taken: Callable[..., Product]) -> None:
+        """Take a module's weights. `turned_size` of a head's numbers turn; `taken` is a form of `linear.take`."""
         attention, feed_forward, config = layer.self_attn, layer.mlp, layer.self_attn.config
-        taken = partial(take, packed_bytes=packed_bytes)
         self.number = number
         self.dtype: torch.dtype = attention.o_proj.weight.dtype
         self.head_size: int = attention.head_dim

@@ -23,6 +23,11 @@ _TRIED_ROWS = 16
 _TRIALS = 5
 
 
+def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> "PackedWeight | None":
+    """Arrange a weight [N, K] and a bias [N] or none for the kernels; return None if they cannot multiply by it."""
+    return PackedWeight(weight, bias) if can_pack(weight) else None
+
+
 def can_pack(weight: torch.Tensor) -> bool:
     """Return whether a weight [N, K] can become a `PackedWeight`."""
     fits = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % HALF_STEP == 0)
