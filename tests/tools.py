@@ -2,7 +2,10 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
 
@@ -32,3 +35,13 @@ def interpreted_triton() -> None:
     if importlib.util.find_spec("triton") is None:
         missing("Triton is not installed; it comes with the development packages on Linux")
     assert os.environ["TRITON_INTERPRET"] == "1", "see tests/conftest.py"
+
+
+@contextmanager
+def kernels_of_a_gpu() -> Iterator[None]:
+    """Give models that are loaded inside the backend of a GPU, whose kernels are interpreted on the CPU."""
+    interpreted_triton()
+    from paceline.engine.backend import triton_backend
+
+    with patch("paceline.engine.model.loader.find_backend", lambda device: triton_backend()):
+        yield

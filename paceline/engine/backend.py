@@ -16,6 +16,7 @@ from paceline.engine.attention.tables import TableAttention, TableKernels, plann
 from paceline.engine.interfaces import Attention
 from paceline.engine.native import find_kernels, packed
 from paceline.engine.plan import BatchPlan
+from paceline.engine.row_choice import ChoiceKernels
 
 log = structlog.get_logger()
 
@@ -94,6 +95,8 @@ class Backend:
     kernels: LayerKernels | None = None
     tables: TableKernels | None = None
     """Kernels for passes that are recorded and replayed; None where that does not pay."""
+    choices: ChoiceKernels | None = None
+    """Kernels that choose the tokens of many rows at once; they come with `tables`."""
 
 
 def find_backend(device: torch.device) -> Backend:
@@ -109,11 +112,11 @@ def find_backend(device: torch.device) -> Backend:
 
 def triton_backend() -> Backend:
     """Return the backend of Triton's kernels. Raise ImportError where there is no Triton."""
-    from paceline.engine.triton import TritonKernels, tiled
+    from paceline.engine.triton import TritonChoices, TritonKernels, tiled
 
     kernels = TritonKernels()
 
     def attention(memory: torch.Tensor, group_size: int, plan: BatchPlan) -> TableAttention:
         return TableAttention(memory, planned_rows(plan, group_size, memory.device), kernels)
 
-    return Backend(attention, partial(tiled, kernels), kernels, kernels)
+    return Backend(attention, partial(tiled, kernels), kernels, kernels, TritonChoices())

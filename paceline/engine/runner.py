@@ -18,7 +18,6 @@ from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.cache.prefixes import Prefixes
 from paceline.engine.fixed_shapes import BlockPasses
-from paceline.engine.fixed_shapes.passes import MAX_NEW_TOKENS
 from paceline.engine.interfaces import KvCache, let_go
 from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
 from paceline.engine.model.identity import kernels_of, model_digest
@@ -27,11 +26,11 @@ from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
-from paceline.engine.rules import SequenceRules, rule_of
-from paceline.engine.sampling import is_plain
+from paceline.engine.rules import SequenceRules
+from paceline.engine.sampling import Choice, Choosing, choose
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
 from paceline.scope import RowT
-from paceline.types import ModelDescription, ModelIdentity, Prefilled, ProposeRow, RolledBack, SequenceLength
+from paceline.types import ModelDescription, ModelIdentity, Prefilled, RolledBack, SequenceLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,9 @@ class Runner:
         self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check)
         """Rules of the sequences in the cache; freed with them."""
         self._options = options
-        self._passes = make_passes(model, self.cache, options)
+        self.passes = make_passes(model, self.cache, options)
         self._clock = clock
-        self._on_pass = on_pass
+        self.on_pass = on_pass
         self._last_named: dict[str, float] = {}
         self._description = _identified(model, options)
 
@@ -110,7 +109,7 @@ class Runner:
                     let_go(self.cache, row.sequence_id, row.base_length)
             raise
         if running:
-            self._on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
+            self.on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
         outcomes: list[Outcome] = []
         for index, (row, piece) in enumerate(zip(rows, pieces.values(), strict=True)):
             if isinstance(piece, PacelineError):
@@ -128,9 +127,9 @@ class Runner:
         return outcomes
 
     def _run(self, pieces: list[Piece]) -> Sequence[torch.Tensor | PacelineError]:
-        return self._guarded(pieces, lambda: self._passes.run(pieces))
+        return self.guarded(pieces, lambda: self.passes.run(pieces))
 
-    def _guarded(self, pieces: Sequence[Piece], work: Callable[[], Sequence[Made]]) -> Sequence[Made | PacelineError]:
+    def guarded(self, pieces: Sequence[Piece], work: Callable[[], Sequence[Made]]) -> Sequence[Made | PacelineError]:
         """Return the result of `work` for each piece, or a refusal for each when memory ran out."""
         if not pieces:
             return []
@@ -142,52 +141,14 @@ class Runner:
             refusal = Overloaded(f"no memory is left for a pass of {sum(len(one.token_ids) for one in pieces)} tokens")
             return [refusal] * len(pieces)
 
-    def record(self, *, drafts: bool) -> None:
-        """Record the passes that are likely, so that no call waits for it: those of drafts, or of verifying."""
-        if isinstance(self._passes, BlockPasses):
-            self._passes.record(drafts=drafts)
+    def choose(self, sequences: Sequence[Choosing]) -> list[list[Choice]]:
+        """Return T choices for each sequence; see `engine.sampling`."""
+        return choose(sequences, self.model.backend.choices)
 
-    def drafts_at_once(self, row: ProposeRow) -> bool:
-        """Return whether one call of `draft` can make all drafts of the row, which has its rule."""
-        is_short = len(row.token_ids) <= MAX_NEW_TOKENS and not row.following_count
-        return isinstance(self._passes, BlockPasses) and is_short and is_plain(rule_of(row).sampling)
-
-    def draft(self, rows: Sequence[ProposeRow]) -> list[list[int] | PacelineError]:
-        """Return up to `draft_count` choices after each row, fewer if one cannot be made, or why the row could not run.
-
-        There may be at most `MAX_ROWS` rows, all of which `drafts_at_once` accepts. They share as many passes as the
-        largest count. All choices but the last are cached afterwards.
-        """
-        passes = self._passes
-        assert isinstance(passes, BlockPasses)
-        outcomes: dict[int, list[int] | PacelineError] = {}
-        pieces: dict[int, Piece] = {}
-        for index, row in enumerate(rows):
-            try:
-                self.cache.keep(row.sequence_id, row.base_length, ())
-                # Zeros stand for the drafts, whose tokens are known only afterwards.
-                self.cache.append(row.sequence_id, row.token_ids + (0,) * (row.draft_count - 1))
-                pieces[index] = Piece(row.sequence_id, row.base_length, row.token_ids, 1)
-            except PacelineError as error:
-                outcomes[index] = error
-        placed, rules = list(pieces.values()), [rule_of(rows[index]) for index in pieces]
-        counts = [rows[index].draft_count for index in pieces]
-        try:
-            drafts = self._guarded(placed, lambda: passes.draft(placed, rules, counts))
-        except BaseException:
-            for piece in placed:
-                let_go(self.cache, piece.sequence_id, piece.base_length)
-            raise
-        for step in range(max(counts, default=0)):
-            token_count = len(placed) if step else sum(len(piece.token_ids) for piece in placed)
-            self._on_pass(PassSize(len(placed), token_count, 0))
-        for (index, piece), found in zip(pieces.items(), drafts, strict=True):
-            if isinstance(found, PacelineError):
-                let_go(self.cache, piece.sequence_id, piece.base_length)
-            else:
-                self.cache.seal(piece.sequence_id, piece.length)
-            outcomes[index] = found
-        return [outcomes[index] for index in range(len(rows))]
+    def record(self, *, steps: bool) -> None:
+        """Record the passes, or else the steps, that are likely, so that no call waits for it."""
+        if isinstance(self.passes, BlockPasses):
+            self.passes.record(steps=steps)
 
     def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[RolledBack | PacelineError]:
         """Truncate each named sequence of the caller's scope; return what that freed, or why it failed."""

@@ -17,6 +17,7 @@ from math import isfinite
 import torch
 
 from paceline.engine.noise import gumbel
+from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits
 from paceline.engine.threads import choice_threads
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
@@ -41,11 +42,41 @@ class Choosing:
     following: Sequence[int] = ()
 
 
-def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
-    """Return T choices for each sequence.
+def choose(sequences: Sequence[Choosing], kernels: ChoiceKernels | None = None) -> list[list[Choice]]:
+    """Return T choices for each sequence. `kernels` make those of all sequences at once for which they can.
 
-    The host waits for the device once for all sequences.
+    The host waits for the device once for those that `kernels` make, and once for the others.
     """
+    if kernels is None:
+        return _choose_apart(sequences)
+    by_kernels = [one for one in sequences if is_by_logits(one.rule.sampling)]
+    others = [one for one in sequences if not is_by_logits(one.rule.sampling)]
+    found, rest = iter(_choose_rows(by_kernels, kernels)), iter(_choose_apart(others))
+    return [next(found if is_by_logits(one.rule.sampling) else rest) for one in sequences]
+
+
+def _choose_rows(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[list[Choice]]:
+    if not sequences:
+        return []
+    counts = [one.logits.shape[0] for one in sequences]
+    logits = torch.cat([one.logits for one in sequences])
+    rules = RowRules.empty(len(logits), logits.device)
+    rules.fill([one.rule for one, count in zip(sequences, counts, strict=True) for _ in range(count)])
+    positions = [len(one.prefix) + row for one, count in zip(sequences, counts, strict=True) for row in range(count)]
+    token_ids = kernels.choose_rows(logits, rules, torch.tensor(positions, device=logits.device)).tolist()
+    choices: list[Choice] = [
+        _no_choice(position) if token_id == NO_TOKEN else token_id
+        for token_id, position in zip(token_ids, positions, strict=True)
+    ]
+    return _parted(choices, counts)
+
+
+def _parted(choices: Sequence[Choice], counts: Sequence[int]) -> list[list[Choice]]:
+    return [[*choices[start:stop]] for start, stop in pairwise(accumulate(counts, initial=0))]
+
+
+def _choose_apart(sequences: Sequence[Choosing]) -> list[list[Choice]]:
+    """Choose by torch, one sequence after the other."""
     if not sequences:
         return []
     with choice_threads(max(one.logits.numel() for one in sequences)):
@@ -61,7 +92,7 @@ def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
             choice if isfinite(score) else _error(one, row, score)
             for (one, row), score, choice in zip(places, highest, choices, strict=True)
         ]
-    return [choices[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
+    return _parted(choices, counts)
 
 
 def _no_choice(position: int) -> NoChoice:
@@ -82,11 +113,6 @@ def _error(one: Choosing, row: int, score: float) -> PacelineError:
         "tokens that end the output; give a lower one",
         field="sampling.min_new_tokens",
     )
-
-
-def is_plain(sampling: SamplingParameters) -> bool:
-    """Return whether a choice depends on temperature and seed alone: no filter, no penalty, no bias."""
-    return sampling == SamplingParameters(temperature=sampling.temperature)
 
 
 def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) -> list[TokenLogprobs]:

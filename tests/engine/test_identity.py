@@ -19,6 +19,7 @@ from paceline.engine.runner import Runner
 from paceline.errors import ModelNotUsable
 from paceline.types import ModelDescription
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.device_kernels import models_of_a_device
 
 pytestmark = pytest.mark.review  # C1
 
@@ -121,7 +122,8 @@ def test_kernels_are_told_as_they_were_chosen(checkpoint: Path) -> None:
     assert said.startswith(f"cpu {torch.backends.cpu.get_cpu_capability()}")
     assert f"torch {torch.__version__}" in said
     assert described(checkpoint, layout="dense").kernels != said
-    assert described(checkpoint, fixed_shapes=True).kernels.endswith("fixed shapes")
+    with models_of_a_device():
+        assert described(checkpoint).kernels.endswith("fixed shapes")
 
 
 def test_a_model_made_from_a_configuration_is_known_by_its_parameters(checkpoint: Path) -> None:

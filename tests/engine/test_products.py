@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.native import PackedWeight, can_pack, find_kernels
-from paceline.engine.native.products import WAYS, best_way
+from paceline.engine.native import PackedWeight, find_kernels
+from paceline.engine.native.products import WAYS, best_way, can_pack
 from paceline.engine.threads import using_threads
 from tests.tools import built_kernels
 

@@ -166,12 +166,12 @@ def test_what_says_that_memory_ran_out(error: Exception, is_so: bool) -> None:
 
 
 @pytest.mark.review
-@pytest.mark.parametrize(("layout", "fixed_shapes"), [("paged", False), ("paged", True), ("dense", False)])
+@pytest.mark.parametrize("layout", ["paged", "dense"])
 def test_a_cache_that_holds_nothing_does_not_start_and_says_the_least_that_would_do(
-    model: LoadedModel, layout: Any, fixed_shapes: bool
+    model: LoadedModel, layout: Any
 ) -> None:
     """Review B10: 1 KiB gave a service that refused every row."""
-    options = EngineOptions("1KiB", layout, fixed_shapes=fixed_shapes)
+    options = EngineOptions("1KiB", layout)
     with pytest.raises(StartupError, match=r"--kv-memory 1KiB gives the cache 1024 bytes") as refused:
         Runner(model, options)
     (least,) = re.findall(r"at least (\d+) bytes", refused.value.message)

@@ -14,13 +14,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.attention.tables import NO_TOKEN, TableAttention, TableRows, planned_rows
+from paceline.engine.attention.tables import TableAttention, TableRows, planned_rows
 from paceline.engine.backend import triton_backend
 from paceline.engine.interfaces import Span
-from paceline.engine.noise import signed64
 from paceline.engine.plan import BatchPlan
-from paceline.engine.sampling import Choosing, choose
-from paceline.types import ChoiceRule, SamplingParameters
 from tests.tools import interpreted_triton
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -92,8 +89,7 @@ class Case:
             query, key, value = heads.split_with_sizes((self.head_count, self.kv_head_count, self.kv_head_count))
             if with_norms:
                 query, key = (
-                    F.rms_norm(one, norm.shape, norm, 1e-6)
-                    for one, norm in zip((query, key), self.norms, strict=True)
+                    F.rms_norm(one, norm.shape, norm, 1e-6) for one, norm in zip((query, key), self.norms, strict=True)
                 )
             memory[0][:, slots[span.base_length :]] = self._turned(key, positions).to(self.dtype)
             memory[1][:, slots[span.base_length :]] = value.to(self.dtype)
@@ -241,23 +237,6 @@ def test_sums_norms_and_gates_are_torchs(
     gate, up = hidden.chunk(2, dim=1)
     gated = kernels().gate(hidden, dtype)
     torch.testing.assert_close(gated.float(), F.silu(gate) * up, **close)
-
-
-def test_choices_of_many_rows_are_those_of_each_alone() -> None:
-    logits = torch.randn(12, 2500, generator=torch.Generator().manual_seed(3))
-    logits[9, 7] = logits[9, 2300] = 50  # equals in two blocks
-    logits[10, 2400], logits[11] = float("nan"), float("-inf")
-    rules = [ChoiceRule(SamplingParameters((0, 0.5, 1.3)[n % 3]), 7**n % 2**64) for n in range(12)]
-    prefixes = [[1] * (n * 37 + 1) for n in range(12)]
-    expected = choose([Choosing(logits[n : n + 1], rules[n], prefixes[n]) for n in range(12)])
-    chosen = kernels().choose_rows(
-        logits,
-        torch.tensor([float(rule.sampling.temperature) for rule in rules]),
-        torch.tensor([signed64(rule.seed) for rule in rules]),
-        torch.tensor([len(prefix) for prefix in prefixes]),
-    )
-    assert chosen.tolist() == [one[0] if isinstance(one[0], int) else NO_TOKEN for one in expected]
-    assert chosen[9] == 7 and chosen[10] == chosen[11] == NO_TOKEN
 
 
 @pytest.mark.slow

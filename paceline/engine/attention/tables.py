@@ -16,8 +16,6 @@ SPLIT_KEYS = 256
 TILE_ROWS = 64
 """Most rows of a tile: queries times the heads that share a KV head."""
 TILE_QUERIES = 16
-NO_TOKEN = -1
-"""Stands for the token id, on the device, where no token can be chosen."""
 
 
 def tile_queries(group_size: int) -> int:
@@ -56,16 +54,6 @@ class TableKernels(Protocol):
         self, rows: TableRows, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """Let every query [T, H, D] see its own sequence up to itself; return the shape of `query`."""
-        ...
-
-    def choose_rows(
-        self, logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the choices [N] from logits [N, V], greedy where the temperature [N] is 0; `NO_TOKEN` for none.
-
-        The rule is that of `engine.sampling` without filters. `positions` [N] are those of the chosen tokens, and
-        `seeds` [N] are made by `signed64`.
-        """
         ...
 
 

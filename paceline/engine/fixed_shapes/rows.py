@@ -12,6 +12,8 @@ from paceline.engine.attention.tables import SPLIT_KEYS, TableRows, tile_queries
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 QUERY_COUNTS = (1, 2, 4, 6, 8, 16)
+BLOCK_TOKENS = 512
+"""Most tokens of a block, padding included."""
 LEAST_KEYS = 4 * SPLIT_KEYS
 """Keys that the narrowest tables hold; each wider one holds four times as many."""
 
@@ -25,19 +27,22 @@ class BlockShape:
     """Pages of each row's table."""
 
 
-def fitting_shape(row_count: int, query_count: int, *, longest: int, page_tokens: int) -> BlockShape | None:
-    """Return the smallest shape for these rows, of up to `longest` tokens with those cached and those that follow.
+def most_rows(query_count: int) -> int:
+    """Return how many rows of so many tokens a block can hold."""
+    return min(ROW_COUNTS[-1], BLOCK_TOKENS // _at_least(QUERY_COUNTS, query_count))
 
-    Return None when no shape is large enough.
-    """
-    rows = next((one for one in ROW_COUNTS if one >= row_count), None)
-    queries = next((one for one in QUERY_COUNTS if one >= query_count), None)
-    if rows is None or queries is None:
-        return None
+
+def fitting_shape(row_count: int, query_count: int, *, longest: int, page_tokens: int) -> BlockShape:
+    """Return the smallest shape for these rows, of up to `longest` tokens with those cached and those that follow."""
+    assert row_count <= most_rows(query_count)
     held = LEAST_KEYS
     while held < longest:
         held *= 4
-    return BlockShape(rows, queries, -(-held // page_tokens))
+    return BlockShape(_at_least(ROW_COUNTS, row_count), _at_least(QUERY_COUNTS, query_count), -(-held // page_tokens))
+
+
+def _at_least(sizes: Sequence[int], count: int) -> int:
+    return next(size for size in sizes if size >= count)
 
 
 @dataclass(frozen=True)

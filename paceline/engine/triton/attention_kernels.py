@@ -64,17 +64,21 @@ def attend_kernel(
 
 @triton.jit
 def combine_kernel(
-    sums, weights, positions, attended, head_count, own_count, first_head, split_count,
+    sums, weights, positions, slots, attended, head_count, own_count, first_head, split_count,
     HEAD_SIZE: tl.constexpr, HEAD_BLOCK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of one query in one head, in order, and store the result in `attended` [T, H, D]."""
+    """Join the parts of one query in one head, in order, and store the result in `attended` [T, H, D].
+
+    Padding, whose slot is -1, has no parts and gets zeros.
+    """
     token, own_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     source, result = token * own_count + own_head, token * head_count + first_head + own_head
     at = tl.arange(0, HEAD_BLOCK)
     real = at < HEAD_SIZE
     total = tl.zeros((HEAD_BLOCK,), tl.float32)
     highest, weight = float("-inf"), 0.0
-    for split in range(tl.minimum(tl.load(positions + token) // SPLIT + 1, split_count)):
+    part_count = tl.minimum(tl.load(positions + token) // SPLIT + 1, split_count)
+    for split in range(tl.where(tl.load(slots + token) < 0, 0, part_count)):
         part = source * split_count + split
         own_highest = tl.load(weights + 2 * part)
         new_highest = tl.maximum(highest, own_highest)
@@ -83,4 +87,4 @@ def combine_kernel(
         total = total * kept + tl.load(sums + part * HEAD_SIZE + at, mask=real, other=0.0) * own
         weight = weight * kept + tl.load(weights + 2 * part + 1) * own
         highest = new_highest
-    tl.store(attended + result * HEAD_SIZE + at, total / weight, mask=real)
+    tl.store(attended + result * HEAD_SIZE + at, total / tl.where(weight == 0, 1.0, weight), mask=real)

@@ -7,10 +7,9 @@ rows, so no result depends on other rows.
 import torch
 import triton
 
-from paceline.engine.attention.tables import NO_TOKEN, SPLIT_KEYS, TableAttention, TableRows, tile_queries
+from paceline.engine.attention.tables import SPLIT_KEYS, TableAttention, TableRows, tile_queries
 from paceline.engine.interfaces import Attention
 from paceline.engine.triton.attention_kernels import attend_kernel, combine_kernel
-from paceline.engine.triton.choice_kernels import choose_kernel, score_kernel
 from paceline.engine.triton.layer_kernels import add_and_norm_kernel, gate_kernel, place_kernel, store_kernel
 from paceline.engine.triton.product_kernels import ROWS, product_kernel
 
@@ -19,7 +18,6 @@ STEP_KEYS = 64
 LEAST_ROWS = 16
 """Least rows of a tile: those of the hardware's smallest product."""
 GATE_BLOCK = 1024
-CHOICE_BLOCK = 1024
 WORKSPACE_BYTES = 2**28
 """Parts of a long prompt's attention wait in memory until they are joined; beyond this, some heads wait for others."""
 
@@ -132,7 +130,17 @@ class TritonKernels:
             STEP=STEP_KEYS,
         )
         combine_kernel[(token_count, own_count)](
-            *(sums, weights, rows.positions, attended, head_count, own_count, kv_heads.start * group_size, split_count),
+            *(
+                sums,
+                weights,
+                rows.positions,
+                rows.slots,
+                attended,
+                head_count,
+                own_count,
+                kv_heads.start * group_size,
+                split_count,
+            ),
             HEAD_SIZE=size,
             HEAD_BLOCK=head_block,
             SPLIT=SPLIT_KEYS,
@@ -156,18 +164,3 @@ class TritonKernels:
             IS_EVEN=size % step == 0,
         )
         return out
-
-    def choose_rows(
-        self, logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        row_count, size = logits.shape
-        block_count = triton.cdiv(size, CHOICE_BLOCK)
-        scores = torch.empty((row_count, block_count), dtype=torch.float64, device=logits.device)
-        token_ids = torch.empty((row_count, block_count), dtype=torch.int32, device=logits.device)
-        chosen = torch.empty(row_count, dtype=torch.int64, device=logits.device)
-        score_kernel[(row_count, block_count)](
-            logits, temperatures, seeds, positions, scores, token_ids, size, BLOCK=CHOICE_BLOCK
-        )
-        block = triton.next_power_of_2(block_count)
-        choose_kernel[(row_count,)](scores, token_ids, chosen, block_count, NO_TOKEN=NO_TOKEN, BLOCK=block)
-        return chosen
