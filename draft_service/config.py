@@ -15,4 +15,5 @@ class DraftSettings(ModelServiceSettings):
 
     numerics: ClassVar[str] = "fast"
     """Fixed: a draft cannot affect output."""
+    takes_steps: ClassVar[bool] = True
     model: str = Field(default="builtin:draft", description=MODEL)

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from paceline.engine.native import Kernels, find_kernels
+from tests.interpreter import mend
 
 
 def missing(message: str) -> NoReturn:
@@ -35,6 +36,7 @@ def interpreted_triton() -> None:
     if importlib.util.find_spec("triton") is None:
         missing("Triton is not installed; it comes with the development packages on Linux")
     assert os.environ["TRITON_INTERPRET"] == "1", "see tests/conftest.py"
+    mend()
 
 
 @contextmanager

@@ -20,5 +20,7 @@ class EngineOptions:
     """`auto` is strict in bfloat16 and float16 and fast in float32; see `engine.numerics`."""
     fixed_shapes: bool = True
     """Whether to pad passes to shapes that are recorded and replayed, where the device's kernels allow it."""
+    takes_steps: bool = False
+    """Whether sequences go several steps in a row; then those are recorded at start, else single passes."""
     sequence_ttl_s: float = 600.0
     """Seconds without a call that names a sequence, after which it is freed: its owner is gone."""

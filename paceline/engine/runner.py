@@ -145,10 +145,10 @@ class Runner:
         """Return T choices for each sequence; see `engine.sampling`."""
         return choose(sequences, self.model.backend.choices)
 
-    def record(self, *, steps: bool) -> None:
-        """Record the passes, or else the steps, that are likely, so that no call waits for it."""
+    def record(self) -> None:
+        """Record the passes that are likely, where passes are recorded, so that no call waits for it."""
         if isinstance(self.passes, BlockPasses):
-            self.passes.record(steps=steps)
+            self.passes.record(steps=self._options.takes_steps)
 
     def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[RolledBack | PacelineError]:
         """Truncate each named sequence of the caller's scope; return what that freed, or why it failed."""

@@ -11,11 +11,12 @@ import structlog
 import torch
 
 from paceline.engine.loading import load_model
+from paceline.engine.model.loader import resolve_device
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
-from paceline.model_service.worker import ModelWorker
+from paceline.model_service.worker import NICENESS, ModelWorker
 from paceline.observe.metrics import CallCounter, CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import instruments
@@ -44,7 +45,9 @@ async def serve_model(
         metrics = ModelMetrics(watched.registry, role)
         watched.registry.register(CertificateCollector(role, options.certificates))
         exchanges = Exchanges(traced_requests(watched.tracer))
-        worker = ModelWorker(settings.threads, metrics.call_ended)
+        # A thread that feeds a GPU must not wait for a core.
+        niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
+        worker = ModelWorker(settings.threads, metrics.call_ended, niceness)
         try:
             runner = await _loaded_runner(settings, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
@@ -79,6 +82,7 @@ async def _loaded_runner(settings: ModelServiceSettings, worker: ModelWorker, me
     model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
     worker.watch_device(device_trial(model.description.device))
     runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
+    await worker.run(runner.record)
     described = runner.describe()
     log.info(
         "model loaded",

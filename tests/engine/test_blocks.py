@@ -228,8 +228,8 @@ def test_likely_shapes_are_recorded_at_start_and_the_first_calls_record_none(
 
     monkeypatch.setattr(Recorder, "recorded", record)
     for steps in (False, True):
-        runner = Runner(model, FIXED)
-        runner.record(steps=steps)
+        runner = Runner(model, replace(FIXED, takes_steps=steps))
+        runner.record()
         recorded.clear()
         if steps:
             Drafter(runner).propose([ProposeRow("a", 0, (5, 6), 3), ProposeRow("b", 0, (5,), 5)])

@@ -58,9 +58,10 @@ def store_key_and_value(keys, values, key, other_key, value, other_value, HALF: 
     """
     at = tl.arange(0, BLOCK)
     real = at < HALF
-    value, other_value = value.to(values.dtype.element_ty), other_value.to(values.dtype.element_ty)
-    infinity = float("inf")
-    fits, other_fits = tl.abs(value.to(tl.float32)) < infinity, tl.abs(other_value.to(tl.float32)) < infinity
+    dtype, infinity = values.dtype.element_ty, float("inf")
+    value, other_value = value.to(dtype).to(tl.float32), other_value.to(dtype).to(tl.float32)
+    key, other_key = key.to(tl.float32), other_key.to(tl.float32)
+    fits, other_fits = tl.abs(value) < infinity, tl.abs(other_value) < infinity
     wrong = tl.sum((real & ~(fits & other_fits)).to(tl.int32), 0) > 0
     tl.store(values + at, tl.where(fits, value, 0.0), mask=real)
     tl.store(values + HALF + at, tl.where(other_fits, other_value, 0.0), mask=real)
