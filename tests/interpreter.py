@@ -23,5 +23,6 @@ def mend() -> None:
 
 def _exact(tile: Any) -> npt.NDArray[np.float64]:
     if tile.dtype.scalar.is_bf16():
-        return (tile.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return np.asarray(tile.data, np.float64)
+        words: npt.NDArray[np.uint32] = tile.data.astype(np.uint32) << 16
+        return words.view(np.float32).astype(np.float64)
+    return np.asarray(tile.data, dtype=np.float64)

@@ -207,7 +207,7 @@ def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions) -> F
 
 def is_strict_by_shape(model: LoadedModel, options: EngineOptions) -> bool:
     """Return whether strict results need calls that are all of one shape, because a row's depend on other rows."""
-    return options.numerics == "strict" and not model.decoder.is_row_independent
+    return options.numerics == "strict" and not model.decoder.is_row_independent(options.layout)
 
 
 def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:

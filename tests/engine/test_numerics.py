@@ -4,6 +4,7 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import structlog
@@ -15,7 +16,7 @@ from paceline.engine.attention.strict import StrictAttention
 from paceline.engine.interfaces import Span
 from paceline.engine.loading import load_model
 from paceline.engine.model.loader import DtypeName
-from paceline.engine.options import EngineOptions, Numerics
+from paceline.engine.options import EngineOptions, Layout, Numerics
 from paceline.engine.placing import PackedRow
 from paceline.engine.plan import BatchPlan
 from paceline.engine.runner import Runner
@@ -23,13 +24,14 @@ from paceline.errors import StartupError
 from paceline.model_service.serving import engine_options
 from paceline.numerics import promise
 from paceline.process.settings import parse_settings
-from paceline.types import GenerationRequest, ModelDescription, UserMessage
+from paceline.types import PAPER_POLICIES, GenerationRequest, ModelDescription, PolicyName, UserMessage
 from target_service.config import TargetSettings
 from tests.checkpoints import FAMILIES, write_model
 from tests.cluster.test_exactness import generate, shared_requests
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.model_services import describe
+from tests.tools import built_kernels
 
 STRICT = EngineOptions(kv_memory="16MiB", numerics="strict")
 
@@ -123,7 +125,7 @@ async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding
         ("float16", EngineOptions(numerics="fast"), "fast"),
         ("float32", EngineOptions(), "fast"),
         ("float32", EngineOptions(numerics="strict"), "strict"),
-        ("bfloat16", EngineOptions(layout="dense"), "fast"),
+        ("float16", EngineOptions(layout="dense"), "fast"),
     ],
 )
 def test_auto_is_strict_in_half_precision_wherever_that_can_be(
@@ -134,12 +136,49 @@ def test_auto_is_strict_in_half_precision_wherever_that_can_be(
 
 
 @pytest.mark.review  # B13
-def test_the_dense_layout_says_that_it_cannot_be_strict(pairs: dict[str, PairOfCheckpoints]) -> None:
-    model = load_model(str(pairs["Llama"].target), "bfloat16")
+def test_the_dense_layout_says_where_it_cannot_be_strict(pairs: dict[str, PairOfCheckpoints]) -> None:
+    model = load_model(str(pairs["Llama"].target), "float16")
     with structlog.testing.capture_logs() as logs:
         Runner(model, EngineOptions("1MiB", layout="dense"))
         Runner(model, EngineOptions("1MiB", layout="dense", numerics="fast"))
-    assert [one["event"][:51] for one in logs] == ["numerics are fast: the dense layout cannot be stric"]
+    assert [(one["event"], one["why"][:48]) for one in logs] == [
+        ("numerics are fast", "here results in the dense layout depend on the r")
+    ]
+
+
+def test_in_bfloat16_logits_of_the_dense_layout_are_those_of_pages_to_the_last_bit(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    built_kernels()
+    model = load_model(str(pairs["Qwen3"].target), "bfloat16")
+    dense, paged = (
+        Runner(model, EngineOptions("1MiB", layout=layout, numerics="strict")) for layout in get_args(Layout)
+    )
+    for count, other in ((7, 30), (1, 6), (5, 1), (3, 3)):
+        base_length = dense.cache.length("a")
+        row = PackedRow("a", base_length, tuple(range(9, 9 + count)), count - 1)
+        length = dense.cache.length("b")
+        both = dense.forward([row, PackedRow("b", length, tuple(range(50, 50 + other)))])[0]
+        alone = paged.forward([row])[0]
+        assert isinstance(both, torch.Tensor) and isinstance(alone, torch.Tensor)
+        assert torch.equal(both, alone)
+
+
+@pytest.mark.parametrize("policy", sorted(PAPER_POLICIES))
+async def test_the_papers_policies_in_their_own_layout_equal_plain_decoding_in_bfloat16(
+    policy: PolicyName, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    built_kernels()
+    pair, prompts = pairs["Llama"], [shared_requests(seed=0)[number] for number in (0, 1, 4, 7, 8, 11)]
+    async with cluster(pair.target, pair.draft, batch_size=1, lanes=1, dtype="bfloat16") as running:
+        expected, _ = await generate(running, prompts, 0)
+    options = EngineOptions("64MiB", layout="dense")
+    async with cluster(
+        pair.target, pair.draft, batch_size=4, policy=policy, options=options, dtype="bfloat16"
+    ) as running:
+        assert running.target.describe().numerics == "strict"
+        outputs, _ = await generate(running, prompts, 5)
+    assert outputs == expected
 
 
 @pytest.fixture(scope="module")

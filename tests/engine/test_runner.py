@@ -257,8 +257,10 @@ def test_equal_prompts_in_one_call_are_computed_once(model: LoadedModel) -> None
     assert runner.describe().cache.shared_token_count == 2 * 32
 
 
-def test_strict_numerics_need_the_paged_layout(model: LoadedModel) -> None:
-    with pytest.raises(StartupError, match="--numerics strict needs --layout paged"):
+def test_strict_numerics_in_float32_need_the_paged_layout(model: LoadedModel) -> None:
+    with pytest.raises(
+        StartupError, match="--numerics strict cannot be had with --layout dense: .* take --layout paged"
+    ):
         Runner(model, EngineOptions(numerics="strict", layout="dense"))
 
 

@@ -31,7 +31,7 @@ class _Reading:
 
 class PagedAttention:
     def __init__(self, memory: torch.Tensor, group_size: int, plan: BatchPlan) -> None:
-        self.plan = plan
+        self._plan = plan
         self._memory = memory
         self._group_size = group_size
         self._layers = memory.unbind(0)
@@ -41,15 +41,24 @@ class PagedAttention:
         """Return keys and values of all slots, [KV heads, slots, D] each."""
         return self._layers[2 * layer], self._layers[2 * layer + 1]
 
+    @property
+    def spans(self) -> Sequence[Span]:
+        return self._plan.spans
+
+    @property
+    def segments(self) -> Sequence[Sequence[Segment]]:
+        """Slots of each row's cached tokens, the new ones included."""
+        return self._plan.segments
+
     # Both are made on first use, because compiled kernels do without.
     @cached_property
     def _readings(self) -> "_Readings":
-        rows = list(zip(self.plan.spans, self.plan.segments, strict=True))
+        rows = list(zip(self.spans, self.segments, strict=True))
         return _Readings(self._memory, self._group_size, rows)
 
     @cached_property
     def _slots(self) -> torch.Tensor:
-        return torch.tensor(self.plan.slots, device=self._memory.device)
+        return torch.tensor(self._plan.slots, device=self._memory.device)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float

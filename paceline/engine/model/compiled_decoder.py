@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from paceline.engine.attention.dense import DenseAttention
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.attention.tables import TableAttention
 from paceline.engine.backend import LayerKernels
@@ -34,9 +35,8 @@ class CompiledDecoder:
     def kernels(self) -> str:
         return f"{type(self).__name__} {self.plain.way}"
 
-    @property
-    def is_row_independent(self) -> bool:
-        return self._kernels.is_row_independent(self._dtype)
+    def is_row_independent(self, layout: str) -> bool:
+        return self._kernels.is_row_independent(self._dtype, layout)
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
@@ -44,7 +44,7 @@ class CompiledDecoder:
         plain, rows = self.plain, self._kernels.rows_of(attention)
         if rows is None:
             return plain.logits(token_ids, positions, wanted, attention)
-        assert isinstance(attention, PagedAttention | TableAttention)
+        assert isinstance(attention, PagedAttention | DenseAttention | TableAttention)
         hidden, added = plain.embedded(token_ids), None
         for layer in plain.layers:
             projected = layer.projection(self._add_and_norm(hidden, added, layer.before_attention))

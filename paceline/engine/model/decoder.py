@@ -30,9 +30,8 @@ class Decoder(Protocol):
         """Name what computes, as it was chosen at load."""
         ...
 
-    @property
-    def is_row_independent(self) -> bool:
-        """Whether over pages no result depends on the other rows of a call, to the last bit."""
+    def is_row_independent(self, layout: str) -> bool:
+        """Return whether over a cache of this layout no result depends on the other rows of a call, to the last bit."""
         ...
 
 
@@ -68,6 +67,5 @@ class ModuleDecoder:
     def kernels(self) -> str:
         return type(self).__name__
 
-    @property
-    def is_row_independent(self) -> bool:
+    def is_row_independent(self, layout: str) -> bool:
         return False

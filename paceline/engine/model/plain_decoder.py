@@ -68,6 +68,5 @@ class PlainDecoder:
     def kernels(self) -> str:
         return " ".join([type(self).__name__, *filter(None, [self.way])])
 
-    @property
-    def is_row_independent(self) -> bool:
+    def is_row_independent(self, layout: str) -> bool:
         return False  # torch's other operations may round otherwise with more rows

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from paceline.engine.attention.dense import DenseAttention
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.interfaces import Attention, Span
 
@@ -101,16 +102,16 @@ class Kernels:
     def fits(self, head_size: int) -> bool:
         return head_size in HEAD_SIZES
 
-    def is_row_independent(self, dtype: torch.dtype) -> bool:
+    def is_row_independent(self, dtype: torch.dtype, layout: str) -> bool:
         return dtype == torch.bfloat16  # in float32 few queries attend otherwise than many
 
     def rows_of(self, attention: Attention) -> PassRows | None:
-        if not isinstance(attention, PagedAttention):
+        if not isinstance(attention, PagedAttention | DenseAttention):
             return None
         keys, _ = attention.memory(0)
         # Unlike torch the functions do not check what they are given.
         can_read = keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16)
-        return PassRows(attention.plan.spans, attention.plan.segments) if can_read else None
+        return PassRows(attention.spans, attention.segments) if can_read else None
 
     def add_and_norm(
         self,

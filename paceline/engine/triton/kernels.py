@@ -26,8 +26,8 @@ class TritonKernels:
     def fits(self, head_size: int) -> bool:
         return head_size % 2 == 0
 
-    def is_row_independent(self, dtype: torch.dtype) -> bool:
-        return True
+    def is_row_independent(self, dtype: torch.dtype, layout: str) -> bool:
+        return layout == "paged"
 
     def rows_of(self, attention: Attention) -> TableRows | None:
         return attention.rows if isinstance(attention, TableAttention) else None
