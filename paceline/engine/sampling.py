@@ -43,56 +43,49 @@ class Choosing:
 
 
 def choose(sequences: Sequence[Choosing], kernels: ChoiceKernels | None = None) -> list[list[Choice]]:
-    """Return T choices for each sequence. `kernels` make those of all sequences at once for which they can.
+    """Return T choices for each sequence. A device's `kernels` choose for all rows at once.
 
-    The host waits for the device once for those that `kernels` make, and once for the others.
+    The host waits for the device once for all sequences.
     """
-    if kernels is None:
-        return _choose_apart(sequences)
-    by_kernels = [one for one in sequences if is_by_logits(one.rule.sampling)]
-    others = [one for one in sequences if not is_by_logits(one.rule.sampling)]
-    found, rest = iter(_choose_rows(by_kernels, kernels)), iter(_choose_apart(others))
-    return [next(found if is_by_logits(one.rule.sampling) else rest) for one in sequences]
+    if not sequences:
+        return []
+    return _choose_rows(sequences, kernels) if kernels else _choose_apart(sequences)
 
 
 def _choose_rows(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[list[Choice]]:
-    if not sequences:
-        return []
-    counts = [one.logits.shape[0] for one in sequences]
-    logits = torch.cat([one.logits for one in sequences])
-    rules = RowRules.empty(len(logits), logits.device)
-    rules.fill([one.rule for one, count in zip(sequences, counts, strict=True) for _ in range(count)])
-    positions = [len(one.prefix) + row for one, count in zip(sequences, counts, strict=True) for row in range(count)]
-    token_ids = kernels.choose_rows(logits, rules, torch.tensor(positions, device=logits.device)).tolist()
+    logits = torch.cat([one.logits if is_by_logits(one.rule.sampling) else processed(one) for one in sequences])
+    places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
+    rules = RowRules.empty(len(places), logits.device)
+    rules.fill([one.rule for one, _ in places])
+    positions = torch.tensor([len(one.prefix) + row for one, row in places], device=logits.device)
+    token_ids: list[int] = kernels.choose_rows(logits, rules, positions).tolist()
     choices: list[Choice] = [
-        _no_choice(position) if token_id == NO_TOKEN else token_id
-        for token_id, position in zip(token_ids, positions, strict=True)
+        _error(one, row, float(logits[index].max())) if token_id == NO_TOKEN else token_id
+        for index, ((one, row), token_id) in enumerate(zip(places, token_ids, strict=True))
     ]
-    return _parted(choices, counts)
+    return _parted(choices, sequences)
 
 
-def _parted(choices: Sequence[Choice], counts: Sequence[int]) -> list[list[Choice]]:
-    return [[*choices[start:stop]] for start, stop in pairwise(accumulate(counts, initial=0))]
+def _parted(choices: Sequence[Choice], sequences: Sequence[Choosing]) -> list[list[Choice]]:
+    ends = accumulate((one.logits.shape[0] for one in sequences), initial=0)
+    return [[*choices[start:stop]] for start, stop in pairwise(ends)]
 
 
 def _choose_apart(sequences: Sequence[Choosing]) -> list[list[Choice]]:
     """Choose by torch, one sequence after the other."""
-    if not sequences:
-        return []
     with choice_threads(max(one.logits.numel() for one in sequences)):
         parts = [one.logits.max(dim=-1) if one.rule == GREEDY else _best(one) for one in sequences]
         scores, token_ids = (torch.cat(one) for one in zip(*parts, strict=True))
         highest: list[float] = scores.tolist()
         choices: list[Choice] = token_ids.tolist()
-    counts = [one.logits.shape[0] for one in sequences]
     # This check is on the host: on the device it would take as many operations again as the choice.
     if not all(map(isfinite, highest)):
-        places = [(one, row) for one, count in zip(sequences, counts, strict=True) for row in range(count)]
+        places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
         choices = [
             choice if isfinite(score) else _error(one, row, score)
             for (one, row), score, choice in zip(places, highest, choices, strict=True)
         ]
-    return _parted(choices, counts)
+    return _parted(choices, sequences)
 
 
 def _no_choice(position: int) -> NoChoice:

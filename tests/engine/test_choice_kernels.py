@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules
 from paceline.engine.sampling import Choice, Choosing, choose
-from paceline.errors import NoChoice
+from paceline.errors import InvalidRequest, NoChoice
 from paceline.types import ChoiceRule, SamplingParameters
 from tests.tools import interpreted_triton
 
@@ -83,18 +83,24 @@ def test_scores_that_differ_little_or_are_signed_zeros_are_told_apart_as_numbers
             assert choose(one, kernels) == choose(one)
 
 
-def test_rows_with_and_without_history_are_chosen_in_their_order(kernels: ChoiceKernels) -> None:
-    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(4))
+HISTORIES = {
+    "repetition": SamplingParameters(1.0, top_p=0.5, repetition_penalty=1.5),
+    "bias": SamplingParameters(0.7, top_k=9, logit_bias=((4, 9.0), (8, float("-inf")))),
+    "early end": SamplingParameters(1.0, min_p=0.01, min_new_tokens=9),
+    "early end, greedy": SamplingParameters(min_new_tokens=9),
+}
+
+
+def test_rules_that_know_earlier_tokens_and_others_are_chosen_in_their_order(kernels: ChoiceKernels) -> None:
+    """Review B7: beside penalties top-p summed with another kernel for one row than for several."""
+    logits = torch.randn(10, 300, generator=torch.Generator().manual_seed(4))
     logits[3, 9] = float("nan")
-    samplings = [SamplingParameters(), SamplingParameters(repetition_penalty=1.5), SamplingParameters(1.0, top_p=0.5)]
-    sequences = [
-        Choosing(logits[2 * n : 2 * n + 2], ChoiceRule(sampling, 5), PREFIX, (7,))
-        for n, sampling in enumerate(samplings)
-    ]
+    logits[8:] = float("-inf")
+    logits[8:, 7] = 1
+    rules = [ChoiceRule(one, 5, 3, (7,)) for one in (SamplingParameters(), *HISTORIES.values())]
+    sequences = [Choosing(logits[2 * n : 2 * n + 2], rule, PREFIX, (7,)) for n, rule in enumerate(rules)]
     found, expected = choose(sequences, kernels), choose(sequences)
-    assert found[::2] == expected[::2]
-    assert found[1][0] == expected[1][0] and isinstance(found[1][1], NoChoice)
-    sequences[0] = Choosing(logits[2:4], ChoiceRule(), PREFIX, (7,))
-    (error,) = choose([sequences[0]], kernels)[0][1:]
-    assert isinstance(error, NoChoice) and "position 4" in error.message
+    for one, other in zip(sum(found, []), sum(expected, []), strict=True):
+        assert (one == other) if isinstance(one, int) else (str(one) == str(other) and type(one) is type(other))
+    assert isinstance(found[1][1], NoChoice) and isinstance(found[4][0], InvalidRequest)
     assert choose([], kernels) == []
