@@ -29,6 +29,9 @@ class Answering:
     async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
         return Measured([self._output for _ in prompts], 1.0)
 
+    async def models(self) -> tuple[ModelDescription, ModelDescription]:
+        return describe("target"), replace(describe("draft"), quantization="int8")
+
 
 @asynccontextmanager
 async def answering(options: ClusterOptions, max_new_tokens: int) -> AsyncIterator[Answering]:
