@@ -34,8 +34,8 @@ from paceline.process.launcher import ClusterOptions, plan_cluster
 from paceline.prompt_file import InputLine
 from paceline.types import PAPER_POLICIES, ClusterStatistics, HopTime, PassTraffic, PolicyName, Usage
 from tests.clusters import cluster_here
-from tests.fakes.model_services import describe
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.model_services import describe
 
 AUTO = Precision("auto")
 PLAN = BenchPlan(ClusterOptions(), grid.KINDS, (8, 1), ("continuous", "eqspec"), ("5", "auto"), (AUTO,), 16, 3)
