@@ -20,12 +20,13 @@ from paceline.engine.model.quantized_layers import can_quantize
 from paceline.engine.quantization import Quantization, QuantizedWeight
 from paceline.engine.threads import pass_threads
 
-SAMPLED_NUMBERS = 1 << 24
+SAMPLED_NUMBERS = 1 << 23
 """Most weights of the layers that are tried, and most of the head; the rest takes as long in proportion."""
 ROW_COUNTS = (1, 8)
 """Rows of a pass that drafts one token for one sequence, and for a group of eight."""
 TRIALS = 5
 FORMAT_DTYPES = (torch.float32, torch.bfloat16)
+"""Dtypes that products of our own have."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,16 @@ def possible_formats(
 ) -> list[WeightFormat]:
     """Return the formats among which the fastest is looked for, the module's own first; None leaves a choice open.
 
-    There is no choice but on a CPU, and of a plain decoder.
+    There is no choice but on a CPU, and of a plain decoder. Beside int8 the dtype hardly matters, so it stays.
     """
-    dtypes, quantizations = [dtype or module.dtype], [quantization or "none"]
-    if module.device.type == "cpu" and can_quantize(module):
-        dtypes = [dtype] if dtype else [*dict.fromkeys((module.dtype, *FORMAT_DTYPES))]
-        quantizations = [quantization] if quantization else ["none", "int8"]
-    return [WeightFormat(*one) for one in product(dtypes, quantizations)]
+    if module.device.type != "cpu" or not can_quantize(module):
+        return [WeightFormat(dtype or module.dtype, quantization or "none")]
+    dtypes = [dtype] if dtype else [*dict.fromkeys((module.dtype, *FORMAT_DTYPES))]
+    formats = [WeightFormat(one) for one in dtypes] if quantization != "int8" else []
+    if quantization != "none":
+        beside = [one for one in dtypes if one in FORMAT_DTYPES] or dtypes
+        formats.append(WeightFormat(beside[0], "int8"))
+    return formats
 
 
 @torch.inference_mode()
