@@ -62,7 +62,7 @@ def main(
     models = {name: random_model(name, place, layers) for name in SHAPES}
     table = Table("B", "hop", "ms", "floor ms", "of the floor", title=f"{place}, {bandwidth / 1e9:.0f} GB/s copied")
     target, draft = (Runner(model, EngineOptions(kv_memory)) for model in models.values())
-    target_traffic, draft_traffic = (config_traffic(config(name, layers), DTYPE) for name in SHAPES)
+    target_traffic, draft_traffic = (config_traffic(config(name, layers), DTYPE, DTYPE) for name in SHAPES)
     for batch_size in batch_sizes:
         verify_s = verify_time(Verifier(target), batch_size, draft_count, cached_tokens, repeats)
         propose_s = propose_time(Drafter(draft), batch_size, draft_count, cached_tokens, repeats)

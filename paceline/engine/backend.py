@@ -16,6 +16,7 @@ from paceline.engine.attention.tables import TableAttention, TableKernels, plann
 from paceline.engine.interfaces import Attention
 from paceline.engine.native import find_kernels, packed
 from paceline.engine.plan import BatchPlan
+from paceline.engine.quantization import QuantizedWeight
 from paceline.engine.row_choice import ChoiceKernels
 
 log = structlog.get_logger()
@@ -86,12 +87,14 @@ class LayerKernels(Protocol):
 
 Pack = Callable[[torch.Tensor, torch.Tensor | None], Product | None]
 """Makes a product of a weight [N, K] and a bias [N] or none; returns None if the backend cannot."""
+PackQuantized = Callable[[QuantizedWeight, torch.Tensor | None], Product | None]
 
 
 @dataclass(frozen=True)
 class Backend:
     attention: AttentionMaker = PagedAttention
     pack: Pack = lambda weight, bias: None
+    pack_quantized: PackQuantized = lambda weight, bias: None
     kernels: LayerKernels | None = None
     tables: TableKernels | None = None
     """Kernels for passes that are recorded and replayed; None where that does not pay."""
@@ -102,7 +105,7 @@ class Backend:
 def find_backend(device: torch.device) -> Backend:
     """Return the best backend that was built or installed for the device."""
     if device.type == "cpu":
-        return Backend(pack=packed, kernels=find_kernels())
+        return Backend(pack=packed, pack_quantized=packed, kernels=find_kernels())
     try:
         return triton_backend()
     except ImportError as error:
@@ -119,4 +122,4 @@ def triton_backend() -> Backend:
     def attention(memory: torch.Tensor, group_size: int, plan: BatchPlan) -> TableAttention:
         return TableAttention(memory, planned_rows(plan, group_size, memory.device), kernels)
 
-    return Backend(attention, partial(tiled, kernels), kernels, kernels, TritonChoices())
+    return Backend(attention, partial(tiled, kernels), kernels=kernels, tables=kernels, choices=TritonChoices())

@@ -12,6 +12,7 @@ import torch
 
 from paceline.engine.loading import load_model
 from paceline.engine.model.loader import resolve_device
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable
@@ -35,8 +36,9 @@ async def serve_model(
     options: ServerOptions,
     service_name: str,
     add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int], None],
+    load: Callable[..., LoadedModel] = load_model,
 ) -> None:
-    """Load the model in its thread, then serve it until SIGTERM or SIGINT.
+    """Load the model in its thread, then serve it until SIGTERM or SIGINT. `load` is a function of `engine.loading`.
 
     Raise PeerUnavailable when the device is lost meanwhile: a supervisor is to start the service anew.
     """
@@ -49,7 +51,7 @@ async def serve_model(
         niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
         worker = ModelWorker(settings.threads, metrics.call_ended, niceness)
         try:
-            runner = await _loaded_runner(settings, worker, metrics)
+            runner = await _loaded_runner(settings, load, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
             async with running_server(
                 settings.host,
@@ -78,8 +80,10 @@ async def serve_model(
             worker.close()
 
 
-async def _loaded_runner(settings: ModelServiceSettings, worker: ModelWorker, metrics: ModelMetrics) -> Runner:
-    model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
+async def _loaded_runner(
+    settings: ModelServiceSettings, load: Callable[..., LoadedModel], worker: ModelWorker, metrics: ModelMetrics
+) -> Runner:
+    model = await worker.run(load, settings.model, settings.dtype, settings.device, settings.quantization)
     worker.watch_device(device_trial(model.description.device))
     runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
     await worker.run(runner.record)
@@ -88,6 +92,7 @@ async def _loaded_runner(settings: ModelServiceSettings, worker: ModelWorker, me
         "model loaded",
         model=settings.model,
         dtype=described.dtype,
+        quantization=described.quantization or None,
         device=described.device,
         weights=described.weights_digest,
         revision=described.revision or None,

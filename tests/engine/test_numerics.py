@@ -19,6 +19,7 @@ from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions, Layout, Numerics
 from paceline.engine.placing import PackedRow
 from paceline.engine.plan import BatchPlan
+from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
 from paceline.errors import StartupError
 from paceline.model_service.serving import engine_options
@@ -42,12 +43,15 @@ def logits(runner: Runner, row: PackedRow, *neighbours: PackedRow) -> torch.Tens
     return outcome
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [("bfloat16", "none"), ("float16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("float32", "int8")],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_do_not_depend_on_neighbours_chunks_drafts_or_sharing(
-    family: str, dtype: DtypeName, pairs: dict[str, PairOfCheckpoints]
+    family: str, dtype: DtypeName, quantization: Quantization, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
-    model = load_model(str(pairs[family].target), dtype)
+    model = load_model(str(pairs[family].target), dtype, quantization=quantization)
     rng = random.Random(1)
     tokens = tuple(rng.randrange(8, 300) for _ in range(150))
     # Token by token, alone: plain decoding's view of every position after the first 100.
@@ -103,13 +107,21 @@ async def test_in_bfloat16_without_flags_every_output_equals_plain_decoding_alon
 
 
 @pytest.mark.review  # B13
-async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding_alone() -> None:
-    # Fast numerics change two of these outputs, from token 7 and from token 11 on.
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding_alone(
+    quantization: Quantization,
+) -> None:
+    # Unquantised, fast numerics change two of these outputs, from token 7 and from token 11 on.
     requests = [GenerationRequest(UserMessage(PROMPTS[number]), max_new_tokens=24) for number in (4, 12, 5, 6)]
     outputs = []
     for batch_size, draft_count in SYSTEMS:
         async with cluster(
-            "builtin:target", "builtin:draft", batch_size=batch_size, draft_count=draft_count, lanes=1, dtype="bfloat16"
+            *("builtin:target", "builtin:draft"),
+            batch_size=batch_size,
+            draft_count=draft_count,
+            lanes=1,
+            dtype="bfloat16",
+            quantization=quantization,
         ) as running:
             completions = await asyncio.gather(*map(running.client.complete, requests))
             outputs.append([one.token_ids for one in completions])
@@ -221,6 +233,10 @@ STRICT_MODEL = replace(MODEL, dtype="bfloat16", numerics="strict")
     [
         (replace(MODEL, dtype="float32"), "fast in float32: output equals Hugging Face"),
         (replace(STRICT_MODEL, device="cpu"), "strict in bfloat16: speculative output equals plain decoding"),
+        (
+            replace(MODEL, quantization="int8"),
+            "fast in float32 with int8 weights: output equals Hugging Face greedy decoding with the int8 weights",
+        ),
         (replace(MODEL, dtype="float16"), "fast in float16: rounding decides between close logits"),
         (replace(STRICT_MODEL, device="cuda:0"), "bit for bit; no GPU has been seen yet"),
     ],

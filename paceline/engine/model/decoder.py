@@ -40,7 +40,7 @@ def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
     if type(module).__name__ not in FORMS:
         pack_layers(module)
         return ModuleDecoder(module)
-    plain, kernels = PlainDecoder(module, backend.pack), backend.kernels
+    plain, kernels = PlainDecoder(module, backend), backend.kernels
     return CompiledDecoder(plain, kernels) if kernels and can_compile(plain, kernels) else plain
 
 

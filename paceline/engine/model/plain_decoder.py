@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from paceline.engine.backend import Pack
+from paceline.engine.backend import Backend
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.checkpoint import max_length_of
 from paceline.engine.model.forms import FORMS
@@ -22,11 +22,13 @@ from paceline.engine.model.turns import Turns
 
 
 class PlainDecoder:
-    def __init__(self, module: PreTrainedModel, pack: Pack) -> None:
-        """Take the weights of a module whose architecture is among `FORMS`; `pack` is a backend's."""
+    def __init__(self, module: PreTrainedModel, backend: Backend) -> None:
+        """Take the weights of a module whose architecture is among `FORMS`, for products of the backend."""
         model: Any = module
         form, config = FORMS[type(module).__name__], module.config
-        taken = partial(take, pack=pack, packed_bytes=least_packed_bytes(module))  # before the layers lose weights
+        taken = partial(
+            take, backend=backend, packed_bytes=least_packed_bytes(module)
+        )  # before the layers lose weights
         self.embedding = model.get_input_embeddings().weight
         like = torch.empty(0, device=self.embedding.device)
         head_size = model.model.layers[0].self_attn.head_dim

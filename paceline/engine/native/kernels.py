@@ -64,7 +64,7 @@ class _ProductCall(ctypes.Structure):
     _fields_ = (
         ("way", _pointer),
         *((name, _number) for name in ("row_count", "size", "column_count")),
-        *((name, _pointer) for name in ("rows", "weights", "bias", "out")),
+        *((name, _pointer) for name in ("rows", "weights", "scales", "bias", "out")),
     )
 
 
@@ -169,15 +169,23 @@ class Kernels:
         way: int | None = self._library.paceline_product_way(name.encode())
         return way
 
-    def product(self, way: int, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply `rows` [M, K] by arranged `weights` [N / 16, ., 16, .]; add `bias` [N].
+    def product(
+        self,
+        way: int,
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        bias: torch.Tensor | None,
+        scales: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Multiply `rows` [M, K] by arranged `weights` [N / 16, ., 16, .] and the sums by `scales` [N]; add `bias` [N].
 
-        `way` is one of `product_way`, and decides the dtype of both. The bias and the result [M, N] are float32.
+        `way` is one of `product_way`, and decides the dtype of rows and weights. All else, the result [M, N] too, is
+        float32.
         """
         (row_count, size), column_count = rows.shape, weights.shape[0] * weights.shape[2]
         out = torch.empty((row_count, column_count))
-        bias_at = None if bias is None else bias.data_ptr()
-        places = rows.data_ptr(), weights.data_ptr(), bias_at, out.data_ptr()
+        scales_at, bias_at = (None if one is None else one.data_ptr() for one in (scales, bias))
+        places = rows.data_ptr(), weights.data_ptr(), scales_at, bias_at, out.data_ptr()
         call = _ProductCall(way, row_count, size, column_count, *places)
         self._library.paceline_product(ctypes.byref(call), self._threads())
         return out
