@@ -163,7 +163,7 @@ def _reference(
     from paceline.measure.peers.reference import HuggingFaceReference
 
     reference = HuggingFaceReference(
-        options.target_model, cluster.target.dtype, quantization=cluster.target.quantization
+        options.target_model, cluster.target.dtype, quantization=cluster.target.quantization or "none"
     )
     outputs = []
     for number, prompt in enumerate(PROMPTS, 1):

@@ -1,12 +1,15 @@
 """A draft's weights take the format that is fastest here; what is asked for by name is obeyed."""
 
 import math
+from inspect import signature
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import torch
 
+from draft_service import __main__ as draft_service
+from draft_service.config import DraftSettings
 from paceline.engine import loading
 from paceline.engine.backend import Backend, find_backend
 from paceline.engine.loading import Auto, load_fastest, load_model
@@ -18,7 +21,11 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
+from paceline.model_service import serving
 from paceline.process.launcher import ClusterOptions, plan_cluster
+from paceline.process.settings import parse_settings
+from target_service import __main__ as target_service
+from target_service.config import TargetSettings
 from tests.checkpoints import write_model
 from tests.conftest import PairOfCheckpoints
 from tests.tools import built_kernels
@@ -133,3 +140,17 @@ def test_beside_int8_a_half_precision_draft_keeps_its_dtype_unless_there_are_no_
         assert found[0] == WeightFormat(dtype)
         assert found[-1] == quantized
         assert {FULL, HALF} <= set(found)
+
+
+async def test_the_draft_service_takes_the_fastest_and_the_target_service_what_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve_model = AsyncMock()
+    default = signature(serving.serve_model).parameters["load"].default
+    monkeypatch.setattr(serving, "serve_model", serve_model)
+    await draft_service.serve(parse_settings(DraftSettings, "draft_service", []))
+    await target_service.serve(parse_settings(TargetSettings, "target_service", []))
+    draft, target = serve_model.await_args_list
+    assert draft.args[-1] is load_fastest
+    assert load_fastest not in target.args
+    assert default is load_model

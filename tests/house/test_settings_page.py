@@ -108,7 +108,8 @@ def test_variables_of_other_programs_are_known_to_them() -> None:
 
 def told_by(flag: str) -> list[Any]:
     """Return the settings of the services that a flag of `paceline up` is passed on to."""
-    options = ClusterOptions(**{flag: "given"})
+    given: dict[str, Any] = {flag: "given"}
+    options = ClusterOptions(**given)
     return [kind for role, kind in zip(SERVICES, SETTINGS, strict=True) if flag in _asked(role, options)]
 
 

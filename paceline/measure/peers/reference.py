@@ -18,7 +18,7 @@ from paceline.engine.model.quantized_layers import quantize_layers
 
 
 class HuggingFaceReference:
-    def __init__(self, model: str, dtype: str, device: str = "cpu", quantization: str = "") -> None:
+    def __init__(self, model: str, dtype: str, device: str = "cpu", quantization: str = "none") -> None:
         """`dtype` is a torch type's name, such as `float32`, or `auto` for the checkpoint's own.
 
         With `quantization` `int8` it has the weights that the engine would have.
@@ -32,7 +32,7 @@ class HuggingFaceReference:
             folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), local_files_only=True
         )
         self.model = loaded.to(device)
-        if quantization:
+        if quantization == "int8":
             quantize_layers(self.model)
 
     @cached_property
