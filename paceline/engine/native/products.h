@@ -15,12 +15,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define WIDE extern "C" __attribute__((target("arch=x86-64-v4")))
 #define TILED __attribute__((target("avx512f,amx-tile,amx-bf16")))
 #define DOTTED __attribute__((target("avx512f,avx512vl,avx512bf16")))
-constexpr int NARROW = 8;  // numbers in a register of a processor without AVX-512
-#else
-constexpr int NARROW = 4;
 #endif
 
 constexpr int64_t COLUMNS = 16;  // of a block of weights
@@ -65,14 +61,6 @@ struct Shape {
     int64_t row_count, block_count;
 };
 
-static bool is_wide() {
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("x86-64-v4");
-#else
-    return false;
-#endif
-}
-
 static Shape largest_shape(int64_t row_count) {
     if (is_wide()) return {8, 2};
     // Few rows take more blocks: one block's sums would wait for each other.
@@ -103,17 +91,6 @@ static void add_parts(const Product &p, AddPart add, int64_t number_bytes, int64
     WITH_ROWS(DO, T, 5); WITH_ROWS(DO, T, 6); WITH_ROWS(DO, T, 7); WITH_ROWS(DO, T, 8)
 #define WITH_NARROW_SHAPE(DO, T) \
     WITH(DO, T, 1, 4); WITH(DO, T, 1, 1); WITH(DO, T, 2, 2); WITH(DO, T, 2, 1); WITH(DO, T, 3, 1); WITH(DO, T, 4, 1)
-
-// The compiler keeps arrays in registers only if loops over them are unrolled.
-#define UNROLLED _Pragma("GCC unroll 16")
-
-// Vectors of as many numbers as a register of the processor has; of longer ones compilers make something slow.
-template <int WIDTH>
-struct Vectors {
-    typedef float Floats __attribute__((vector_size(4 * WIDTH)));
-    typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
-    typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH)));  // words: as many weights of a column as 32 bits hold
-};
 
 // `add_step` adds the products of ROWS rows, `stride` numbers apart, with the weights in COUNT vectors of words. There is
 // one for each type of weights. A column's weights in a word follow each other in K.
@@ -158,7 +135,7 @@ INLINE void vectors(const Product &p, const Part &part) {
     typename V::Floats sums[ROWS][COUNT] = {};
     if (part.begin)
         for (int r = 0; r < ROWS; r++)
-            UNROLLED for (int i = 0; i < COUNT; i++) std::memcpy(&sums[r][i], out + r * p.column_count + i * WIDTH, sizeof sums[r][i]);
+            UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] = V::load(out + r * p.column_count + i * WIDTH);
     for (int64_t k = part.begin; k < part.end; k += STEP_SIZE) {
         typename V::Bits words[COUNT];
         UNROLLED for (int i = 0; i < COUNT; i++) {
@@ -168,7 +145,7 @@ INLINE void vectors(const Product &p, const Part &part) {
         add_step<V, ROWS, COUNT>(rows + k, p.size, weights, words, sums);
     }
     for (int r = 0; r < ROWS; r++)
-        UNROLLED for (int i = 0; i < COUNT; i++) std::memcpy(out + r * p.column_count + i * WIDTH, &sums[r][i], sizeof sums[r][i]);
+        UNROLLED for (int i = 0; i < COUNT; i++) V::store(out + r * p.column_count + i * WIDTH, sums[r][i]);
 }
 
 template <class T, int ROWS, int BLOCKS>
