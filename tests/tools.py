@@ -2,11 +2,16 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
+import torch
 
 from paceline.engine.native import Kernels, find_kernels
+from tests.interpreter import mend
 
 
 def missing(message: str) -> NoReturn:
@@ -32,3 +37,19 @@ def interpreted_triton() -> None:
     if importlib.util.find_spec("triton") is None:
         missing("Triton is not installed; it comes with the development packages on Linux")
     assert os.environ["TRITON_INTERPRET"] == "1", "see tests/conftest.py"
+    mend()
+
+
+@contextmanager
+def kernels_of_a_gpu() -> Iterator[None]:
+    """Give models that are loaded inside the backend of a GPU, whose kernels are interpreted on the CPU."""
+    interpreted_triton()
+    from paceline.engine.backend import triton_backend
+
+    with patch("paceline.engine.model.loader.find_backend", lambda device: triton_backend()):
+        yield
+
+
+def triton_device() -> torch.device:
+    """Return where Triton's kernels run: on a GPU, or with `TRITON_INTERPRET=1` on the CPU, see tests/conftest.py."""
+    return torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")

@@ -100,7 +100,7 @@ def place_kernel(
             store_key_and_value(keys + to, values + to, own, other, value, other_value, HALF, BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_count"])
 def store_kernel(key, value, keys, values, slots, token_count, slot_count, HALF: tl.constexpr, BLOCK: tl.constexpr):
     """Store a head of a token's key and value, which come as [KV heads, T, D]."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
