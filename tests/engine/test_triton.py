@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,6 +24,9 @@ from paceline.engine.plan import BatchPlan
 from paceline.engine.sampling import Choosing, choose
 from paceline.types import ChoiceRule, SamplingParameters
 from tests.tools import interpreted_triton, triton_device
+
+if TYPE_CHECKING:
+    from paceline.engine.triton import TritonKernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HEAD_SIZES, GROUP_SIZES = [48, 64, 80, 96, 128, 256], [1, 4, 8, 16]
@@ -43,7 +47,7 @@ def tolerance(dtype: torch.dtype) -> float:
     return 1e-4 if dtype == torch.float32 else 2e-2
 
 
-def kernels():  # type: ignore[no-untyped-def]
+def kernels() -> "TritonKernels":
     from paceline.engine.triton import TritonKernels
 
     return TritonKernels()
@@ -258,13 +262,15 @@ def test_sums_norms_and_gates_are_torchs(
     hidden, added = (torch.randn(token_count, 2 * size, generator=generator) for _ in range(2))
     weight = torch.randn(2 * size, generator=generator)
     total = hidden if is_first else hidden + added
-    held, close = hidden.clone().to(DEVICE), {"rtol": tolerance(dtype), "atol": tolerance(dtype)}
+    held, close = hidden.clone().to(DEVICE), tolerance(dtype)
     normed = kernels().add_and_norm(held, None if is_first else added.to(DEVICE), weight.to(DEVICE), 1e-5, dtype)
     assert torch.equal(held.cpu(), total) and normed.dtype == dtype
-    torch.testing.assert_close(normed.cpu().float(), F.rms_norm(total, weight.shape, weight, 1e-5), **close)
+    torch.testing.assert_close(
+        normed.cpu().float(), F.rms_norm(total, weight.shape, weight, 1e-5), rtol=close, atol=close
+    )
     gate, up = hidden.chunk(2, dim=1)
     gated = kernels().gate(hidden.to(DEVICE), dtype)
-    torch.testing.assert_close(gated.cpu().float(), F.silu(gate) * up, **close)
+    torch.testing.assert_close(gated.cpu().float(), F.silu(gate) * up, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
