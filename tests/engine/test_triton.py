@@ -151,7 +151,7 @@ def check_attention(case: Case, *, with_norms: bool) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 def test_heads_of_every_size_and_group_attend_as_by_torch(head_size: int, group_size: int, dtype: torch.dtype) -> None:
