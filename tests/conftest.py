@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+# Without a GPU, Triton's kernels run in its interpreter, which Triton asks for when it is imported, as libraries may do.
+os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
+
 import pytest
 import torch
 
@@ -14,10 +17,6 @@ import tests.profiles  # noqa: F401 (loads one)
 from tests.checkpoints import FAMILIES, write_model, write_related_draft
 from tests.clusters import cluster_here
 from tests.services import Models, model_flags, running_services
-
-# Without a GPU, Triton's kernels run in its interpreter, which they ask for when they are imported.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
