@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Without a GPU, Triton's kernels run in its interpreter, which Triton asks for when it is imported, as libraries may do.
+# Without a GPU, Triton's kernels run in its interpreter. Triton asks when it is imported, and libraries may do that.
 os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
 
 import pytest
