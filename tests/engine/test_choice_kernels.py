@@ -1,6 +1,7 @@
 """The kernels that choose for many rows at once follow the rule of `engine.sampling`, row by row."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,19 +12,24 @@ from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules
 from paceline.engine.sampling import Choice, Choosing, choose
 from paceline.errors import InvalidRequest, NoChoice
 from paceline.types import ChoiceRule, SamplingParameters
-from tests.tools import interpreted_triton
+from tests.tools import triton_device, triton_runs
 
 # The interpreter's numpy warns of hashes that overflow, as they are to.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 PREFIX = (1, 2, 3)
+DEVICE = triton_device()
 
 
 @pytest.fixture(scope="module")
 def kernels() -> ChoiceKernels:
-    interpreted_triton()
+    triton_runs()
     from paceline.engine.triton import TritonChoices
 
     return TritonChoices()
+
+
+def chosen(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[list[Choice]]:
+    return choose([replace(one, logits=one.logits.to(DEVICE)) for one in sequences], kernels)
 
 
 def chosen_alone(logits: torch.Tensor, rules: Sequence[ChoiceRule], prefixes: Sequence[Sequence[int]]) -> list[Choice]:
@@ -55,7 +61,7 @@ def test_filters_temperature_and_noise_choose_as_torch_does(
     logits = spread * torch.randn(len(samplings), size, generator=torch.Generator().manual_seed(seed % 1000))
     rules = [ChoiceRule(sampling, seed ^ number) for number, sampling in enumerate(samplings)]
     sequences = [Choosing(logits[row : row + 1], rule, PREFIX) for row, rule in enumerate(rules)]
-    assert choose(sequences, kernels) == choose(sequences)
+    assert chosen(sequences, kernels) == choose(sequences)
 
 
 def test_equals_logits_that_are_no_number_and_rows_without_any_choose_as_alone(kernels: ChoiceKernels) -> None:
@@ -66,13 +72,13 @@ def test_equals_logits_that_are_no_number_and_rows_without_any_choose_as_alone(k
     )
     rules = [ChoiceRule(SamplingParameters((0, 0.5, 1.3)[n % 3], top_k=600 * (n % 2)), 7**n % 2**64) for n in range(12)]
     prefixes = [[1] * (n * 37 + 1) for n in range(12)]
-    packed = RowRules.empty(12, torch.device("cpu"))
+    packed = RowRules.empty(12, DEVICE)
     packed.fill(rules)
-    positions = torch.tensor([len(prefix) for prefix in prefixes])
-    chosen = kernels.choose_rows(logits, packed, positions).tolist()
+    positions = torch.tensor([len(prefix) for prefix in prefixes], device=DEVICE)
+    found = kernels.choose_rows(logits.to(DEVICE), packed, positions).tolist()
     alone = chosen_alone(logits, rules, prefixes)
-    assert chosen == [one if isinstance(one, int) else NO_TOKEN for one in alone]
-    assert chosen[9] == 7 and chosen[7] == chosen[10] == chosen[11] == NO_TOKEN
+    assert found == [one if isinstance(one, int) else NO_TOKEN for one in alone]
+    assert found[9] == 7 and found[7] == found[10] == found[11] == NO_TOKEN
 
 
 def test_scores_that_differ_little_or_are_signed_zeros_are_told_apart_as_numbers(kernels: ChoiceKernels) -> None:
@@ -80,7 +86,7 @@ def test_scores_that_differ_little_or_are_signed_zeros_are_told_apart_as_numbers
     for top_k in range(1, 9):
         for seed in range(4):
             one = [Choosing(logits, ChoiceRule(SamplingParameters(1.0, top_k=top_k), seed), PREFIX)]
-            assert choose(one, kernels) == choose(one)
+            assert chosen(one, kernels) == choose(one)
 
 
 HISTORIES = {
@@ -99,8 +105,8 @@ def test_rules_that_know_earlier_tokens_and_others_are_chosen_in_their_order(ker
     logits[8:, 7] = 1
     rules = [ChoiceRule(one, 5, 3, (7,)) for one in (SamplingParameters(), *HISTORIES.values())]
     sequences = [Choosing(logits[2 * n : 2 * n + 2], rule, PREFIX, (7,)) for n, rule in enumerate(rules)]
-    found, expected = choose(sequences, kernels), choose(sequences)
+    found, expected = chosen(sequences, kernels), choose(sequences)
     for one, other in zip(sum(found, []), sum(expected, []), strict=True):
         assert (one == other) if isinstance(one, int) else (str(one) == str(other) and type(one) is type(other))
     assert isinstance(found[1][1], NoChoice) and isinstance(found[4][0], InvalidRequest)
-    assert choose([], kernels) == []
+    assert chosen([], kernels) == []

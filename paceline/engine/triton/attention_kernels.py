@@ -2,14 +2,15 @@
 
 The keys of a sequence are cut every SPLIT keys, wherever it lies and whatever else is computed, and each part is read
 by a program of its own (Flash-Decoding). A query's parts are joined in order. So a result depends on the query, its
-position and its own sequence alone.
+position and its own sequence alone. What differs from pass to pass is not specialised: there is one program for all
+passes of a model, and none is compiled while requests wait.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own_count", "first_kv_head", "page_count", "split_count"])
 def attend_kernel(
     query, keys, values, tiles, tables, sums, weights,
     scaling, head_count, own_count, first_kv_head, slot_count, page_count, split_count,
@@ -62,7 +63,7 @@ def attend_kernel(
         tl.store(weights + 2 * result + 1, weight, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own_count", "first_head", "split_count"])
 def combine_kernel(
     sums, weights, positions, slots, attended, head_count, own_count, first_head, split_count,
     HEAD_SIZE: tl.constexpr, HEAD_BLOCK: tl.constexpr, SPLIT: tl.constexpr,

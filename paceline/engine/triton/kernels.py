@@ -7,16 +7,13 @@ rows, so no result depends on other rows.
 import torch
 import triton
 
-from paceline.engine.attention.tables import SPLIT_KEYS, TableAttention, TableRows, tile_queries
+from paceline.engine.attention.tables import SPLIT_KEYS, TableAttention, TableRows
 from paceline.engine.interfaces import Attention
 from paceline.engine.triton.attention_kernels import attend_kernel, combine_kernel
 from paceline.engine.triton.layer_kernels import add_and_norm_kernel, gate_kernel, place_kernel, store_kernel
 from paceline.engine.triton.product_kernels import ROWS, product_kernel
+from paceline.engine.triton.tiles import attention_tile
 
-STEP_KEYS = 64
-"""Keys that a program reads at a time."""
-LEAST_ROWS = 16
-"""Least rows of a tile: those of the hardware's smallest product."""
 GATE_BLOCK = 1024
 WORKSPACE_BYTES = 2**28
 """Parts of a long prompt's attention wait in memory until they are joined; beyond this, some heads wait for others."""
@@ -116,18 +113,19 @@ class TritonKernels:
         own_count = group_size * len(kv_heads)
         sums = torch.empty((token_count, own_count, split_count, size), device=query.device)
         weights = torch.empty((token_count, own_count, split_count, 2), device=query.device)
-        queries, head_block = tile_queries(group_size), max(16, triton.next_power_of_2(size))
+        tile = attention_tile(group_size, size, keys.dtype)
         attend_kernel[(len(rows.tiles), len(kv_heads), split_count)](
             *(query, keys, values, rows.tiles, rows.tables, sums, weights, scaling),
             *(head_count, own_count, kv_heads.start, keys.shape[1], rows.tables.shape[1], split_count),
             HEAD_SIZE=size,
-            HEAD_BLOCK=head_block,
+            HEAD_BLOCK=tile.head_block,
             PAGE_TOKENS=rows.page_tokens,
             GROUP=group_size,
-            QUERIES=queries,
-            ROWS=max(LEAST_ROWS, triton.next_power_of_2(group_size * queries)),
+            QUERIES=tile.queries,
+            ROWS=tile.rows,
             SPLIT=SPLIT_KEYS,
-            STEP=STEP_KEYS,
+            STEP=tile.step,
+            num_warps=tile.warps,
         )
         combine_kernel[(token_count, own_count)](
             *(
@@ -142,7 +140,7 @@ class TritonKernels:
                 split_count,
             ),
             HEAD_SIZE=size,
-            HEAD_BLOCK=head_block,
+            HEAD_BLOCK=tile.head_block,
             SPLIT=SPLIT_KEYS,
         )
 

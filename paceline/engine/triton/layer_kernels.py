@@ -58,8 +58,9 @@ def store_key_and_value(keys, values, key, other_key, value, other_value, HALF: 
     """
     at = tl.arange(0, BLOCK)
     real = at < HALF
-    dtype, infinity = values.dtype.element_ty, float("inf")
-    value, other_value = value.to(dtype).to(tl.float32), other_value.to(dtype).to(tl.float32)
+    infinity = float("inf")
+    value = value.to(values.dtype.element_ty).to(tl.float32)
+    other_value = other_value.to(values.dtype.element_ty).to(tl.float32)
     key, other_key = key.to(tl.float32), other_key.to(tl.float32)
     fits, other_fits = tl.abs(value) < infinity, tl.abs(other_value) < infinity
     wrong = tl.sum((real & ~(fits & other_fits)).to(tl.int32), 0) > 0
@@ -101,7 +102,7 @@ def place_kernel(
             store_key_and_value(keys + to, values + to, own, other, value, other_value, HALF, BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_count"])
 def store_kernel(key, value, keys, values, slots, token_count, slot_count, HALF: tl.constexpr, BLOCK: tl.constexpr):
     """Store a head of a token's key and value, which come as [KV heads, T, D]."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
