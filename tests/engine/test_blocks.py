@@ -158,7 +158,10 @@ def test_nothing_between_two_steps_waits_for_the_device(tmp_path: Path, monkeypa
         return run
 
     with kernels_of_a_gpu():
-        runner = Runner(load_model(str(write_model(tmp_path, "Llama", num_hidden_layers=1))), FIXED)
+        runner = Runner(
+            load_model(str(write_model(tmp_path, "Llama", num_hidden_layers=1, vocab_size=70, intermediate_size=32))),
+            FIXED,
+        )
     monkeypatch.setattr(Recorder, "recorded", watched)
     rules = [ChoiceRule(), SAMPLED, ChoiceRule(SamplingParameters(0.8, top_k=9, top_p=0.9, min_p=0.01), 5)]
     rows = [StepRow(PackedRow(str(n), 0, (5, 6, 7)), rule, 3) for n, rule in enumerate(rules)]

@@ -159,7 +159,7 @@ def test_heads_of_every_size_and_group_attend_as_by_torch(head_size: int, group_
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_attends_the_same_in_one_row_or_in_several_and_among_any_rows(dtype: torch.dtype) -> None:
-    case = Case((2, 3), 16, [(5, 9), (30, 240)], 1, dtype)
+    case = Case((1, 2), 16, [(5, 9), (30, 240)], 1, dtype)
     expected = case.found(case.rows(), with_norms=True)[0][5:]
     projected, pages, length = case.projected[5:], case.plan.pages[1], 240
     for count in (1, 17, 5, 7):
@@ -178,10 +178,10 @@ def test_what_is_no_number_reaches_no_other_sequence_and_no_earlier_position(
     part: str, reach: int, number: float
 ) -> None:
     """Review B3."""
-    case = Case((2, 3), 48, [(20, 40), (20, 40), (1, 40)], 1, torch.float32)
+    case = Case((1, 2), 16, [(20, 40), (20, 40), (1, 40)], 1, torch.float32)
     expected = case.found(case.rows(), with_norms=True)[0]
     touched = range(21, min(21 + reach, 40))
-    case.projected[21, {"query": 0, "key": 6, "value": 8}[part] * 48 + 5] = number
+    case.projected[21, {"query": 0, "key": 2, "value": 3}[part] * 16 + 5] = number
     found = case.found(case.rows(), with_norms=True)[0]
     assert (~found.isfinite()).any(dim=1).nonzero().flatten().tolist() == [*touched]
     others = [token for token in range(41) if token not in touched]

@@ -126,7 +126,7 @@ def test_the_readme_names_every_stage() -> None:
     assert set(STAGES) == set(re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stage_runs_on_a_cpu(tmp_path: Path) -> None:
     words = ["-m", "benchmarks.gpu", "kernels", str(tmp_path), "--device", "cpu", "--small"]
     subprocess.run([sys.executable, *words], check=True, cwd=ROOT)
