@@ -27,13 +27,13 @@ from paceline.engine.interfaces import Span
 from paceline.engine.plan import BatchPlan
 from paceline.engine.row_choice import RowRules
 from paceline.engine.triton import (
+    TiledWeight,
     TritonChoices,
     TritonKernels,
     attention_kernels,
     choice_kernels,
     layer_kernels,
     product_kernels,
-    tiled,
 )
 from paceline.measure.tables import markdown_table
 
@@ -154,7 +154,7 @@ def launch_between(kernels: TritonKernels, dtype: torch.dtype, token_count: int)
     width = 4096
     for columns, has_bias in ((1024, True), (4096, False), (12_288, False)):
         weight, bias = empty(columns, width, dtype=dtype), empty(columns) if has_bias else None
-        tiled(kernels, weight, bias)(empty(token_count, width))
+        TiledWeight(kernels, weight, bias)(empty(token_count, width))
     for added in (None, empty(token_count, width)):
         kernels.add_and_norm(empty(token_count, width), added, empty(width), 1e-6, dtype)
     kernels.gate(empty(token_count, 2 * 12_288), dtype)

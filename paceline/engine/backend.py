@@ -38,6 +38,11 @@ class Product(Protocol):
 class LayerKernels(Protocol):
     """The operations of a layer between its products. Numbers are float32 where no dtype is named."""
 
+    @property
+    def name(self) -> str:
+        """Name what decides how they round, such as the length of vectors."""
+        ...
+
     def fits(self, head_size: int) -> bool:
         """Return whether `attend` can do heads of this size."""
         ...
@@ -115,11 +120,11 @@ def find_backend(device: torch.device) -> Backend:
 
 def triton_backend() -> Backend:
     """Return the backend of Triton's kernels. Raise ImportError where there is no Triton."""
-    from paceline.engine.triton import TritonChoices, TritonKernels, tiled
+    from paceline.engine.triton import TiledWeight, TritonChoices, TritonKernels
 
     kernels = TritonKernels()
 
     def attention(memory: torch.Tensor, group_size: int, plan: BatchPlan) -> TableAttention:
         return TableAttention(memory, planned_rows(plan, group_size, memory.device), kernels)
 
-    return Backend(attention, partial(tiled, kernels), kernels=kernels, tables=kernels, choices=TritonChoices())
+    return Backend(attention, partial(TiledWeight, kernels), kernels=kernels, tables=kernels, choices=TritonChoices())

@@ -39,10 +39,11 @@ class RowRules:
         return RowRules(seeds, torch.zeros((row_count, 4), dtype=torch.float64, device=device))
 
     def fill(self, rules: Sequence[ChoiceRule]) -> None:
-        """Write the rules of the first rows."""
+        """Write the rules of the first rows; the others become greedy."""
         self.seeds[: len(rules)] = torch.tensor([signed64(rule.seed) for rule in rules])
         numbers = [_numbers(rule.sampling) for rule in rules]
         self.numbers[: len(rules)] = torch.tensor(numbers, dtype=torch.float64)
+        self.numbers[len(rules) :] = 0
 
 
 def _numbers(sampling: SamplingParameters) -> tuple[float, ...]:
@@ -54,6 +55,7 @@ class ChoiceKernels(Protocol):
     def choose_rows(self, logits: torch.Tensor, rules: RowRules, positions: torch.Tensor) -> torch.Tensor:
         """Return the choices [N] from logits [N, V] by the rule of `sampling`; `NO_TOKEN` where there is none.
 
+        All choices of one model are made by one of the two: where a filter ends, their sums may round otherwise.
         `positions` [N] are those of the chosen tokens.
         """
         ...

@@ -146,9 +146,15 @@ class Runner:
         return choose(sequences, self.model.backend.choices)
 
     def record(self) -> None:
-        """Record the passes that are likely, where passes are recorded, so that no call waits for it."""
+        """Record the passes that are likely, where passes are recorded, so that no call waits for it.
+
+        Raise StartupError when the cache left no memory for them.
+        """
         if isinstance(self.passes, BlockPasses):
-            self.passes.record(steps=self._options.takes_steps)
+            with refusing_to_start(
+                f"--kv-memory {self._options.kv_memory} leaves no memory for passes that are recorded; give less"
+            ):
+                self.passes.record(steps=self._options.takes_steps)
 
     def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[RolledBack | PacelineError]:
         """Truncate each named sequence of the caller's scope; return what that freed, or why it failed."""

@@ -45,7 +45,7 @@ class Choosing:
 def choose(sequences: Sequence[Choosing], kernels: ChoiceKernels | None = None) -> list[list[Choice]]:
     """Return T choices for each sequence. A device's `kernels` choose for all rows at once.
 
-    The host waits for the device once for all sequences.
+    The host waits for the device as often for many sequences as for one.
     """
     if not sequences:
         return []

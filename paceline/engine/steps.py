@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from paceline.checks import MAX_PROPOSED_COUNT
 from paceline.engine.fixed_shapes import BlockPasses
 from paceline.engine.fixed_shapes.passes import MAX_NEW_TOKENS
 from paceline.engine.fixed_shapes.rows import most_rows
@@ -28,6 +29,9 @@ class StepRow:
     row: PackedRow
     rule: ChoiceRule
     count: int
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.count <= MAX_PROPOSED_COUNT
 
 
 StepOutcome = list[int] | Prefilled | PacelineError
@@ -56,7 +60,7 @@ class Steps:
     def _one_by_one(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
         chosen: dict[int, list[int]] = {index: [] for index in rows}
         outcomes: dict[int, StepOutcome] = {}
-        pending = [index for index, one in rows.items() if one.count]
+        pending = list(rows)
         while pending:
             step = self._step([_next(rows[index], chosen[index]) for index in pending])
             for index, outcome in zip(pending, step, strict=True):

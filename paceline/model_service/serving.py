@@ -47,9 +47,7 @@ async def serve_model(
         metrics = ModelMetrics(watched.registry, role)
         watched.registry.register(CertificateCollector(role, options.certificates))
         exchanges = Exchanges(traced_requests(watched.tracer))
-        # A thread that feeds a GPU must not wait for a core.
-        niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
-        worker = ModelWorker(settings.threads, metrics.call_ended, niceness)
+        worker = _worker(settings, metrics)
         try:
             runner = await _loaded_runner(settings, load, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
@@ -78,6 +76,12 @@ async def serve_model(
                 await until_empty(runner, settings.shutdown_grace_s / 2)
         finally:
             worker.close()
+
+
+def _worker(settings: ModelServiceSettings, metrics: ModelMetrics) -> ModelWorker:
+    # A thread that feeds a GPU must not wait for a core.
+    niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
+    return ModelWorker(settings.threads, metrics.call_ended, niceness)
 
 
 async def _loaded_runner(

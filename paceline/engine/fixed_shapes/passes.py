@@ -4,6 +4,7 @@ It owns the recorded programs, one for each shape. Rows that fit no shape, such 
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 
@@ -24,7 +25,7 @@ from paceline.engine.fixed_shapes.rows import (
 from paceline.engine.fixed_shapes.steps import FirstStep, NextSteps
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.passes import FastPasses, Piece
-from paceline.engine.row_choice import NO_TOKEN
+from paceline.engine.row_choice import NO_TOKEN, RowRules
 from paceline.types import ChoiceRule
 
 MAX_NEW_TOKENS = QUERY_COUNTS[-1]
@@ -41,9 +42,12 @@ class BlockPasses(FastPasses):
         self._passes: dict[BlockShape, _Pass] = {}
         self._next_steps: dict[BlockShape, NextSteps] = {}
         self._first_steps: dict[BlockShape, FirstStep] = {}
-        # All recordings write here, so that each of them need not keep memory for the logits of its shape.
-        size = BLOCK_TOKENS, model.description.vocabulary_size
-        self._logits_memory = torch.empty(size, device=cache.shape.device)
+
+    @cached_property
+    def _logits_memory(self) -> torch.Tensor:
+        """All recorded passes write here, so that each of them need not keep memory for the logits of its shape."""
+        size = BLOCK_TOKENS, self._model.description.vocabulary_size
+        return torch.empty(size, device=self._recorder.device)
 
     @torch.inference_mode()
     def record(self, *, steps: bool) -> None:
@@ -53,6 +57,14 @@ class BlockPasses(FastPasses):
                 if row_count <= most_rows(query_count):
                     shape = self._shape(row_count, query_count, longest=1)
                     (self._first_step if steps else self._pass)(shape)
+        if not steps:
+            self._compile_choices()
+
+    def _compile_choices(self) -> None:
+        """Choose once, because kernels are compiled when they first run."""
+        logits = self._logits_memory[:1].zero_()
+        rules, positions = RowRules.empty(1, logits.device), torch.zeros(1, dtype=torch.int64, device=logits.device)
+        self._choices.choose_rows(logits, rules, positions)
 
     @torch.inference_mode()
     def run(self, pieces: Sequence[Piece]) -> Sequence[torch.Tensor]:
@@ -81,8 +93,8 @@ class BlockPasses(FastPasses):
     def steps(self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], counts: Sequence[int]) -> list[list[int]]:
         """Return `counts` choices after each piece, each choice made after the ones before; fewer if one fails.
 
-        `is_by_logits` holds of the rules, and there are at most `most_rows(MAX_NEW_TOKENS)` pieces. The cache must have
-        room for all of a piece's choices but the last, and holds them afterwards.
+        `is_by_logits` holds of the rules, and a block holds the pieces (`most_rows`). The cache must have room for all
+        of a piece's choices but the last, and holds them afterwards.
         """
         step = self._first_step(self._shape_of(pieces, max(counts) - 1))
         counted = list(zip(pieces, counts, strict=True))

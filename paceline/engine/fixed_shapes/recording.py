@@ -20,20 +20,22 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._can_record = device.type == "cuda"
+        self._pool: Any = torch.cuda.graph_pool_handle() if self._can_record else None
 
     def recorded(self, work: Work[Made]) -> Work[Made]:
         """Return a function that repeats `work`: the replay of a graph, or `work` itself where none can be recorded.
 
         The work must read its inputs from memory that stays, must not wait for the device, and must be harmless to
-        repeat.
+        repeat. After one failure nothing more is recorded: the memory that recordings share may be left unusable.
         """
-        if self.device.type != "cuda":
+        if not self._can_record:
             return work
         try:
             return self._graph(work)
-        except RuntimeError as error:
-            log.warning("a pass could not be recorded; it is launched kernel by kernel", error=str(error))
+        except Exception as error:  # Triton's errors have no base that torch's have too
+            self._can_record = False
+            log.warning("passes cannot be recorded; they are launched kernel by kernel", error=str(error))
             return work
 
     def _graph(self, work: Work[Made]) -> Work[Made]:
@@ -44,7 +46,8 @@ class Recorder:
                 work()
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Another thread may ask for memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = work()
 
         def replay() -> Made:

@@ -111,7 +111,9 @@ class BlockBuffer:
 
     def __init__(self, shape: BlockShape, device: torch.device) -> None:
         self._shape = shape
-        self._numbers = torch.zeros((shape.row_count, shape.query_count + 2 + shape.page_count), dtype=torch.int64)
+        # Tables begin at a multiple of 16 bytes, whatever the shape: Triton compiles a kernel anew for other places.
+        self._first_page = shape.query_count + 2 + shape.query_count % 2
+        self._numbers = torch.zeros((shape.row_count, self._first_page + shape.page_count), dtype=torch.int64)
         self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._numbers, self._copied = self._numbers.pin_memory(), torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -120,7 +122,7 @@ class BlockBuffer:
     @property
     def rows(self) -> BlockRows:
         numbers, count = self._on_device, self._shape.query_count
-        return BlockRows(numbers[:, :count], numbers[:, count], numbers[:, count + 1], numbers[:, count + 2 :])
+        return BlockRows(numbers[:, :count], numbers[:, count], numbers[:, count + 1], numbers[:, self._first_page :])
 
     def fill(self, rows: Sequence[HostRow]) -> None:
         """Write the rows, then empty rows up to the shape, in one transfer."""
@@ -128,8 +130,9 @@ class BlockBuffer:
         numbers = []
         for row in rows:
             padding = [0] * (self._shape.query_count - len(row.token_ids))
-            own = [*row.token_ids, *padding, len(row.token_ids), row.base_length, *row.pages]
-            numbers.append(own + [0] * (width - len(own)))
+            own = [*row.token_ids, *padding, len(row.token_ids), row.base_length]
+            own += [0] * (self._first_page - len(own))
+            numbers.append([*own, *row.pages, *[0] * (width - len(own) - len(row.pages))])
         numbers += [[0] * width] * (self._shape.row_count - len(rows))
         if self._copied:
             self._copied.synchronize()  # the last transfer may still be reading

@@ -33,7 +33,7 @@ class CompiledDecoder:
 
     @property
     def kernels(self) -> str:
-        return f"{type(self).__name__} {self.plain.way}"
+        return f"{type(self).__name__} {self.plain.way}, {self._kernels.name}"
 
     def is_row_independent(self, layout: str) -> bool:
         return self._kernels.is_row_independent(self._dtype, layout)

@@ -99,6 +99,10 @@ class Kernels:
         library.paceline_product_way.argtypes = (ctypes.c_char_p,)
         library.paceline_product_way.restype = _pointer
 
+    @property
+    def name(self) -> str:
+        return f"{self._library.paceline_lanes()} lanes"
+
     def fits(self, head_size: int) -> bool:
         return head_size in HEAD_SIZES
 

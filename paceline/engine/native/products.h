@@ -278,7 +278,7 @@ extern "C" ProductOf paceline_product_way(const char *name) {
     if (!std::strcmp(name, "int8")) return int8_product;
 #if defined(__x86_64__) && defined(__linux__)
     __builtin_cpu_init();
-    if (!std::strcmp(name, "dotted") && __builtin_cpu_supports("avx512bf16")) return dotted_product;
+    if (!std::strcmp(name, "dotted") && is_wide() && __builtin_cpu_supports("avx512bf16")) return dotted_product;
     // Linux gives a process the tiles' registers when it asks: ARCH_REQ_XCOMP_PERM, feature 18.
     if (!std::strcmp(name, "tiled") && __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, 0x1023, 18))
         return tiled_product;

@@ -2,6 +2,6 @@
 
 from paceline.engine.triton.choices import TritonChoices
 from paceline.engine.triton.kernels import TritonKernels
-from paceline.engine.triton.products import TiledWeight, tiled
+from paceline.engine.triton.products import TiledWeight
 
-__all__ = ["TiledWeight", "TritonChoices", "TritonKernels", "tiled"]
+__all__ = ["TiledWeight", "TritonChoices", "TritonKernels"]

@@ -20,6 +20,10 @@ WORKSPACE_BYTES = 2**28
 
 
 class TritonKernels:
+    @property
+    def name(self) -> str:
+        return f"Triton {triton.__version__}"
+
     def fits(self, head_size: int) -> bool:
         return head_size % 2 == 0
 
@@ -128,17 +132,8 @@ class TritonKernels:
             num_warps=tile.warps,
         )
         combine_kernel[(token_count, own_count)](
-            *(
-                sums,
-                weights,
-                rows.positions,
-                rows.slots,
-                attended,
-                head_count,
-                own_count,
-                kv_heads.start * group_size,
-                split_count,
-            ),
+            *(sums, weights, rows.positions, rows.slots, attended),
+            *(head_count, own_count, kv_heads.start * group_size, split_count),
             HEAD_SIZE=size,
             HEAD_BLOCK=tile.head_block,
             SPLIT=SPLIT_KEYS,

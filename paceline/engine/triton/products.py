@@ -11,10 +11,6 @@ STEP_BYTES = 256
 """Bytes of a row that a program reads at a time."""
 
 
-def tiled(kernels: TritonKernels, weight: torch.Tensor, bias: torch.Tensor | None) -> "TiledWeight":
-    return TiledWeight(kernels, weight, bias)
-
-
 class TiledWeight:
     """A weight [N, K] and a bias [N] or none."""
 

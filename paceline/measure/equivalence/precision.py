@@ -14,8 +14,8 @@ DTYPES = ("auto", *NAMED_DTYPES)
 NUMERICS = ("fast", "strict")
 """Numerics that may be asked for by name; without a name they are `auto`, the services' default."""
 AS_SERVED = (
-    "as served: strict in half precision, and fast there under the paper's policies, whose layout is strict in "
-    "bfloat16 on a CPU alone, and by name. "
+    "strict in half precision, as by default, and fast there under the paper's policies, whose layout not every "
+    "machine runs strictly. "
     "Each also with -fast or -strict after it."
 )
 
@@ -46,12 +46,12 @@ class Precision:
 
     def under(self, policy: str) -> Self:
         """Return the precision under a policy: `auto` in half precision is fast under the paper's, which are dense."""
-        becomes_fast = _is_dense(policy, self) and self.is_strict and self.numerics == "auto"
+        becomes_fast = _is_dense(policy, self) and self.is_strict
         return replace(self, numerics="fast") if becomes_fast else self
 
 
 def with_precision(options: ClusterOptions, precision: Precision, policy: str) -> ClusterOptions:
-    """Set a policy and a precision. The paper's policies get their dense layout, unless that cannot be strict."""
+    """Set a policy and a precision. The paper's policies get their dense layout unless strict is asked for."""
     return replace(
         options,
         dtype=precision.dtype,
@@ -62,5 +62,5 @@ def with_precision(options: ClusterOptions, precision: Precision, policy: str) -
 
 
 def _is_dense(policy: str, precision: Precision) -> bool:
-    can_be_strict = precision.dtype == "bfloat16"  # on a CPU with the compiled kernels
-    return policy in PAPER_POLICIES and (precision.numerics != "strict" or can_be_strict)
+    # Not every machine runs the dense layout strictly.
+    return policy in PAPER_POLICIES and precision.numerics != "strict"
