@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from paceline.errors import PacelineError
 from paceline.files import replace_file
 from paceline.measure.tables import markdown_table
 
@@ -20,7 +19,7 @@ Figures: TypeAlias = Mapping[str, str | int | float | None]
 TABLE_FILE = "table.md"
 
 
-class PartFailed(PacelineError):
+class PartFailed(Exception):
     """A part could not be done, or what it shows is wrong."""
 
 

@@ -70,13 +70,9 @@ class ModelDescription:
 
     @property
     def decides_output(self) -> dict[str, object]:
-        """Fields that outputs depend on. Kernels count only where equal bits are promised.
-
-        A model that is not quantised has the digest of before there was that field.
-        """
+        """Fields that outputs depend on. Kernels count only where equal bits are promised."""
         own = ["weights_digest", "configuration_digest", "tokenizer_fingerprint", "vocabulary_size", "end_token_ids"]
-        own += ["dtype", *(["quantization"] if self.quantization else []), "numerics"]
-        own += ["kernels"] if self.numerics == "strict" else []
+        own += ["dtype", "quantization", "numerics", *(["kernels"] if self.numerics == "strict" else [])]
         return {name: getattr(self, name) for name in own}
 
     @property

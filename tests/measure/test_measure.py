@@ -188,8 +188,11 @@ def test_pass_traffic_counts_the_head_and_not_an_embedding_of_its_own(pairs: dic
     assert traffic.token_bytes == 4 * layers * 2 * kv_size
     half = pass_traffic(model, replace(served, dtype="bfloat16"))
     assert (2 * half.weight_bytes, 2 * half.token_bytes) == (traffic.weight_bytes, traffic.token_bytes)
-    quantized = pass_traffic(model, replace(served, dtype="float32", quantization="int8"))
+    quantized = pass_traffic(
+        model, replace(served, dtype="float32", quantization="int8", kernels="cpu, CompiledDecoder int8, 8 lanes")
+    )
     assert (4 * quantized.weight_bytes, quantized.token_bytes) == (traffic.weight_bytes, traffic.token_bytes)
+    assert pass_traffic(model, replace(served, dtype="float32", quantization="int8")) == traffic  # dequantised at load
 
 
 def spec(kind: str, batch_size: int, draft_count: str = "") -> SystemSpec:

@@ -74,7 +74,10 @@ def kernels_of(model: LoadedModel, layout: str, *, fixed_shapes: bool) -> str:
 
 def model_digest(description: ModelDescription) -> str:
     """Return the SHA-256, in hexadecimal, over all that decides outputs."""
-    return _digest(description.decides_output)
+    deciding = description.decides_output
+    if not description.quantization:
+        del deciding["quantization"]  # older builds, which quantise nothing, digest the same
+    return _digest(deciding)
 
 
 def _processor(device: torch.device) -> str:
