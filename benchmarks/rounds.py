@@ -1,20 +1,24 @@
 """Round times of both models beside the floor, at the shapes of a real pair: `python -m benchmarks.rounds`.
 
 Weights are random and made on the device. The floor of a pass is the bytes it must read, weights and cache, over the
-bandwidth of a large copy. `--layers` cuts both models, so that the script can be tried on a small machine.
+bandwidth of a large copy. `--layers` and `--vocabulary-size` cut both models, so that the script can be tried on a
+small machine.
 """
 
+import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM
 
+from benchmarks.gpu.pairs import cut
+from benchmarks.launches import Launches, counted_launches
 from draft_service.drafter import Drafter
 from paceline.engine.attention.common import ATTENTION_NAME
 from paceline.engine.loading import as_loaded
@@ -23,103 +27,174 @@ from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
+from paceline.files import replace_file
+from paceline.measure.synthetic.shapes import SHAPES, ModelShape
+from paceline.measure.synthetic.weights import make_config
+from paceline.measure.tables import markdown_table
 from paceline.measure.traffic import config_traffic, copy_bandwidth
 from paceline.types import Proposal, ProposeRow, Verdict, VerifyRow
 from target_service.verifier import Verifier
 
-COMMON = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40_960}
-SHAPES: dict[str, dict[str, Any]] = {
-    "Qwen3-8B": {
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-    "Qwen3-0.6B": {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-}
 DTYPE = torch.bfloat16
+PREFILL_TOKENS = 2048
+"""Prompt tokens of a pass, so that long contexts are cached soon."""
+PAGE_ROOM = 16
+"""Tokens of a row's last page, which may be nearly empty."""
+
+
+@dataclass(frozen=True)
+class HopTime:
+    """A call of the verifier, or of the drafter for all its drafts."""
+
+    hop: str
+    batch_size: int
+    cached_tokens: int
+    """Of each row."""
+    ms: float
+    floor_ms: float
+    launches: int | None
+    """Kernels and graphs that the host launched; None on a CPU."""
+    kernels: int | None
+    """Kernels that the device ran."""
+    waits: int | None
+    """Times that the host waited for the device."""
+
+    @property
+    def floor_share(self) -> float:
+        return self.floor_ms / self.ms
 
 
 def main(
+    pair: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")] = "qwen3-8b/0.6b",
     device: str = "auto",
     batch_sizes: Annotated[list[int], typer.Option("--batch-size")] = [1, 8, 32],  # noqa: B006 - typer reads it only
+    contexts: Annotated[list[int], typer.Option("--cached-tokens", help="Cached tokens of each row.")] = [512],  # noqa: B006
     draft_count: int = 5,
-    cached_tokens: Annotated[int, typer.Option(help="Cached tokens of each row.")] = 512,
     layers: Annotated[int | None, typer.Option(help="Layers of both models; unset: as many as theirs.")] = None,
+    vocabulary_size: Annotated[
+        int | None, typer.Option(help="Tokens of both models; unset: as many as theirs.")
+    ] = None,
     repeats: int = 20,
-    kv_memory: str = "16GiB",
+    output: Annotated[Path | None, typer.Option(help="File for the figures, as JSON.")] = None,
 ) -> None:
     """Print a table of verify and propose times, their floors, and how near they are."""
-    place = torch.device(resolve_device(device))
+    if pair not in SHAPES:
+        raise typer.BadParameter(f"{pair!r} is not one of {', '.join(SHAPES)}", param_hint="--pair")
+    place, shape = torch.device(resolve_device(device)), cut(SHAPES[pair], layers, vocabulary_size)
     bandwidth = copy_bandwidth(str(place))
-    models = {name: random_model(name, place, layers) for name in SHAPES}
-    table = Table("B", "hop", "ms", "floor ms", "of the floor", title=f"{place}, {bandwidth / 1e9:.0f} GB/s copied")
-    target, draft = (Runner(model, EngineOptions(kv_memory)) for model in models.values())
-    target_traffic, draft_traffic = (config_traffic(config(name, layers), DTYPE) for name in SHAPES)
-    for batch_size in batch_sizes:
-        verify_s = verify_time(Verifier(target), batch_size, draft_count, cached_tokens, repeats)
-        propose_s = propose_time(Drafter(draft), batch_size, draft_count, cached_tokens, repeats)
-        for hop, traffic, passes, spent_s in (
-            ("verify", target_traffic, 1, verify_s),
-            ("propose", draft_traffic, draft_count, propose_s),
-        ):
-            pass_bytes = traffic.weight_bytes + batch_size * cached_tokens * traffic.token_bytes
-            floor_s = passes * pass_bytes / bandwidth
-            table.add_row(
-                str(batch_size), hop, f"{1e3 * spent_s:.2f}", f"{1e3 * floor_s:.2f}", f"{floor_s / spent_s:.0%}"
-            )
-    Console().print(table)
+    longest = min(shape.target.max_length, shape.draft.max_length) - draft_count - 1
+    cases = [(batch_size, min(context, longest)) for context in contexts for batch_size in batch_sizes]
+    found = []
+    for hop in (VerifyHop(), ProposeHop()):
+        timing = Timing(shape.target if hop.name == "verify" else shape.draft, place, cases, draft_count, repeats)
+        found += [timing.measured(hop, bandwidth, *case) for case in cases]
+        del timing  # its model, before the next one is made
+    rows = [asdict(one) | {"floor_share": one.floor_share} for one in found]
+    print(f"{pair}, {place}, {bandwidth / 1e9:.0f} GB/s copied\n{table(found)}")
+    if output:
+        replace_file(output, json.dumps([row | {"gb_per_s": bandwidth / 1e9} for row in rows], indent=1))
 
 
-def random_model(name: str, device: torch.device, layers: int | None) -> LoadedModel:
+def table(found: list[HopTime]) -> str:
+    header = ("hop", "B", "cached", "ms", "floor ms", "of the floor", "launches", "kernels", "waits")
+    rows = [
+        (
+            *(one.hop, str(one.batch_size), str(one.cached_tokens), f"{one.ms:.2f}", f"{one.floor_ms:.2f}"),
+            *(f"{one.floor_share:.0%}", *("" if n is None else str(n) for n in (one.launches, one.kernels, one.waits))),
+        )
+        for one in found
+    ]
+    return markdown_table(header, rows)
+
+
+class VerifyHop:
+    name = "verify"
+
+    def pass_count(self, draft_count: int) -> int:
+        return 1
+
+    def work(self, runner: Runner, batch_size: int, draft_count: int, cached_tokens: int) -> Callable[[], None]:
+        """Return a call that verifies drafts of every row."""
+        verifier, drafts = Verifier(runner), tuple(range(100, 100 + draft_count))
+        rows = [VerifyRow(name_of(number), cached_tokens, (5,), drafts) for number in range(batch_size)]
+
+        def verify() -> None:
+            assert all(isinstance(one, Verdict) for one in verifier.verify(rows))
+
+        return verify
+
+
+class ProposeHop:
+    name = "propose"
+
+    def pass_count(self, draft_count: int) -> int:
+        return draft_count
+
+    def work(self, runner: Runner, batch_size: int, draft_count: int, cached_tokens: int) -> Callable[[], None]:
+        """Return a call that drafts for every row."""
+        drafter = Drafter(runner)
+        rows = [ProposeRow(name_of(number), cached_tokens, (5,), draft_count) for number in range(batch_size)]
+
+        def propose() -> None:
+            assert all(isinstance(one, Proposal) for one in drafter.propose(rows))
+
+        return propose
+
+
+class Timing:
+    """A model in memory, with room for the largest case."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        device: torch.device,
+        cases: list[tuple[int, int]],
+        draft_count: int,
+        repeats: int,
+    ) -> None:
+        self._device, self._draft_count, self._repeats = device, draft_count, repeats
+        self._traffic = config_traffic(make_config(shape), DTYPE, DTYPE)
+        tokens = max(batch_size * (cached + draft_count + 1 + PAGE_ROOM) for batch_size, cached in cases)
+        options = EngineOptions(
+            str(tokens * self._traffic.token_bytes), prefix_sharing=False, prefill_chunk_tokens=PREFILL_TOKENS
+        )
+        self._runner = Runner(random_model(shape, device), options)
+
+    def measured(self, hop: VerifyHop | ProposeHop, bandwidth: float, batch_size: int, cached_tokens: int) -> HopTime:
+        fill(self._runner, batch_size, cached_tokens)
+        work = hop.work(self._runner, batch_size, self._draft_count, cached_tokens)
+        spent_s, launches = timed(work, self._device, self._repeats), Launches(None, None, None)
+        if self._device.type == "cuda":
+            launches = counted_launches(work)
+        self._runner.release(map(name_of, range(batch_size)))
+        pass_bytes = self._traffic.weight_bytes + batch_size * cached_tokens * self._traffic.token_bytes
+        floor_s = hop.pass_count(self._draft_count) * pass_bytes / bandwidth
+        return HopTime(hop.name, batch_size, cached_tokens, 1e3 * spent_s, 1e3 * floor_s, *asdict(launches).values())
+
+
+def random_model(shape: ModelShape, device: torch.device) -> LoadedModel:
     torch.manual_seed(0)
     with device:
         module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config(name, layers), dtype=DTYPE, attn_implementation=ATTENTION_NAME
+            make_config(shape), dtype=DTYPE, attn_implementation=ATTENTION_NAME
         )
-    return as_loaded(module.eval(), name, None)
+    return as_loaded(module.eval(), shape.family, None)
 
 
-def config(name: str, layers: int | None) -> Qwen3Config:
-    return Qwen3Config(**COMMON | SHAPES[name] | ({"num_hidden_layers": layers} if layers else {}))
+def name_of(number: int) -> str:
+    return f"row-{number}"
 
 
-def prompt(number: int, count: int) -> tuple[int, ...]:
-    return tuple((number * 7919 + 31 * place) % 150_000 for place in range(count))
+def prompt(number: int, count: int, vocabulary_size: int) -> tuple[int, ...]:
+    return tuple((number * 7919 + 31 * place) % vocabulary_size for place in range(count))
 
 
 def fill(runner: Runner, batch_size: int, count: int) -> None:
+    """Cache `count` tokens of every row."""
     for number in range(batch_size):
-        while (length := runner.cache.length(str(number))) < count:
-            runner.forward([PackedRow(str(number), length, prompt(number, count)[length:])])
-
-
-def verify_time(verifier: Verifier, batch_size: int, draft_count: int, cached_tokens: int, repeats: int) -> float:
-    fill(verifier.runner, batch_size, cached_tokens)
-    drafts = tuple(range(100, 100 + draft_count))
-    rows = [VerifyRow(str(number), cached_tokens, (5,), drafts) for number in range(batch_size)]
-
-    def verify() -> None:
-        assert all(isinstance(one, Verdict) for one in verifier.verify(rows))
-
-    return timed(verify, verifier.runner.model.kv_shape.device, repeats)
-
-
-def propose_time(drafter: Drafter, batch_size: int, draft_count: int, cached_tokens: int, repeats: int) -> float:
-    fill(drafter.runner, batch_size, cached_tokens)
-    rows = [ProposeRow(str(number), cached_tokens, (5,), draft_count) for number in range(batch_size)]
-
-    def propose() -> None:
-        assert all(isinstance(one, Proposal) for one in drafter.propose(rows))
-
-    return timed(propose, drafter.runner.model.kv_shape.device, repeats)
+        token_ids = prompt(number, count, runner.limits.vocabulary_size)
+        while (length := runner.cache.length(name_of(number))) < count:
+            runner.forward([PackedRow(name_of(number), length, token_ids[length:])])
 
 
 def timed(work: Callable[[], Any], device: torch.device, repeats: int) -> float:

@@ -14,9 +14,10 @@ async def serve(settings: DraftSettings) -> None:
     options = server_options(settings)
     # These import torch, which takes seconds: help and refusals of wrong settings come without it.
     from draft_service.servicer import SERVICE_NAME, add_draft_service
+    from paceline.engine.loading import load_fastest
     from paceline.model_service.serving import serve_model
 
-    await serve_model("draft_service", settings, options, SERVICE_NAME, add_draft_service)
+    await serve_model("draft_service", settings, options, SERVICE_NAME, add_draft_service, load_fastest)
 
 
 if __name__ == "__main__":

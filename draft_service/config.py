@@ -1,11 +1,11 @@
 """Settings of the draft service: `PACELINE_DRAFT_*` or flags."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.process.settings import MODEL, ModelServiceSettings
+from paceline.process.settings import MODEL, Dtype, ModelServiceSettings
 
 
 class DraftSettings(ModelServiceSettings):
@@ -15,4 +15,15 @@ class DraftSettings(ModelServiceSettings):
 
     numerics: ClassVar[str] = "fast"
     """Fixed: a draft cannot affect output."""
+    takes_steps: ClassVar[bool] = True
     model: str = Field(default="builtin:draft", description=MODEL)
+    dtype: Dtype = Field(
+        default="auto",
+        description="type of the weights and the cache; auto: on a CPU the faster one of float32 and bfloat16 for this "
+        "model, as measured at load; on a GPU what the checkpoint's config.json says",
+    )
+    quantization: Literal["auto", "none", "int8"] = Field(
+        default="auto",
+        description="int8: products have weights of int8 with a scale for each column, made at load, for plain "
+        "decoders; none: weights are of --dtype; auto: on a CPU what is faster, as measured at load, on a GPU none",
+    )

@@ -5,7 +5,7 @@ from paceline.types import ModelDescription
 
 def promise(target: ModelDescription) -> str:
     """Return the promise for the outputs of the described target."""
-    said = f"{target.numerics} in {target.dtype}: {_outputs(target)}"
+    said = f"{target.numerics} in {target.precision}: {_outputs(target)}"
     if target.device.startswith("cuda"):
         return f"{said}; no GPU has been seen yet, so this is untried there"
     return said
@@ -15,5 +15,6 @@ def _outputs(target: ModelDescription) -> str:
     if target.numerics == "strict":
         return "speculative output equals plain decoding, bit for bit"
     if target.dtype == "float32":
-        return "output equals Hugging Face greedy decoding, token for token"
+        weights = f" with the {target.quantization} weights" if target.quantization else ""
+        return f"output equals Hugging Face greedy decoding{weights}, token for token"
     return "rounding decides between close logits, so speculative output may differ from plain decoding"

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.process.settings import MODEL, ModelServiceSettings
+from paceline.process.settings import MODEL, QUANTIZATION, ModelServiceSettings
 from paceline.security.settings import Count
 
 
@@ -15,6 +15,7 @@ class TargetSettings(ModelServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
     model: str = Field(default="builtin:target", description=MODEL)
+    quantization: Literal["none", "int8"] = Field(default="none", description=QUANTIZATION)
     threads_beside_draft: Count | None = Field(
         default=None,
         description="CPU threads for calls with draft tokens to verify, where a draft service uses other cores of the "

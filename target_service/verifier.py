@@ -13,7 +13,7 @@ from paceline.checks import check_row, check_token_ids, check_top_logprob_count
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Outcome, Runner
-from paceline.engine.sampling import Choice, Choosing, choose, token_logprobs
+from paceline.engine.sampling import Choice, Choosing, token_logprobs
 from paceline.engine.threads import at_most
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
@@ -44,7 +44,7 @@ class Verifier:
         outcomes = dict(zip(live, self.runner.forward([self._packed(rows[i]) for i in live]), strict=True))
         chosen = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, Tensor)}
         choosing = [self._choosing(rows[index], logits) for index, logits in chosen.items()]
-        choices = dict(zip(chosen, choose(choosing), strict=True))
+        choices = dict(zip(chosen, self.runner.choose(choosing), strict=True))
         return [
             failed.get(index) or self._settle(row, outcomes[index], choices.get(index, ()))
             for index, row in enumerate(rows)

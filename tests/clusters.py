@@ -17,6 +17,7 @@ from paceline.client import Client
 from paceline.engine.loading import load_model
 from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
+from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
 from paceline.model_service.worker import ModelWorker
 from paceline.observe.metrics import new_registry
@@ -79,13 +80,14 @@ async def model_server(
     security: ChannelSecurity = LOCAL,
     port: int = 0,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    quantization: Quantization = "none",
 ) -> AsyncIterator[ModelServer]:
     """Serve one model as `draft` or `target`; its channel is opened with `security`."""
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
     # One thread: the tests run on machines with few cores, where more threads only wait for each other.
     worker, exchanges = ModelWorker(1), Exchanges(traced_requests(tracer))
-    runner = Runner(await worker.run(load_model, str(model), dtype), options)
+    runner = Runner(await worker.run(load_model, str(model), dtype, "cpu", quantization), options)
     async with running_server(
         "127.0.0.1",
         port,
@@ -115,11 +117,14 @@ async def cluster(
     dtype: DtypeName = "auto",
     tracer: Tracer | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    quantization: Quantization = "none",
 ) -> AsyncIterator[Cluster]:
-    """Serve; `interceptors` are those of both model services."""
+    """Serve; `interceptors` are those of both model services, `quantization` is the target's."""
     draft_options = replace(options, numerics="fast")
     async with (
-        model_server("target", target, options, dtype, tracer, interceptors=interceptors) as verifying,
+        model_server(
+            "target", target, options, dtype, tracer, interceptors=interceptors, quantization=quantization
+        ) as verifying,
         model_server("draft", draft, draft_options, dtype, tracer, interceptors=interceptors) as drafting,
     ):
         settings = CoordinatorSettings(

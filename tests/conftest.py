@@ -1,10 +1,14 @@
 """The same random numbers in every test, and costly fixtures made once a session."""
 
+import os
 import random
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+# Without a GPU, Triton's kernels run in its interpreter. Triton asks when it is imported, and libraries may do that.
+os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
 
 import pytest
 import torch

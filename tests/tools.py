@@ -1,11 +1,17 @@
 """Tools that not every machine has."""
 
+import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
+import torch
 
 from paceline.engine.native import Kernels, find_kernels
+from tests.interpreter import mend
 
 
 def missing(message: str) -> NoReturn:
@@ -21,3 +27,26 @@ def built_kernels() -> Kernels:
     if kernels is None:
         missing("the kernels were not built; scripts/compiler installs a compiler, then remove .venv")
     return kernels
+
+
+def triton_device() -> torch.device:
+    """Return where Triton's kernels run: on a GPU, or with `TRITON_INTERPRET=1` on the CPU, see tests/conftest.py."""
+    return torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda")
+
+
+def triton_runs() -> None:
+    """Let Triton's kernels run. Without Triton skip the test, or fail it where `REQUIRE_TOOLS` is set."""
+    if importlib.util.find_spec("triton") is None:
+        missing("Triton is not installed; it comes with the development packages on Linux")
+    if triton_device().type == "cpu":
+        mend()
+
+
+@contextmanager
+def kernels_of_a_gpu() -> Iterator[None]:
+    """Give models that are loaded inside the backend of a GPU; where there is none, its kernels are interpreted."""
+    triton_runs()
+    from paceline.engine.backend import triton_backend
+
+    with patch("paceline.engine.model.loader.find_backend", lambda device: triton_backend()):
+        yield

@@ -38,6 +38,7 @@ def main(
     resume: Annotated[bool, typer.Option(help="Clients take broken streams up again.")] = True,
     targets: int = 1,
     drafts: int = 1,
+    dtype: Annotated[str, typer.Option(help="Type of the targets' weights and cache.")] = "auto",
     tls: Annotated[bool, typer.Option("--tls", help="Mutual TLS on every hop.")] = False,
     seed: int = 1,
     output: Annotated[Path | None, typer.Option(help="Write all of it as JSON.")] = None,
@@ -50,6 +51,7 @@ def main(
         options = SoakOptions(
             targets,
             drafts,
+            dtype=dtype,
             tls_flags=certificates.service_flags if certificates else (),
             coordinator_flags=certificates.coordinator_flags if certificates else (),
         )

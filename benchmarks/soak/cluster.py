@@ -26,6 +26,8 @@ class SoakOptions:
     draft_count: int = 1
     target_model: str = "builtin:target"
     draft_model: str = "builtin:draft"
+    dtype: str = "auto"
+    """Dtype of the targets."""
     kv_memory: str = "64MiB"
     """Cache of each model service; small, so that all of it is in use before memory is first sampled."""
     sequence_ttl_s: float = 20.0
@@ -67,7 +69,7 @@ async def running_processes(options: SoakOptions) -> AsyncIterator[ProcessCluste
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         target_model = ChangingModel(resolve_model(options.target_model), folder)
-        target_flags = _model_flags(options, str(target_model.path))
+        target_flags = [*_model_flags(options, str(target_model.path)), "--dtype", options.dtype]
         draft_flags = _model_flags(options, options.draft_model)
         models = await asyncio.gather(
             *(_start(stack, f"target-{n}", "target", target_flags) for n in range(options.target_count)),

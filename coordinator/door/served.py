@@ -30,7 +30,14 @@ def named(model: ModelDescription) -> str:
 
 def differing_field(model: ModelDescription, served: ModelDescription) -> str | None:
     """Return a field that makes outputs differ; None if there is none. Names count only without weights digests."""
-    fields: Iterable[str] = ("model_id", "tokenizer_fingerprint", "vocabulary_size", "dtype", "numerics")
+    fields: Iterable[str] = (
+        "model_id",
+        "tokenizer_fingerprint",
+        "vocabulary_size",
+        "dtype",
+        "quantization",
+        "numerics",
+    )
     if model.weights_digest and served.weights_digest:
         fields = served.decides_output
     return next((field for field in fields if getattr(model, field) != getattr(served, field)), None)

@@ -100,7 +100,7 @@ def _introduce(console: Console, cluster: ClusterDescription) -> None:
             console.print(f"{role:7} none answers yet: plain decoding until one does")
             continue
         size = f"{model.parameter_count / 1e6:.1f} M parameters"
-        console.print(f"{role:7} {model.model_id}, {model.architecture}, {size}, {model.dtype} on {model.device}")
+        console.print(f"{role:7} {model.model_id}, {model.architecture}, {size}, {model.precision} on {model.device}")
     legend = Text.assemble(("accepted draft tokens", ACCEPTED_STYLE), ", ", ("the target's own", OWN_STYLE), "\n")
     console.print(legend)
 
@@ -162,7 +162,9 @@ def _reference(
     # torch is slow to import, and only this command needs it here.
     from paceline.measure.peers.reference import HuggingFaceReference
 
-    reference = HuggingFaceReference(options.target_model, cluster.target.dtype)
+    reference = HuggingFaceReference(
+        options.target_model, cluster.target.dtype, quantization=cluster.target.quantization or "none"
+    )
     outputs = []
     for number, prompt in enumerate(PROMPTS, 1):
         status.update(f"decoding with Hugging Face generate, prompt {number} of {len(PROMPTS)}")

@@ -182,6 +182,7 @@ class Report:
             "target": cluster.target.model_id,
             "draft": cluster.draft.model_id if cluster.draft else None,
             "dtype": cluster.target.dtype,
+            "quantization": cluster.target.quantization,
             "batch_size": cluster.batch_size,
             "draft_count": cluster.draft_count,
             "policy": cluster.policy,

@@ -90,7 +90,17 @@ class ClusterFlags(PairFlags):
 
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Type of weights and cache. Unset: auto, which takes what the checkpoint says."),
+        typer.Option(
+            help="Type of the target's weights and cache. Unset: auto, which takes what the checkpoint says. The draft "
+            "takes what is fastest, whatever this says."
+        ),
+    ]
+    quantization: Annotated[
+        Literal["none", "int8"] | None,
+        typer.Option(
+            help="int8: the target's products have weights of int8, made at load; its output is that of the "
+            "rounded weights. Unset: none."
+        ),
     ]
     layout: Annotated[
         Literal["paged", "dense"] | None,

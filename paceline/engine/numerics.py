@@ -15,8 +15,8 @@ log = structlog.get_logger()
 def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fast", "strict"]:
     """Resolve `auto`: strict in half precision, and fast in float32, where fast output equals Hugging Face's already.
 
-    Raise StartupError when strict numerics are asked for with the dense layout. Raise it too for a mixture of experts
-    that would be strict: in half precision it needs `fast` by name.
+    Raise StartupError when strict numerics are asked for with a dense layout that cannot be strict. Raise it too for
+    a mixture of experts that would be strict: in half precision it needs `fast` by name.
     """
     dtype = model.description.dtype
     if options.numerics == "fast" or (options.numerics == "auto" and model.kv_shape.dtype == torch.float32):
@@ -28,9 +28,13 @@ def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fa
             "the tokens it is given in one product, so logits depend on the other rows of a pass; start with "
             "--numerics fast, and outputs may differ from plain decoding, or with --dtype float32 --numerics fast"
         )
-    if options.layout != "dense":
+    if options.layout == "paged" or model.decoder.is_row_independent(options.layout):
         return "strict"
+    why = "here results in the dense layout depend on the rectangle's width, and so on its longest row"
     if options.numerics == "strict":
-        raise StartupError("--numerics strict needs --layout paged: a rectangle's width depends on its longest row")
-    log.info("numerics are fast: the dense layout cannot be strict, for a rectangle's width depends on its longest row")
+        raise StartupError(
+            f"--numerics strict cannot be had with --layout dense: {why}; take --layout paged, or on a CPU "
+            "--dtype bfloat16 with the compiled kernels"
+        )
+    log.info("numerics are fast", why=why)
     return "fast"

@@ -18,7 +18,9 @@ class EngineOptions:
     """Most prompt tokens that one call computes, for all its rows together."""
     numerics: Numerics = "auto"
     """`auto` is strict in bfloat16 and float16 and fast in float32; see `engine.numerics`."""
-    fixed_shapes: bool | None = None
-    """Whether to pad passes to shapes that are recorded and replayed; None: on CUDA, where that pays."""
+    fixed_shapes: bool = True
+    """Whether to pad passes to shapes that are recorded and replayed, where the device's kernels allow it."""
+    takes_steps: bool = False
+    """Whether sequences go several steps in a row; then those are recorded at start, else single passes."""
     sequence_ttl_s: float = 600.0
     """Seconds without a call that names a sequence, after which it is freed: its owner is gone."""

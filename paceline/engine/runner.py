@@ -13,12 +13,11 @@ from typing import TypeVar
 import torch
 
 from paceline.checks import DECODED_TOKENS, RowLimits, check_sequence_id
+from paceline.engine.attention.strict import StrictAttention
 from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.cache.prefixes import Prefixes
 from paceline.engine.fixed_shapes import BlockPasses
-from paceline.engine.fixed_shapes.choice import is_plain
-from paceline.engine.fixed_shapes.passes import MAX_NEW_TOKENS
 from paceline.engine.interfaces import KvCache, let_go
 from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
 from paceline.engine.model.identity import kernels_of, model_digest
@@ -27,10 +26,11 @@ from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
-from paceline.engine.rules import SequenceRules, rule_of
+from paceline.engine.rules import SequenceRules
+from paceline.engine.sampling import Choice, Choosing, choose
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
 from paceline.scope import RowT
-from paceline.types import ModelDescription, ModelIdentity, Prefilled, ProposeRow, RolledBack, SequenceLength
+from paceline.types import ModelDescription, ModelIdentity, Prefilled, RolledBack, SequenceLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Runner:
         self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check)
         """Rules of the sequences in the cache; freed with them."""
         self._options = options
-        self._passes = make_passes(model, self.cache, options)
+        self.passes = make_passes(model, self.cache, options)
         self._clock = clock
-        self._on_pass = on_pass
+        self.on_pass = on_pass
         self._last_named: dict[str, float] = {}
         self._description = _identified(model, options)
 
@@ -109,7 +109,7 @@ class Runner:
                     let_go(self.cache, row.sequence_id, row.base_length)
             raise
         if running:
-            self._on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
+            self.on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
         outcomes: list[Outcome] = []
         for index, (row, piece) in enumerate(zip(rows, pieces.values(), strict=True)):
             if isinstance(piece, PacelineError):
@@ -127,9 +127,9 @@ class Runner:
         return outcomes
 
     def _run(self, pieces: list[Piece]) -> Sequence[torch.Tensor | PacelineError]:
-        return self._guarded(pieces, lambda: self._passes.run(pieces))
+        return self.guarded(pieces, lambda: self.passes.run(pieces))
 
-    def _guarded(self, pieces: Sequence[Piece], work: Callable[[], Sequence[Made]]) -> Sequence[Made | PacelineError]:
+    def guarded(self, pieces: Sequence[Piece], work: Callable[[], Sequence[Made]]) -> Sequence[Made | PacelineError]:
         """Return the result of `work` for each piece, or a refusal for each when memory ran out."""
         if not pieces:
             return []
@@ -141,47 +141,20 @@ class Runner:
             refusal = Overloaded(f"no memory is left for a pass of {sum(len(one.token_ids) for one in pieces)} tokens")
             return [refusal] * len(pieces)
 
-    def drafts_at_once(self, row: ProposeRow) -> bool:
-        """Return whether one call of `draft` can make all drafts of the row, which has its rule."""
-        is_short = len(row.token_ids) <= MAX_NEW_TOKENS and not row.following_count
-        return isinstance(self._passes, BlockPasses) and is_short and is_plain(rule_of(row).sampling)
+    def choose(self, sequences: Sequence[Choosing]) -> list[list[Choice]]:
+        """Return T choices for each sequence; see `engine.sampling`."""
+        return choose(sequences, self.model.backend.choices)
 
-    def draft(self, rows: Sequence[ProposeRow]) -> list[list[int] | PacelineError]:
-        """Return up to `draft_count` choices after each row, fewer if one cannot be made, or why the row could not run.
+    def record(self) -> None:
+        """Record the passes that are likely, where passes are recorded, so that no call waits for it.
 
-        There may be at most `MAX_ROWS` rows, all of which `drafts_at_once` accepts. They share as many passes as the
-        largest count. All choices but the last are cached afterwards.
+        Raise StartupError when the cache left no memory for them.
         """
-        passes = self._passes
-        assert isinstance(passes, BlockPasses)
-        outcomes: dict[int, list[int] | PacelineError] = {}
-        pieces: dict[int, Piece] = {}
-        for index, row in enumerate(rows):
-            try:
-                self.cache.keep(row.sequence_id, row.base_length, ())
-                # Zeros stand for the drafts, whose tokens are known only afterwards.
-                self.cache.append(row.sequence_id, row.token_ids + (0,) * (row.draft_count - 1))
-                pieces[index] = Piece(row.sequence_id, row.base_length, row.token_ids, 1)
-            except PacelineError as error:
-                outcomes[index] = error
-        placed, rules = list(pieces.values()), [rule_of(rows[index]) for index in pieces]
-        counts = [rows[index].draft_count for index in pieces]
-        try:
-            drafts = self._guarded(placed, lambda: passes.draft(placed, rules, counts))
-        except BaseException:
-            for piece in placed:
-                let_go(self.cache, piece.sequence_id, piece.base_length)
-            raise
-        for step in range(max(counts, default=0)):
-            token_count = len(placed) if step else sum(len(piece.token_ids) for piece in placed)
-            self._on_pass(PassSize(len(placed), token_count, 0))
-        for (index, piece), found in zip(pieces.items(), drafts, strict=True):
-            if isinstance(found, PacelineError):
-                let_go(self.cache, piece.sequence_id, piece.base_length)
-            else:
-                self.cache.seal(piece.sequence_id, piece.length)
-            outcomes[index] = found
-        return [outcomes[index] for index in range(len(rows))]
+        if isinstance(self.passes, BlockPasses):
+            with refusing_to_start(
+                f"--kv-memory {self._options.kv_memory} leaves no memory for passes that are recorded; give less"
+            ):
+                self.passes.record(steps=self._options.takes_steps)
 
     def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[RolledBack | PacelineError]:
         """Truncate each named sequence of the caller's scope; return what that freed, or why it failed."""
@@ -240,13 +213,14 @@ def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions) -> F
 
 def is_strict_by_shape(model: LoadedModel, options: EngineOptions) -> bool:
     """Return whether strict results need calls that are all of one shape, because a row's depend on other rows."""
-    return options.numerics == "strict" and not model.decoder.is_row_independent
+    return options.numerics == "strict" and not model.decoder.is_row_independent(options.layout)
 
 
 def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
-    if options.numerics == "strict" or options.layout == "dense":
+    """Return whether short rows take recorded passes."""
+    if is_strict_by_shape(model, options) or options.layout == "dense":
         return False
-    return model.kv_shape.device.type == "cuda" if options.fixed_shapes is None else options.fixed_shapes
+    return options.fixed_shapes and model.backend.tables is not None
 
 
 def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
@@ -275,7 +249,6 @@ def _lay_out(model: LoadedModel, options: EngineOptions, capacity_bytes: int) ->
             capacity_bytes,
             page_tokens=options.page_tokens,
             prefix_sharing=options.prefix_sharing,
-            strict=is_strict_by_shape(model, options),
-            has_scratch=has_fixed_shapes(model, options),
+            attention=StrictAttention if is_strict_by_shape(model, options) else model.backend.attention,
         )
     return DenseCache(model.kv_shape, capacity_bytes)

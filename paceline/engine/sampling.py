@@ -17,6 +17,7 @@ from math import isfinite
 import torch
 
 from paceline.engine.noise import gumbel
+from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits
 from paceline.engine.threads import choice_threads
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
@@ -41,28 +42,50 @@ class Choosing:
     following: Sequence[int] = ()
 
 
-def choose(sequences: Sequence[Choosing]) -> list[list[Choice]]:
-    """Return T choices for each sequence.
+def choose(sequences: Sequence[Choosing], kernels: ChoiceKernels | None = None) -> list[list[Choice]]:
+    """Return T choices for each sequence. A device's `kernels` choose for all rows at once.
 
-    The host waits for the device once for all sequences, and once more for each sampled one: for its number of tokens
-    left by the filters.
+    The host waits for the device as often for many sequences as for one.
     """
     if not sequences:
         return []
+    return _choose_rows(sequences, kernels) if kernels else _choose_apart(sequences)
+
+
+def _choose_rows(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[list[Choice]]:
+    logits = torch.cat([one.logits if is_by_logits(one.rule.sampling) else processed(one) for one in sequences])
+    places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
+    rules = RowRules.empty(len(places), logits.device)
+    rules.fill([one.rule for one, _ in places])
+    positions = torch.tensor([len(one.prefix) + row for one, row in places], device=logits.device)
+    token_ids: list[int] = kernels.choose_rows(logits, rules, positions).tolist()
+    choices: list[Choice] = [
+        _error(one, row, float(logits[index].max())) if token_id == NO_TOKEN else token_id
+        for index, ((one, row), token_id) in enumerate(zip(places, token_ids, strict=True))
+    ]
+    return _parted(choices, sequences)
+
+
+def _parted(choices: Sequence[Choice], sequences: Sequence[Choosing]) -> list[list[Choice]]:
+    ends = accumulate((one.logits.shape[0] for one in sequences), initial=0)
+    return [[*choices[start:stop]] for start, stop in pairwise(ends)]
+
+
+def _choose_apart(sequences: Sequence[Choosing]) -> list[list[Choice]]:
+    """Choose by torch, one sequence after the other."""
     with choice_threads(max(one.logits.numel() for one in sequences)):
         parts = [one.logits.max(dim=-1) if one.rule == GREEDY else _best(one) for one in sequences]
         scores, token_ids = (torch.cat(one) for one in zip(*parts, strict=True))
         highest: list[float] = scores.tolist()
         choices: list[Choice] = token_ids.tolist()
-    counts = [one.logits.shape[0] for one in sequences]
     # This check is on the host: on the device it would take as many operations again as the choice.
     if not all(map(isfinite, highest)):
-        places = [(one, row) for one, count in zip(sequences, counts, strict=True) for row in range(count)]
+        places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
         choices = [
             choice if isfinite(score) else _error(one, row, score)
             for (one, row), score, choice in zip(places, highest, choices, strict=True)
         ]
-    return [choices[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
+    return _parted(choices, sequences)
 
 
 def _no_choice(position: int) -> NoChoice:
@@ -105,7 +128,7 @@ def _best(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
         return logits.max(dim=-1)
     scores = filtered(logits / sampling.temperature, sampling)
     positions = range(len(one.prefix), len(one.prefix) + scores.shape[0])
-    left = max(1, int((scores > float("-inf")).sum(-1).max()))
+    left = _left_count(scores)
     if left * SPARSE_SHARE > scores.shape[1]:
         token_ids = torch.arange(scores.shape[1], device=scores.device)
         return (scores.double() + gumbel(one.rule.seed, positions, token_ids)).max(dim=-1)
@@ -113,6 +136,11 @@ def _best(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
     noisy = likeliest.values.double() + gumbel(one.rule.seed, positions, likeliest.indices)
     highest, places = noisy.max(dim=-1, keepdim=True)
     return highest[:, 0], likeliest.indices.gather(1, places)[:, 0]
+
+
+def _left_count(scores: torch.Tensor) -> int:
+    """Return how many tokens of any row of [T, V] the filters left; all, where the host would have to wait for it."""
+    return max(1, int((scores > float("-inf")).sum(-1).max())) if scores.device.type == "cpu" else scores.shape[1]
 
 
 def filtered(scores: torch.Tensor, sampling: SamplingParameters) -> torch.Tensor:

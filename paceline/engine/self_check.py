@@ -24,7 +24,6 @@ LENGTHS = (21, 9)
 CACHED_COUNT = 13
 """Tokens of the first sequence in the first pass; the rest runs over the cache, the last token in a pass of its own."""
 PAGE_TOKENS = 4
-Passes = type[FastPasses] | type[BlockPasses]
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference of logits over the largest logit: rounding stays far below, wrong attention far above."""
 
@@ -49,7 +48,7 @@ def check_model(model: LoadedModel, own: Sequence[torch.Tensor]) -> None:
     """Raise ModelNotUsable unless ragged, cached passes agree with the `own_logits`."""
     sequences = _sequences(model.description.vocabulary_size)
     with _refusing(model.description.architecture):
-        ways = [FastPasses, BlockPasses] if model.kv_shape.device.type == "cuda" else [FastPasses]
+        ways = [FastPasses, BlockPasses] if model.backend.tables else [FastPasses]
         found = []
         for one in _as_it_may_run(model):
             found += [_ragged_logits(one, sequences, way) for way in ways]
@@ -75,7 +74,7 @@ def _as_it_may_run(model: LoadedModel) -> list[LoadedModel]:
 def _refusing(architecture: str) -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except Exception as error:  # torch's, Triton's and Python's own
         if is_out_of_memory(error):
             raise
         raise ModelNotUsable(
@@ -88,13 +87,11 @@ def _sequences(vocabulary_size: int) -> list[list[int]]:
     return [torch.randint(vocabulary_size, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def _ragged_logits(
-    model: LoadedModel, sequences: Sequence[list[int]], way: type[FastPasses] | type[BlockPasses]
-) -> list[torch.Tensor]:
+def _ragged_logits(model: LoadedModel, sequences: Sequence[list[int]], way: type[FastPasses]) -> list[torch.Tensor]:
     """Return all logits of both sequences: both packed in a first pass, the rest of the first one in two more."""
     token_count = sum(map(len, sequences))
     capacity_bytes = 2 * token_count * model.kv_shape.token_bytes
-    pool = KvPool(model.kv_shape, capacity_bytes, page_tokens=PAGE_TOKENS, has_scratch=way is BlockPasses)
+    pool = KvPool(model.kv_shape, capacity_bytes, page_tokens=PAGE_TOKENS, attention=model.backend.attention)
     passes = way(model, pool)
     last = len(sequences[0]) - 1
     pieces = [(0, 0, CACHED_COUNT), (1, 0, len(sequences[1])), (0, CACHED_COUNT, last), (0, last, last + 1)]

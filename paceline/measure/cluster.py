@@ -9,7 +9,7 @@ from paceline.client import Client, describe_draft, describe_target
 from paceline.measure.rounds import Counters, rounds_between
 from paceline.measure.system import Measured
 from paceline.process.launcher import Addresses, ClusterOptions, running_cluster
-from paceline.types import GenerationRequest, TokenIds
+from paceline.types import GenerationRequest, ModelDescription, TokenIds
 
 
 class ClusterSystem:
@@ -35,10 +35,12 @@ class ClusterSystem:
         rounds = rounds_between(before, await self._counters(), (one.finish.usage for one in completions), batch_size)
         return Measured([one.token_ids for one in completions], elapsed_s, rounds)
 
+    async def models(self) -> tuple[ModelDescription, ModelDescription]:
+        """Return what target and draft say of themselves."""
+        return await asyncio.gather(describe_target(self._addresses.target), describe_draft(self._addresses.draft))
+
     async def _counters(self) -> Counters:
-        cluster, draft, target = await asyncio.gather(
-            self._client.describe(), describe_draft(self._addresses.draft), describe_target(self._addresses.target)
-        )
+        cluster, (target, draft) = await asyncio.gather(self._client.describe(), self.models())
         return Counters(cluster.statistics, draft.cache.realignment_s, target.cache.realignment_s)
 
 

@@ -7,23 +7,24 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.engine.model.checkpoint import find_checkpoint
-from paceline.types import PassTraffic
+from paceline.types import ModelDescription, PassTraffic
 
 COPY_BYTES = 256 << 20
 """Size of a copy; far more than any cache holds."""
 COPIES = 5
 
 
-def pass_traffic(model: str, dtype: str) -> PassTraffic:
-    """Count from the checkpoint's configuration, without reading weights. `dtype` may be `auto`."""
-    config = find_checkpoint(model).config
-    stated = config.dtype if dtype == "auto" else getattr(torch, dtype)
-    return config_traffic(config, stated or torch.float32)
+def pass_traffic(model: str, served: ModelDescription) -> PassTraffic:
+    """Count from the checkpoint's configuration, without reading weights. `served` tells the precision."""
+    dtype: torch.dtype = getattr(torch, served.dtype)
+    # Where int8 is not multiplied with, such weights were dequantised at load.
+    is_int8 = served.quantization == "int8" and "Decoder int8" in served.kernels
+    weight_dtype = torch.int8 if is_int8 else dtype
+    return config_traffic(find_checkpoint(model).config, dtype, weight_dtype)
 
 
-def config_traffic(config: Any, dtype: torch.dtype) -> PassTraffic:
-    """Count all weights except an untied embedding, of which a pass reads only a few rows."""
-    item_bytes = dtype.itemsize
+def config_traffic(config: Any, dtype: torch.dtype, weight_dtype: torch.dtype) -> PassTraffic:
+    """Count all weights except an untied embedding, of which a pass reads only a few rows. `dtype` is the cache's."""
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     read_count = sum(parameter.numel() for parameter in module.parameters())
@@ -32,8 +33,8 @@ def config_traffic(config: Any, dtype: torch.dtype) -> PassTraffic:
     kv_head_count = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return PassTraffic(
-        weight_bytes=read_count * item_bytes,
-        token_bytes=2 * config.num_hidden_layers * kv_head_count * head_size * item_bytes,
+        weight_bytes=read_count * weight_dtype.itemsize,
+        token_bytes=2 * config.num_hidden_layers * kv_head_count * head_size * dtype.itemsize,
     )
 
 

@@ -11,11 +11,13 @@ import structlog
 import torch
 
 from paceline.engine.loading import load_model
+from paceline.engine.model.loader import resolve_device
+from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
-from paceline.model_service.worker import ModelWorker
+from paceline.model_service.worker import NICENESS, ModelWorker
 from paceline.observe.metrics import CallCounter, CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import instruments
@@ -34,8 +36,9 @@ async def serve_model(
     options: ServerOptions,
     service_name: str,
     add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int], None],
+    load: Callable[..., LoadedModel] = load_model,
 ) -> None:
-    """Load the model in its thread, then serve it until SIGTERM or SIGINT.
+    """Load the model in its thread, then serve it until SIGTERM or SIGINT. `load` is a function of `engine.loading`.
 
     Raise PeerUnavailable when the device is lost meanwhile: a supervisor is to start the service anew.
     """
@@ -44,9 +47,9 @@ async def serve_model(
         metrics = ModelMetrics(watched.registry, role)
         watched.registry.register(CertificateCollector(role, options.certificates))
         exchanges = Exchanges(traced_requests(watched.tracer))
-        worker = ModelWorker(settings.threads, metrics.call_ended)
+        worker = _worker(settings, metrics)
         try:
-            runner = await _loaded_runner(settings, worker, metrics)
+            runner = await _loaded_runner(settings, load, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
             async with running_server(
                 settings.host,
@@ -75,15 +78,25 @@ async def serve_model(
             worker.close()
 
 
-async def _loaded_runner(settings: ModelServiceSettings, worker: ModelWorker, metrics: ModelMetrics) -> Runner:
-    model = await worker.run(load_model, settings.model, settings.dtype, settings.device)
+def _worker(settings: ModelServiceSettings, metrics: ModelMetrics) -> ModelWorker:
+    # A thread that feeds a GPU must not wait for a core.
+    niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
+    return ModelWorker(settings.threads, metrics.call_ended, niceness)
+
+
+async def _loaded_runner(
+    settings: ModelServiceSettings, load: Callable[..., LoadedModel], worker: ModelWorker, metrics: ModelMetrics
+) -> Runner:
+    model = await worker.run(load, settings.model, settings.dtype, settings.device, settings.quantization)
     worker.watch_device(device_trial(model.description.device))
     runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
+    await worker.run(runner.record)
     described = runner.describe()
     log.info(
         "model loaded",
         model=settings.model,
         dtype=described.dtype,
+        quantization=described.quantization or None,
         device=described.device,
         weights=described.weights_digest,
         revision=described.revision or None,

@@ -107,6 +107,7 @@ def model_info(component: str, model: ModelDescription | None) -> Metric:
         "model": model.model_id if model else "",
         "digest": model.identity.model_digest if model else "",
         "dtype": model.dtype if model else "",
+        "quantization": model.quantization if model else "",
         "device": model.device if model else "",
         "layout": model.cache.layout if model else "",
         "numerics": model.numerics if model else "",

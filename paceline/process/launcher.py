@@ -40,6 +40,9 @@ class ClusterOptions:
     target_model: str = "builtin:target"
     draft_model: str = "builtin:draft"
     dtype: str | None = None
+    """Dtype of the target; the draft takes what is fastest."""
+    quantization: str | None = None
+    """Quantisation of the target."""
     device: str | None = None
     kv_memory: str | None = None
     layout: str | None = None
@@ -159,10 +162,10 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
     }
     own: tuple[str, ...] = ("batch_size", "draft_count", "policy", "lanes")
     if role != "coordinator":
-        own = ("dtype", "device", "kv_memory", "layout", "prefix_sharing")
+        own = ("device", "kv_memory", "layout", "prefix_sharing")
         shared |= {"model": getattr(options, f"{role}_model"), "threads": getattr(options, f"{role}_threads")}
     if role == "target":
-        own += ("numerics", "threads_beside_draft")
+        own += ("dtype", "quantization", "numerics", "threads_beside_draft")
     said = shared | {name: getattr(options, name) for name in own}
     return {name: value for name, value in said.items() if value is not None}
 

@@ -31,6 +31,12 @@ MODEL = (
     "builtin:target or builtin:draft"
 )
 
+QUANTIZATION = (
+    "int8: products have weights of int8 with a scale for each column, made at load, for plain decoders; output is "
+    "then that of the rounded weights; none: weights are of --dtype"
+)
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
 
 def _kv_memory(setting: str) -> str:
     parse_kv_memory(setting)
@@ -88,9 +94,10 @@ class ModelServiceSettings(ServiceSettings):
     """What the draft and the target service can be told."""
 
     model: str = Field(description=MODEL)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Dtype = Field(
         default="auto", description="type of the weights and the cache; auto: what the checkpoint's config.json says"
     )
+    quantization: Literal["auto", "none", "int8"] = Field(default="none", description=QUANTIZATION)
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where the model runs; auto: cuda where torch sees such a device, else cpu"
     )

@@ -51,6 +51,7 @@ class ModelDescription:
     end_token_ids: tuple[int, ...]
     device: str
     dtype: str
+    """Dtype of the weights, unless they are quantised, and of the cache."""
     parameter_count: int
     has_chat_template: bool = False
     numerics: str = "fast"
@@ -64,13 +65,20 @@ class ModelDescription:
     kernels: str = ""
     """Kernels chosen at load, which may change the last bits of a result."""
     identity: ModelIdentity = ModelIdentity()
+    quantization: str = ""
+    """What the weights of products were quantised to at load, such as `int8`; empty if they were not."""
 
     @property
     def decides_output(self) -> dict[str, object]:
         """Fields that outputs depend on. Kernels count only where equal bits are promised."""
         own = ["weights_digest", "configuration_digest", "tokenizer_fingerprint", "vocabulary_size", "end_token_ids"]
-        own += ["dtype", "numerics", *(["kernels"] if self.numerics == "strict" else [])]
+        own += ["dtype", "quantization", "numerics", *(["kernels"] if self.numerics == "strict" else [])]
         return {name: getattr(self, name) for name in own}
+
+    @property
+    def precision(self) -> str:
+        """The dtype for people, with what the weights were quantised to."""
+        return f"{self.dtype} with {self.quantization} weights" if self.quantization else self.dtype
 
     @property
     def lasting(self) -> "ModelDescription":

@@ -460,6 +460,7 @@ class ModelDescription(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name the service was started with: a directory or a built-in name."""
     architecture: _builtins.str
@@ -475,7 +476,7 @@ class ModelDescription(_message.Message):
     device: _builtins.str
     """Device the model runs on, such as `cpu`."""
     dtype: _builtins.str
-    """Element type of the weights and the cache: `float32`, `bfloat16` or `float16`."""
+    """Element type of the cache, and of weights that are not quantised: `float32`, `bfloat16` or `float16`."""
     parameter_count: _builtins.int
     """Parameters of the model, tied ones counted once."""
     has_chat_template: _builtins.bool
@@ -492,6 +493,8 @@ class ModelDescription(_message.Message):
     """Commit of the hub's repository that the weights are of; empty when that is not known."""
     kernels: _builtins.str
     """What was chosen at load and may change the last bits of a result: processor, library, kernels."""
+    quantization: _builtins.str
+    """What the weights of the linear layers were quantised to at load, such as `int8`; empty when they were not."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end an output."""
@@ -524,10 +527,11 @@ class ModelDescription(_message.Message):
         revision: _builtins.str = ...,
         kernels: _builtins.str = ...,
         identity: Global___ModelIdentity | None = ...,
+        quantization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "identity", b"identity", "kernels", b"kernels", "max_length", b"max_length", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "revision", b"revision", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "identity", b"identity", "kernels", b"kernels", "max_length", b"max_length", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -542,9 +546,9 @@ class ModelIdentity(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
-    """SHA-256 over all that decides outputs, in hexadecimal: weights, configuration, tokenizer, dtype and numerics, and
-    where these are strict the kernels. Models with equal digests are one model, whatever their names. Empty when the
-    service does not tell.
+    """SHA-256 over all that decides outputs, in hexadecimal: weights, configuration, tokenizer, dtype, quantization and
+    numerics, and where these are strict the kernels. Models with equal digests are one model, whatever their names. Empty
+    when the service does not tell.
     """
     incarnation: _builtins.str
     """Random bits that the process drew when it loaded the model, in hexadecimal: another process has none of its caches."""

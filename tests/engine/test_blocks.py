@@ -4,42 +4,41 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draft_service.drafter import Drafter
-from paceline.engine.fixed_shapes.attention import GatheredBlocks, VarlenBlocks
-from paceline.engine.fixed_shapes.choice import choose_rows
-from paceline.engine.fixed_shapes.kernels import choose_kernel
-from paceline.engine.fixed_shapes.passes import MAX_ROWS
-from paceline.engine.fixed_shapes.rows import BlockBuffer, BlockRows, BlockShape, HostRow, fitting_shape
-from paceline.engine.interfaces import KvShape
+from paceline.engine.fixed_shapes.recording import Recorder
+from paceline.engine.fixed_shapes.rows import BlockBuffer, BlockShape, HostRow, fitting_shape, most_rows
 from paceline.engine.loading import load_model
 from paceline.engine.model.model import LoadedModel
-from paceline.engine.noise import signed64
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
-from paceline.engine.sampling import Choosing, choose
+from paceline.engine.steps import StepRow, Steps
 from paceline.errors import Overloaded, RuleUnknown
 from paceline.types import ChoiceRule, Proposal, ProposeRow, SamplingParameters
 from tests.checkpoints import FAMILIES, write_model
+from tests.fakes.device_kernels import models_of_a_device
 from tests.fakes.model_services import Clock
+from tests.tools import kernels_of_a_gpu
 
-FIXED = EngineOptions(kv_memory="1MiB", page_tokens=4, fixed_shapes=True)
-RAGGED = EngineOptions(kv_memory="1MiB", page_tokens=4)
+FIXED = EngineOptions(kv_memory="1MiB", page_tokens=4)
+RAGGED = replace(FIXED, fixed_shapes=False)
 SAMPLED = ChoiceRule(SamplingParameters(temperature=0.8), seed=2**63 + 11)
+ROW_COUNT = most_rows(1) + 3
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item", "aten::masked_select"}
 """Operators whose result the host must have before it can continue."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(str(write_model(tmp_path_factory.mktemp("blocks"), request.param)))
+    with models_of_a_device():
+        return load_model(str(write_model(tmp_path_factory.mktemp("blocks"), request.param)))
 
 
 def rows(draft_counts: tuple[int, ...], rules: tuple[ChoiceRule, ...]) -> list[ProposeRow]:
@@ -65,7 +64,6 @@ def test_drafts_made_at_once_are_those_made_step_by_step(model: LoadedModel, rul
     at_once, stepwise = Drafter(Runner(model, FIXED)), Drafter(Runner(model, RAGGED))
     asked = rows((5, 1, 3), rules)
     for _ in range(4):
-        assert any(at_once.runner.drafts_at_once(row) for row in asked)
         proposals, expected = at_once.propose(asked), stepwise.propose(asked)
         assert proposals == expected
         for row in asked:
@@ -97,27 +95,34 @@ def test_rows_that_want_different_counts_share_their_passes(model: LoadedModel) 
 
 @pytest.mark.review
 def test_a_row_needs_room_for_its_own_drafts_only(model: LoadedModel) -> None:
-    """Review B11: beside the scratch page there are three pages; the long row takes two, and one is left."""
+    """Review B11: there are three pages; the long row takes two, and one is left."""
     page_bytes = 4 * model.kv_shape.token_bytes
-    drafter = Drafter(Runner(model, EngineOptions(str(4 * page_bytes), page_tokens=4, fixed_shapes=True)))
+    drafter = Drafter(Runner(model, replace(FIXED, kv_memory=str(3 * page_bytes))))
     long, short = ProposeRow("long", 0, (5,), 8), ProposeRow("short", 0, (6, 7, 8), 2)
     together = drafter.propose([long, short])
     drafter.runner.release(["long", "short"])
     assert together == [*drafter.propose([long]), *drafter.propose([short])]
 
 
-def test_a_rule_with_filters_or_penalties_goes_step_by_step(model: LoadedModel) -> None:
-    runner = Runner(model, FIXED)
-    for sampling in (SamplingParameters(0.8, top_k=3), SamplingParameters(presence_penalty=0.5)):
-        assert not runner.drafts_at_once(ProposeRow("a", 0, (1, 2), 3, ChoiceRule(sampling)))
-    assert not runner.drafts_at_once(ProposeRow("a", 0, tuple(range(17)), 3))
-    assert not Runner(model, RAGGED).drafts_at_once(ProposeRow("a", 0, (1, 2), 3))
+def test_a_rule_that_knows_earlier_tokens_and_a_prompt_go_step_by_step(model: LoadedModel) -> None:
+    def is_at_once(
+        options: EngineOptions, sampling: SamplingParameters, token_count: int = 2, following: int = 0
+    ) -> bool:
+        row = PackedRow("a", 0, tuple(range(token_count)), following_count=following)
+        return Steps(Runner(model, options)).can_run_at_once(StepRow(row, ChoiceRule(sampling), 3))
+
+    assert is_at_once(FIXED, SamplingParameters(0.8, top_k=3, top_p=0.9, min_p=0.1), 16)
+    assert not is_at_once(FIXED, SamplingParameters(0.5, presence_penalty=0.5))
+    assert not is_at_once(FIXED, SamplingParameters(logit_bias=((4, 1.0),)))
+    assert not is_at_once(FIXED, SamplingParameters(min_new_tokens=3))
+    assert not is_at_once(FIXED, SamplingParameters(), 17)
+    assert not is_at_once(FIXED, SamplingParameters(), following=1)
+    assert not is_at_once(RAGGED, SamplingParameters())
 
 
 def test_a_row_without_room_for_its_drafts_fails_alone_and_keeps_its_cache(model: LoadedModel) -> None:
     page_bytes = 4 * model.kv_shape.token_bytes
-    # Four pages and the scratch page.
-    drafter = Drafter(Runner(model, EngineOptions(str(5 * page_bytes), page_tokens=4, fixed_shapes=True)))
+    drafter = Drafter(Runner(model, replace(FIXED, kv_memory=str(4 * page_bytes))))
     fits, big = ProposeRow("fits", 0, (1, 2, 3), 3), ProposeRow("big", 0, tuple(range(10, 18)), 3)
     first, second = drafter.propose([fits, big])
     assert isinstance(first, Proposal)
@@ -141,58 +146,61 @@ class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("rule", [ChoiceRule(), SAMPLED], ids=["greedy", "sampled"])
-def test_nothing_between_two_drafts_waits_for_the_device(
-    model: LoadedModel, rule: ChoiceRule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # hashes overflow, as they are to
+def test_nothing_between_two_steps_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = NoWaiting()
 
-    def watched(work: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
+    def watched(recorder: Recorder, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         def run() -> torch.Tensor:
             with watch:
                 return work()
 
         return run
 
-    monkeypatch.setattr("paceline.engine.fixed_shapes.passes.recorded", watched)
-    runner = Runner(model, FIXED)
-    (drafts,) = runner.draft([ProposeRow("a", 0, (5, 6, 7), 5, rule)])
-    assert isinstance(drafts, list) and len(drafts) == 5
-    runner.forward([PackedRow("a", 7, (9, 10, 11), 2)])
+    with kernels_of_a_gpu():
+        runner = Runner(
+            load_model(str(write_model(tmp_path, "Llama", num_hidden_layers=1, vocab_size=70, intermediate_size=32))),
+            FIXED,
+        )
+    monkeypatch.setattr(Recorder, "recorded", watched)
+    rules = [ChoiceRule(), SAMPLED, ChoiceRule(SamplingParameters(0.8, top_k=9, top_p=0.9, min_p=0.01), 5)]
+    rows = [StepRow(PackedRow(str(n), 0, (5, 6, 7)), rule, 3) for n, rule in enumerate(rules)]
+    outcomes = Steps(runner).run(rows)
+    assert all(isinstance(one, list) and len(one) == 3 for one in outcomes)
+    runner.forward([PackedRow("0", 5, (9, 10, 11), 2)])
     assert watch.count > 100
 
 
-def test_choices_of_many_rows_are_those_of_each_alone() -> None:
-    torch.manual_seed(3)
-    logits = torch.randn(40, 500)
-    rules = [ChoiceRule(SamplingParameters(temperature=(0, 0.5, 1.3)[n % 3]), seed=7**n % 2**64) for n in range(40)]
-    prefixes = [[1] * (n * 37 + 1) for n in range(40)]
-    expected = choose([Choosing(logits[n : n + 1], rules[n], prefixes[n]) for n in range(40)])
-    chosen = choose_rows(
-        logits,
-        torch.tensor([rule.sampling.temperature for rule in rules]),
-        torch.tensor([signed64(rule.seed) for rule in rules]),
-        torch.tensor([len(prefix) for prefix in prefixes]),
-    )
-    assert [[token] for token in chosen.tolist()] == expected
+def test_shapes_hold_what_is_asked() -> None:
+    assert fitting_shape(3, 5, longest=131, page_tokens=16) == BlockShape(4, 6, 64)
+    assert fitting_shape(1, 1, longest=1, page_tokens=16) == BlockShape(1, 1, 64)
+    assert fitting_shape(1, 1, longest=1024, page_tokens=16) == BlockShape(1, 1, 64)
+    assert fitting_shape(1, 1, longest=1025, page_tokens=16) == BlockShape(1, 1, 256)
+    assert fitting_shape(32, 16, longest=112, page_tokens=100) == BlockShape(32, 16, 11)
+    assert [most_rows(count) for count in (1, 6, 8, 9, 16)] == [64, 64, 64, 32, 32]
 
 
-def test_shapes_hold_what_is_asked_and_end_where_decoding_does() -> None:
-    assert fitting_shape(3, 5, longest_base=131, page_tokens=16) == BlockShape(4, 6, 16)
-    assert fitting_shape(1, 1, longest_base=0, page_tokens=16) == BlockShape(1, 1, 8)
-    assert fitting_shape(1, 1, longest_base=127, later_count=1, page_tokens=16) == BlockShape(1, 1, 16)
-    assert fitting_shape(64, 16, longest_base=112, page_tokens=16) == BlockShape(64, 16, 8)
-    assert fitting_shape(65, 1, longest_base=0, page_tokens=16) is None
-    assert fitting_shape(1, 17, longest_base=0, page_tokens=16) is None
+def test_more_rows_than_a_block_holds_run_in_parts(model: LoadedModel) -> None:
+    options = replace(FIXED, kv_memory="16MiB")
+    fixed, ragged = Runner(model, options), Runner(model, replace(options, fixed_shapes=False))
+    rows = [PackedRow(str(n), 0, (9, *range(n % 12)), n % 3 % (n % 12 + 1)) for n in range(40)]
+    for one, other in zip(fixed.forward(rows), ragged.forward(rows), strict=True):
+        assert isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+    asked = [ProposeRow(f"d{n}", 0, (9, *range(n % 12)), 2) for n in range(40)]
+    assert Drafter(fixed).propose(asked) == Drafter(ragged).propose(asked)
 
 
-@pytest.mark.review  # B4
-def test_padding_past_the_last_page_stays_within_the_table(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.fixed_shapes.passes.find_varlen", lambda: varlen_peer)
-    fixed, ragged = (Runner(model, EngineOptions("1MiB", fixed_shapes=one)) for one in (True, False))
+@pytest.mark.review  # B4, B11
+def test_a_prompt_runs_beside_recorded_rows_and_padding_stays_within_the_table(model: LoadedModel) -> None:
+    fixed, ragged = (Runner(model, replace(FIXED, page_tokens=16, fixed_shapes=one)) for one in (True, False))
     prompt = tuple(range(20, 147))
-    # 127 tokens are cached; the next one fills 8 pages of 16, and its row is padded to the other's 6 tokens.
-    rows = [PackedRow("full", 127, (9,)), PackedRow("other", 0, (5, 6, 7, 8, 9, 10), 5)]
+    # 127 tokens are cached; the next one fills 8 pages of 16, and its row is padded to another's 6 tokens.
+    rows = [
+        PackedRow("full", 127, (9,)),
+        PackedRow("prompt", 0, prompt[:40]),
+        PackedRow("other", 0, (5, 6, 7, 8, 9, 10), 5),
+    ]
     outcomes = []
     for runner in (fixed, ragged):
         runner.forward([PackedRow("full", 0, prompt)])
@@ -202,93 +210,35 @@ def test_padding_past_the_last_page_stays_within_the_table(model: LoadedModel, m
         torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
 
 
-def test_padding_is_written_to_the_scratch_page_only() -> None:
-    buffer = BlockBuffer(BlockShape(4, 4, 8), scratch_page=9, device=torch.device("cpu"))
+def test_padding_is_stored_nowhere() -> None:
+    buffer = BlockBuffer(BlockShape(4, 4, 8), device=torch.device("cpu"))
     buffer.fill([HostRow((1, 2, 3), 6, (5, 7, 2)), HostRow((4,), 0, (1,))])
-    slots = buffer.rows.slots(page_tokens=4, scratch_page=9).view(4, 4)
-    assert slots[0].tolist()[:3] == [7 * 4 + 2, 7 * 4 + 3, 2 * 4]
-    assert slots[1, 0] == 4
-    padding = [*slots[0, 3:], *slots[1, 1:], *slots[2], *slots[3]]
-    assert all(slot // 4 == 9 for slot in padding)
+    slots = buffer.rows.slots(page_tokens=4).view(4, 4)
+    assert slots[0].tolist() == [7 * 4 + 2, 7 * 4 + 3, 2 * 4, -1]
+    assert slots[1].tolist() == [4, -1, -1, -1]
+    assert (slots[2:] == -1).all()
     assert buffer.rows.last.tolist() == [2, 4, 8, 12]
 
 
-def varlen_peer(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: None,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor,
-) -> torch.Tensor:
-    """Compute torch's documented `varlen_attn` with a block table in plain operations, a sequence at a time."""
-    assert window_size == (-1, 0) and block_table.dtype == seqused_k.dtype == cu_seq_q.dtype == torch.int32
-    outputs = []
-    for row in range(len(seqused_k)):
-        start, stop, length = int(cu_seq_q[row]), int(cu_seq_q[row + 1]), int(seqused_k[row])
-        assert stop - start <= max_q and length <= max_k
-        pages = block_table[row].long()
-        keys, values = (one[pages].flatten(0, 1)[:length].transpose(0, 1) for one in (key, value))
-        mask = torch.ones(stop - start, length, dtype=torch.bool).tril(length - (stop - start))
-        attended = F.scaled_dot_product_attention(
-            query[start:stop].transpose(0, 1)[None],
-            keys[None],
-            values[None],
-            attn_mask=mask,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
-        outputs.append(attended[0].transpose(0, 1))
-    return torch.cat(outputs)
+def test_likely_shapes_are_recorded_at_start_and_the_first_calls_record_none(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[Any] = []
 
+    def record(recorder: Recorder, work: Any) -> Any:
+        recorded.append(work)
+        return work
 
-def test_the_variable_length_kernel_is_asked_for_what_gathering_gives() -> None:
-    torch.manual_seed(1)
-    table = torch.tensor([[5, 0, 3, 9], [1, 4, 9, 9], [9, 9, 9, 9]])
-    block = BlockRows(torch.zeros((3, 3), dtype=torch.int64), torch.tensor([3, 1, 0]), torch.tensor([9, 2, 0]), table)
-    keys, values, query = torch.randn(2, 40, 16), torch.randn(2, 40, 16), torch.randn(4, 9, 16)
-    gathered = GatheredBlocks(block, 4)(query, keys, values, 0.25)
-    varlen = VarlenBlocks(block, 4, varlen_peer)(query, keys, values, 0.25)
-    # Results of padding differ and are unused.
-    real = (torch.arange(3) < block.counts[:, None]).flatten()
-    torch.testing.assert_close(varlen[:, real], gathered[:, real], atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.review
-@pytest.mark.parametrize("number", [float("inf"), float("nan")])
-def test_what_a_released_page_held_reaches_no_row(number: float) -> None:
-    """Review B3: behind a row's last token its page holds the previous owner's data."""
-    torch.manual_seed(1)
-    block = BlockRows(
-        torch.zeros((1, 2), dtype=torch.int64), torch.tensor([1]), torch.tensor([4]), torch.tensor([[1, 0]])
-    )
-    keys, values, query = torch.randn(2, 8, 16), torch.randn(2, 8, 16), torch.randn(4, 2, 16)
-    expected = GatheredBlocks(block, 4)(query, keys, values, 0.25)[:, 0]
-    keys[:, 1:4], values[:, 1:4] = number, number
-    assert torch.equal(GatheredBlocks(block, 4)(query, keys, values, 0.25)[:, 0], expected)
-
-
-SHAPE = KvShape(2, 4, 2, 16, torch.float32, torch.device("cpu"))
-
-
-def test_a_kernel_is_taken_only_when_it_does_what_gathering_does() -> None:
-    def refuses(*_: Any, **__: Any) -> torch.Tensor:
-        raise TypeError("no argument block_table")
-
-    def is_wrong(*arguments: Any, **options: Any) -> torch.Tensor:
-        return varlen_peer(*arguments, **options | {"block_table": options["block_table"].flip(1)})
-
-    assert choose_kernel(SHAPE, 4, None) is GatheredBlocks
-    assert choose_kernel(SHAPE, 4, refuses) is GatheredBlocks
-    assert choose_kernel(SHAPE, 4, is_wrong) is GatheredBlocks
-    assert choose_kernel(SHAPE, 4, varlen_peer) is not GatheredBlocks
+    monkeypatch.setattr(Recorder, "recorded", record)
+    for steps in (False, True):
+        runner = Runner(model, replace(FIXED, takes_steps=steps))
+        runner.record()
+        recorded.clear()
+        if steps:
+            Drafter(runner).propose([ProposeRow("a", 0, (5, 6), 3), ProposeRow("b", 0, (5,), 5)])
+        else:
+            runner.forward([PackedRow("a", 0, (5, 6)), PackedRow("b", 0, (5, 6, 7, 8, 9, 10), 5)])
+        assert not recorded
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("no memory"), RuntimeError("the device is gone")])
@@ -297,16 +247,17 @@ def test_drafts_that_could_not_be_made_leave_nothing_that_is_never_freed(
 ) -> None:
     """Empty sequences stayed, as did the rules of rows after the part that failed."""
     clock = Clock()
-    runner = Runner(load_model("builtin:draft"), replace(FIXED, kv_memory="16MiB", sequence_ttl_s=10), clock)
+    with models_of_a_device():
+        runner = Runner(load_model("builtin:draft"), replace(FIXED, kv_memory="16MiB", sequence_ttl_s=10), clock)
 
     def fail(*arguments: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(runner._passes, "draft", fail)
+    monkeypatch.setattr(runner.passes, "steps", fail)
     with suppress(RuntimeError):
-        Drafter(runner).propose([ProposeRow(str(n), 0, (300 + n,), 3, SAMPLED) for n in range(MAX_ROWS + 3)])
+        Drafter(runner).propose([ProposeRow(str(n), 0, (300 + n,), 3, SAMPLED) for n in range(ROW_COUNT)])
     assert runner.cache.sequence_count == 0
     clock.advance(20)
     runner.drop_idle()
     with pytest.raises(RuleUnknown):
-        raise runner.ruled([ProposeRow(str(MAX_ROWS + 2), 0, (9,), 3, None)], "", lambda row: None)[1][0]
+        raise runner.ruled([ProposeRow(str(ROW_COUNT - 1), 0, (9,), 3, None)], "", lambda row: None)[1][0]

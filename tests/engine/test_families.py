@@ -47,7 +47,7 @@ def test_a_family_equals_hugging_face_when_drafts_are_right_wrong_and_absent(
     expected = [reference.generate(prompt, OUTPUT_COUNT) for prompt in PROMPTS]
     model = load_model(str(tmp_path))
     if find_kernels():
-        assert model.decoder.kernels == decoder
+        assert model.decoder.kernels.partition(",")[0] == decoder
     verifier = Verifier(Runner(model, EngineOptions(kv_memory="4MiB", page_tokens=4)))
     outputs: list[list[int]] = [[] for _ in PROMPTS]
     cached = [0] * len(PROMPTS)

@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from coordinator.door.served import check_same_model
 from paceline.engine.attention.common import ATTENTION_NAME
 from paceline.engine.loading import as_loaded, load_model
 from paceline.engine.model.identity import origin_of_files
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
-from paceline.errors import ModelNotUsable
+from paceline.errors import IncompatiblePair, ModelNotUsable
 from paceline.types import ModelDescription
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.device_kernels import models_of_a_device
 
 pytestmark = pytest.mark.review  # C1
 
@@ -33,8 +35,8 @@ def checkpoint(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> Path:
 
 
 def described(model: Path, **options: Any) -> ModelDescription:
-    dtype = options.pop("dtype", "auto")
-    return Runner(load_model(str(model), dtype), EngineOptions("1MiB", **options)).describe()
+    dtype, quantization = options.pop("dtype", "auto"), options.pop("quantization", "none")
+    return Runner(load_model(str(model), dtype, quantization=quantization), EngineOptions("1MiB", **options)).describe()
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -104,7 +106,7 @@ def test_other_weights_under_the_same_name_are_another_model(field: str, change:
     after = described(checkpoint)
     assert before.model_id == after.model_id
     assert before.identity.model_digest != after.identity.model_digest
-    differing = {name for name, value in after.decides_output.items() if value != before.decides_output[name]}
+    differing = {name for name, value in after.decides_output.items() if value != before.decides_output.get(name)}
     assert differing == {field}
 
 
@@ -116,12 +118,25 @@ def test_what_rounds_otherwise_is_another_model_and_kernels_count_where_bits_are
     assert len({one.identity.model_digest for one in (fast, strict, half)}) == 3
 
 
+@pytest.mark.parametrize("numerics", ["fast", "strict"])
+def test_quantised_weights_make_another_model_in_any_numerics(numerics: str, checkpoint: Path) -> None:
+    plain, quantized = (described(checkpoint, quantization=one, numerics=numerics) for one in ("none", "int8"))
+    assert (plain.quantization, quantized.quantization) == ("", "int8")
+    assert plain.identity.model_digest != quantized.identity.model_digest
+    assert plain.parameter_count == quantized.parameter_count
+    assert "int8 weights" in quantized.kernels
+    for one, other in ((plain, quantized), (quantized, plain)):
+        with pytest.raises(IncompatiblePair, match="quantization"):
+            check_same_model(one, other)
+
+
 def test_kernels_are_told_as_they_were_chosen(checkpoint: Path) -> None:
     said = described(checkpoint).kernels
     assert said.startswith(f"cpu {torch.backends.cpu.get_cpu_capability()}")
     assert f"torch {torch.__version__}" in said
     assert described(checkpoint, layout="dense").kernels != said
-    assert described(checkpoint, fixed_shapes=True).kernels.endswith("fixed shapes")
+    with models_of_a_device():
+        assert described(checkpoint).kernels.endswith("fixed shapes")
 
 
 def test_a_model_made_from_a_configuration_is_known_by_its_parameters(checkpoint: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from paceline.engine.attention import short as short_attention
+from paceline.engine.attention.strict import StrictAttention
 from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.interfaces import KvCache, Span
@@ -141,7 +142,7 @@ def paged(page_count: int) -> KvPool:
 
 
 def strict(page_count: int) -> KvPool:
-    return KvPool(SHAPE, page_count * PAGE_BYTES, page_tokens=PAGE_TOKENS, strict=True)
+    return KvPool(SHAPE, page_count * PAGE_BYTES, page_tokens=PAGE_TOKENS, attention=StrictAttention)
 
 
 def dense(page_count: int) -> DenseCache:

@@ -33,6 +33,7 @@ from paceline.types import (
 from target_service.verifier import Verifier
 from tests.clusters import Cluster, cluster
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.device_kernels import loading
 
 pytestmark = pytest.mark.review  # review B2
 
@@ -91,8 +92,12 @@ POISON = 13
 OPTIONS = {
     "fast": EngineOptions(kv_memory="1MiB", page_tokens=4),
     "strict": EngineOptions(kv_memory="1MiB", page_tokens=4, numerics="strict"),
-    "fixed shapes": EngineOptions(kv_memory="1MiB", page_tokens=4, fixed_shapes=True),
 }
+WAYS = [
+    pytest.param(OPTIONS["fast"], True, id="fixed shapes"),
+    *(pytest.param(one, False, id=name) for name, one in OPTIONS.items()),
+]
+"""Options, and whether short passes have fixed shapes."""
 SAMPLED = ChoiceRule(SamplingParameters(temperature=0.8), seed=5)
 FORCED = ChoiceRule(SamplingParameters(logit_bias=((POISON, 1000.0),)))
 
@@ -112,11 +117,12 @@ class BadAfterPoison:
         return logits
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("options", "fixed_shapes"), WAYS)
 def test_a_verified_row_fails_alone_and_only_where_plain_decoding_would(
-    options: EngineOptions, pairs: dict[str, PairOfCheckpoints]
+    options: EngineOptions, fixed_shapes: bool, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
-    model = load_model(str(pairs["Llama"].target))
+    with loading(fixed_shapes=fixed_shapes):
+        model = load_model(str(pairs["Llama"].target))
     verifier = Verifier(Runner(replace(model, decoder=BadAfterPoison(model.decoder)), options))
     clean = [VerifyRow("greedy", 0, (9, 10, 11), (30, 31)), VerifyRow("sampled", 0, (20, 21), (22,), SAMPLED)]
     alone = [verifier.verify([row])[0] for row in clean]
@@ -161,18 +167,27 @@ def poisoned(pairs: dict[str, PairOfCheckpoints], tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("rule", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("options", "fixed_shapes"), WAYS)
 def test_a_row_s_drafts_end_where_no_token_can_be_chosen(
-    options: EngineOptions, rule: ChoiceRule, pairs: dict[str, PairOfCheckpoints], poisoned: Poisoned
+    options: EngineOptions,
+    fixed_shapes: bool,
+    rule: ChoiceRule,
+    pairs: dict[str, PairOfCheckpoints],
+    poisoned: Poisoned,
 ) -> None:
     clean = [ProposeRow("one", 0, (9, 10, 11), 4, rule), ProposeRow("other", 0, (20, 21), 4, rule)]
     half_way = ProposeRow("half way", 0, (40, 41, 42), 4, rule)
-    healthy = Drafter(Runner(load_model(str(pairs["Llama"].target)), options))
+
+    def drafter_of(model: Path) -> Drafter:
+        with loading(fixed_shapes=fixed_shapes):
+            return Drafter(Runner(load_model(str(model)), options))
+
+    healthy = drafter_of(pairs["Llama"].target)
     first, second, third = healthy.propose([*clean, half_way])
     assert isinstance(first, Proposal) and isinstance(second, Proposal) and isinstance(third, Proposal)
     met = third.draft_token_ids[1]
     assert met not in {*first.draft_token_ids, *second.draft_token_ids, third.draft_token_ids[0]}
-    drafter = Drafter(Runner(load_model(str(poisoned(met))), options))
+    drafter = drafter_of(poisoned(met))
     found = drafter.propose([clean[0], ProposeRow("at once", 0, (met, 8), 4, rule), half_way, clean[1]])
     assert [found[0], found[3]] == [first, second]
     assert found[1] == Proposal((), 1)
@@ -183,10 +198,13 @@ def test_a_row_s_drafts_end_where_no_token_can_be_chosen(
     assert isinstance(drafter.propose([following])[0], Proposal)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_what_is_cached_of_a_broken_row_reaches_no_other_one(options: EngineOptions, poisoned: Poisoned) -> None:
+@pytest.mark.parametrize(("options", "fixed_shapes"), WAYS)
+def test_what_is_cached_of_a_broken_row_reaches_no_other_one(
+    options: EngineOptions, fixed_shapes: bool, poisoned: Poisoned
+) -> None:
     # review B3, and "no row's inf reaches another's output"
-    verifier = Verifier(Runner(load_model(str(poisoned(POISON))), options))
+    with loading(fixed_shapes=fixed_shapes):
+        verifier = Verifier(Runner(load_model(str(poisoned(POISON))), options))
     clean = VerifyRow("clean", 0, (20, 21, 22, 23), (24, 25))
     alone = verifier.verify([clean])
     assert isinstance(alone[0], Verdict)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from paceline.engine.fixed_shapes.choice import choose_rows
-from paceline.engine.noise import GOLDEN, gumbel, signed64
+from paceline.engine.noise import GOLDEN, gumbel
 from paceline.engine.sampling import Choosing, choose
 from paceline.types import ChoiceRule, SamplingParameters
 from tests.engine.test_sampling import FALSE_ALARM
@@ -133,5 +132,3 @@ def test_no_seed_lets_a_token_win_that_the_model_rules_out() -> None:
     logits[0, BANNED] = NOTHING
     seed = seed_with_bits(ALL_ONES, 3, BANNED)
     assert choose([Choosing(logits, ChoiceRule(SamplingParameters(1), seed), (1, 2, 3))])[0][0] != BANNED
-    at_once = choose_rows(logits, torch.ones(1), torch.tensor([signed64(seed)]), torch.tensor([3]))
-    assert at_once.item() != BANNED

@@ -4,6 +4,7 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import structlog
@@ -11,25 +12,27 @@ import torch
 
 from draft_service.config import DraftSettings
 from paceline.cli.prompts import PROMPTS
-from paceline.engine.attention.paged import Segment
 from paceline.engine.attention.strict import StrictAttention
 from paceline.engine.interfaces import Span
 from paceline.engine.loading import load_model
 from paceline.engine.model.loader import DtypeName
-from paceline.engine.options import EngineOptions, Numerics
+from paceline.engine.options import EngineOptions, Layout, Numerics
 from paceline.engine.placing import PackedRow
+from paceline.engine.plan import BatchPlan
+from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
 from paceline.errors import StartupError
 from paceline.model_service.serving import engine_options
 from paceline.numerics import promise
 from paceline.process.settings import parse_settings
-from paceline.types import GenerationRequest, ModelDescription, UserMessage
+from paceline.types import PAPER_POLICIES, GenerationRequest, ModelDescription, PolicyName, UserMessage
 from target_service.config import TargetSettings
 from tests.checkpoints import FAMILIES, write_model
 from tests.cluster.test_exactness import generate, shared_requests
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.model_services import describe
+from tests.tools import built_kernels
 
 STRICT = EngineOptions(kv_memory="16MiB", numerics="strict")
 
@@ -40,12 +43,15 @@ def logits(runner: Runner, row: PackedRow, *neighbours: PackedRow) -> torch.Tens
     return outcome
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [("bfloat16", "none"), ("float16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("float32", "int8")],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_do_not_depend_on_neighbours_chunks_drafts_or_sharing(
-    family: str, dtype: DtypeName, pairs: dict[str, PairOfCheckpoints]
+    family: str, dtype: DtypeName, quantization: Quantization, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
-    model = load_model(str(pairs[family].target), dtype)
+    model = load_model(str(pairs[family].target), dtype, quantization=quantization)
     rng = random.Random(1)
     tokens = tuple(rng.randrange(8, 300) for _ in range(150))
     # Token by token, alone: plain decoding's view of every position after the first 100.
@@ -72,8 +78,8 @@ def test_infinity_in_a_later_token_reaches_no_earlier_one(dtype: torch.dtype, in
     (key, value)[infinite][:, 23] = float("inf")
     attended = []
     for count in (26, 23):
-        memory, segments = torch.zeros(2, 2, 64, 16, dtype=dtype), [[Segment(0, count)]]
-        attention = StrictAttention(memory, 2, [Span("a", 0, count, count)], segments, torch.arange(count))
+        memory, plan = torch.zeros(2, 2, 64, 16, dtype=dtype), BatchPlan([Span("a", 0, count, count)], [range(4)], 16)
+        attention = StrictAttention(memory, 2, plan)
         attended.append(attention.attend(0, query[:, :count], key[:, :count], value[:, :count], 0.25))
     assert torch.equal(attended[0][:, :23], attended[1])
     assert not attended[0][:, 23:].isfinite().all()
@@ -101,13 +107,21 @@ async def test_in_bfloat16_without_flags_every_output_equals_plain_decoding_alon
 
 
 @pytest.mark.review  # B13
-async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding_alone() -> None:
-    # Fast numerics change two of these outputs, from token 7 and from token 11 on.
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding_alone(
+    quantization: Quantization,
+) -> None:
+    # Unquantised, fast numerics change two of these outputs, from token 7 and from token 11 on.
     requests = [GenerationRequest(UserMessage(PROMPTS[number]), max_new_tokens=24) for number in (4, 12, 5, 6)]
     outputs = []
     for batch_size, draft_count in SYSTEMS:
         async with cluster(
-            "builtin:target", "builtin:draft", batch_size=batch_size, draft_count=draft_count, lanes=1, dtype="bfloat16"
+            *("builtin:target", "builtin:draft"),
+            batch_size=batch_size,
+            draft_count=draft_count,
+            lanes=1,
+            dtype="bfloat16",
+            quantization=quantization,
         ) as running:
             completions = await asyncio.gather(*map(running.client.complete, requests))
             outputs.append([one.token_ids for one in completions])
@@ -123,7 +137,7 @@ async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding
         ("float16", EngineOptions(numerics="fast"), "fast"),
         ("float32", EngineOptions(), "fast"),
         ("float32", EngineOptions(numerics="strict"), "strict"),
-        ("bfloat16", EngineOptions(layout="dense"), "fast"),
+        ("float16", EngineOptions(layout="dense"), "fast"),
     ],
 )
 def test_auto_is_strict_in_half_precision_wherever_that_can_be(
@@ -134,12 +148,49 @@ def test_auto_is_strict_in_half_precision_wherever_that_can_be(
 
 
 @pytest.mark.review  # B13
-def test_the_dense_layout_says_that_it_cannot_be_strict(pairs: dict[str, PairOfCheckpoints]) -> None:
-    model = load_model(str(pairs["Llama"].target), "bfloat16")
+def test_the_dense_layout_says_where_it_cannot_be_strict(pairs: dict[str, PairOfCheckpoints]) -> None:
+    model = load_model(str(pairs["Llama"].target), "float16")
     with structlog.testing.capture_logs() as logs:
         Runner(model, EngineOptions("1MiB", layout="dense"))
         Runner(model, EngineOptions("1MiB", layout="dense", numerics="fast"))
-    assert [one["event"][:51] for one in logs] == ["numerics are fast: the dense layout cannot be stric"]
+    assert [(one["event"], one["why"][:48]) for one in logs] == [
+        ("numerics are fast", "here results in the dense layout depend on the r")
+    ]
+
+
+def test_in_bfloat16_logits_of_the_dense_layout_are_those_of_pages_to_the_last_bit(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    built_kernels()
+    model = load_model(str(pairs["Qwen3"].target), "bfloat16")
+    dense, paged = (
+        Runner(model, EngineOptions("1MiB", layout=layout, numerics="strict")) for layout in get_args(Layout)
+    )
+    for count, other in ((7, 30), (1, 6), (5, 1), (3, 3)):
+        base_length = dense.cache.length("a")
+        row = PackedRow("a", base_length, tuple(range(9, 9 + count)), count - 1)
+        length = dense.cache.length("b")
+        both = dense.forward([row, PackedRow("b", length, tuple(range(50, 50 + other)))])[0]
+        alone = paged.forward([row])[0]
+        assert isinstance(both, torch.Tensor) and isinstance(alone, torch.Tensor)
+        assert torch.equal(both, alone)
+
+
+@pytest.mark.parametrize("policy", sorted(PAPER_POLICIES))
+async def test_the_papers_policies_in_their_own_layout_equal_plain_decoding_in_bfloat16(
+    policy: PolicyName, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    built_kernels()
+    pair, prompts = pairs["Llama"], [shared_requests(seed=0)[number] for number in (0, 1, 4, 7, 8, 11)]
+    async with cluster(pair.target, pair.draft, batch_size=1, lanes=1, dtype="bfloat16") as running:
+        expected, _ = await generate(running, prompts, 0)
+    options = EngineOptions("64MiB", layout="dense")
+    async with cluster(
+        pair.target, pair.draft, batch_size=4, policy=policy, options=options, dtype="bfloat16"
+    ) as running:
+        assert running.target.describe().numerics == "strict"
+        outputs, _ = await generate(running, prompts, 5)
+    assert outputs == expected
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +233,10 @@ STRICT_MODEL = replace(MODEL, dtype="bfloat16", numerics="strict")
     [
         (replace(MODEL, dtype="float32"), "fast in float32: output equals Hugging Face"),
         (replace(STRICT_MODEL, device="cpu"), "strict in bfloat16: speculative output equals plain decoding"),
+        (
+            replace(MODEL, quantization="int8"),
+            "fast in float32 with int8 weights: output equals Hugging Face greedy decoding with the int8 weights",
+        ),
         (replace(MODEL, dtype="float16"), "fast in float16: rounding decides between close logits"),
         (replace(STRICT_MODEL, device="cuda:0"), "bit for bit; no GPU has been seen yet"),
     ],

@@ -14,6 +14,7 @@ from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
 from paceline.types import Proposal, ProposeRow
 from tests.checkpoints import MAX_LENGTH, VOCABULARY_SIZE, write_model
+from tests.fakes.device_kernels import models_of_a_device
 
 ORIGINAL_LENGTH = 256
 ROPES: dict[str, dict[str, Any]] = {
@@ -62,7 +63,8 @@ def test_every_position_that_is_served_has_the_models_own_logits(family: str, ki
 
 def test_padding_may_lie_beyond_the_last_position(tmp_path: Path) -> None:
     """Passes of fixed shapes pad rows to a common width, even rows of a sequence at its full length."""
-    model = load_model(written(tmp_path, "Llama", "default"))
+    with models_of_a_device():
+        model = load_model(written(tmp_path, "Llama", "default"))
     found = []
     for fixed_shapes in (True, False):
         options = EngineOptions(kv_memory="1MiB", prefill_chunk_tokens=MAX_LENGTH, fixed_shapes=fixed_shapes)

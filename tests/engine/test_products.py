@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.native import PackedWeight, can_pack, find_kernels
-from paceline.engine.native.products import WAYS, best_way
+from paceline.engine.native import PackedWeight, find_kernels
+from paceline.engine.native.products import WAYS, Weight, best_way, can_pack
+from paceline.engine.quantization import QuantizedWeight
 from paceline.engine.threads import using_threads
 from tests.tools import built_kernels
 
@@ -15,9 +16,17 @@ def ways() -> list[tuple[torch.dtype, str]]:
     """Return all that this machine has, with their dtypes."""
     kernels = built_kernels()
     found = [(dtype, way) for dtype, ways in WAYS.items() for way in ways if kernels.product_way(way) is not None]
-    assert {"float32", "widened"} <= {way for _, way in found}
+    assert {"float32", "widened", "int8"} <= {way for _, way in found}
     assert all((dtype, best_way(kernels, dtype)) in found for dtype in WAYS)
     return found
+
+
+def as_weight(weight: torch.Tensor, dtype: torch.dtype) -> tuple[Weight, torch.Tensor]:
+    """Return a weight of this dtype and the numbers that it stands for."""
+    if dtype == torch.int8:
+        quantized = QuantizedWeight.of(weight)
+        return quantized, quantized.dequantized()
+    return weight.to(dtype), weight
 
 
 def numbers(*shape: int, seed: int) -> torch.Tensor:
@@ -39,10 +48,11 @@ def test_products_are_torchs(
 ) -> None:
     weight, rows = numbers(column_count, 32 * steps, seed=seed), numbers(row_count, 32 * steps, seed=seed + 1)
     bias = numbers(column_count, seed=seed + 2) if has_bias else None
-    expected = rows @ weight.T + (0 if bias is None else bias)
     for dtype, way in ways():
+        own, stands_for = as_weight(weight, dtype)
+        expected = rows @ stands_for.T + (0 if bias is None else bias)
         with using_threads(thread_count):
-            found = PackedWeight(weight.to(dtype), bias, way)(rows)
+            found = PackedWeight(own, bias, way)(rows)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -50,7 +60,7 @@ def test_products_are_torchs(
 def test_a_row_has_the_same_result_among_any_rows_and_with_any_number_of_threads(column_count: int, size: int) -> None:
     weight, rows = numbers(column_count, size, seed=1), numbers(70, size, seed=2)
     for dtype, way in ways():
-        multiply = PackedWeight(weight.to(dtype), numbers(column_count, seed=3), way)
+        multiply = PackedWeight(as_weight(weight, dtype)[0], numbers(column_count, seed=3), way)
         expected = torch.cat([multiply(rows[m : m + 1]) for m in range(70)])
         for start, stop in ((0, 70), (0, 64), (3, 20), (5, 11), (9, 17), (33, 66)):
             for thread_count in (1, 2, 5):
@@ -66,7 +76,7 @@ def test_a_row_has_the_same_result_among_any_rows_and_with_any_number_of_threads
 def test_what_is_no_number_stays_in_its_row() -> None:
     weight, rows = numbers(40, 64, seed=1), numbers(20, 64, seed=2)
     for dtype, way in ways():
-        multiply = PackedWeight(weight.to(dtype), None, way)
+        multiply = PackedWeight(as_weight(weight, dtype)[0], None, way)
         expected = multiply(rows)
         touched = rows.clone()
         touched[7, 5] = float("inf")
@@ -89,3 +99,22 @@ def test_rows_may_be_of_another_dtype_and_lie_anywhere() -> None:
 )
 def test_what_is_multiplied_here(dtype: torch.dtype, size: int, fits: bool) -> None:
     assert can_pack(torch.ones(3, size, dtype=dtype)) == (fits and bool(find_kernels()))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "fits"),
+    [(torch.float32, 36, True), (torch.bfloat16, 36, True), (torch.float16, 36, False), (torch.float32, 7, False)],
+)
+def test_what_is_multiplied_by_int8_here(dtype: torch.dtype, size: int, fits: bool) -> None:
+    weight = QuantizedWeight.of(torch.ones(3, size, dtype=dtype))
+    assert can_pack(weight) == (fits and bool(find_kernels()))
+
+
+def test_rows_beside_int8_are_rounded_to_the_dtype_that_the_weight_had() -> None:
+    built_kernels()
+    weight, rows = numbers(40, 64, seed=1), torch.randn(5, 64, generator=torch.Generator().manual_seed(2))
+    in_full, in_half = (
+        PackedWeight(QuantizedWeight.of(weight.to(dtype)), None) for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert not torch.equal(in_half(rows), in_full(rows))
+    assert torch.equal(in_half(rows), in_full(rows.bfloat16()))

@@ -166,12 +166,12 @@ def test_what_says_that_memory_ran_out(error: Exception, is_so: bool) -> None:
 
 
 @pytest.mark.review
-@pytest.mark.parametrize(("layout", "fixed_shapes"), [("paged", False), ("paged", True), ("dense", False)])
+@pytest.mark.parametrize("layout", ["paged", "dense"])
 def test_a_cache_that_holds_nothing_does_not_start_and_says_the_least_that_would_do(
-    model: LoadedModel, layout: Any, fixed_shapes: bool
+    model: LoadedModel, layout: Any
 ) -> None:
     """Review B10: 1 KiB gave a service that refused every row."""
-    options = EngineOptions("1KiB", layout, fixed_shapes=fixed_shapes)
+    options = EngineOptions("1KiB", layout)
     with pytest.raises(StartupError, match=r"--kv-memory 1KiB gives the cache 1024 bytes") as refused:
         Runner(model, options)
     (least,) = re.findall(r"at least (\d+) bytes", refused.value.message)
@@ -257,8 +257,10 @@ def test_equal_prompts_in_one_call_are_computed_once(model: LoadedModel) -> None
     assert runner.describe().cache.shared_token_count == 2 * 32
 
 
-def test_strict_numerics_need_the_paged_layout(model: LoadedModel) -> None:
-    with pytest.raises(StartupError, match="--numerics strict needs --layout paged"):
+def test_strict_numerics_in_float32_need_the_paged_layout(model: LoadedModel) -> None:
+    with pytest.raises(
+        StartupError, match="--numerics strict cannot be had with --layout dense: .* take --layout paged"
+    ):
         Runner(model, EngineOptions(numerics="strict", layout="dense"))
 
 

@@ -16,6 +16,8 @@ import pytest
 from coordinator.config import CoordinatorSettings
 from draft_service.config import DraftSettings
 from paceline.cli.options import ClusterFlags
+from paceline.process.launcher import ClusterOptions, _asked
+from paceline.process.variables import SERVICES
 from target_service.config import TargetSettings
 
 ROOT = Path(__file__).parents[2]
@@ -104,11 +106,18 @@ def test_variables_of_other_programs_are_known_to_them() -> None:
     assert not [name for name in named if name not in telemetry and f'"{name}"' not in of_hub]
 
 
+def told_by(flag: str) -> list[Any]:
+    """Return the settings of the services that a flag of `paceline up` is passed on to."""
+    given: dict[str, Any] = {flag: "given"}
+    options = ClusterOptions(**given)
+    return [kind for role, kind in zip(SERVICES, SETTINGS, strict=True) if flag in _asked(role, options)]
+
+
 def test_defaults_in_the_help_of_commands_are_those_of_the_services() -> None:
     hints = get_type_hints(ClusterFlags, include_extras=True)
     said = {name: hint.__metadata__[0].help.partition("Unset: ")[2] for name, hint in hints.items()}
     for name, words in said.items():
-        for field in (kind.model_fields[name] for kind in SETTINGS if name in kind.model_fields):
+        for field in (kind.model_fields[name] for kind in told_by(name) if name in kind.model_fields):
             default = field.default if field.default is not None else 2  # --lanes: unset means 2, or 1
             assert re.match(rf"{default}\b", words), f"--{name} is {default}, and help says {words!r}"
 

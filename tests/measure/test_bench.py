@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,10 @@ from paceline.measure.bench.summary import summaries
 from paceline.measure.equivalence.precision import Precision
 from paceline.measure.prompts import MeasuredPrompt
 from paceline.measure.system import Measured
+from paceline.measure.traffic import pass_traffic
 from paceline.process.launcher import ClusterOptions
+from paceline.types import ModelDescription
+from tests.fakes.model_services import describe
 from tests.fakes.watches import FakeWatch
 
 PROMPTS = [MeasuredPrompt(str(number), "all", (number,)) for number in range(4)]
@@ -28,6 +32,9 @@ class Answering:
 
     async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
         return Measured([self._output for _ in prompts], 1.0)
+
+    async def models(self) -> tuple[ModelDescription, ModelDescription]:
+        return describe("target"), replace(describe("draft"), quantization="int8")
 
 
 @asynccontextmanager
@@ -85,3 +92,11 @@ async def test_the_report_names_the_lanes_that_services_have_by_a_variable_too(
     if variable:
         monkeypatch.setenv("PACELINE_COORDINATOR_LANES", variable)
     assert f"Lanes of speculation at B > 1: {lanes}." in bench_report(await benched(monkeypatch, "float32"))
+
+
+async def test_the_floor_counts_the_bytes_of_the_models_as_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft's weights are its own service's choice, whatever dtype is measured."""
+    (one,) = (await benched(monkeypatch, "float32")).floors
+    assert one.dtype == "float32"
+    assert one.draft == pass_traffic("builtin:draft", replace(describe("draft"), quantization="int8"))
+    assert one.target == pass_traffic("builtin:target", describe("target"))

@@ -35,6 +35,7 @@ from paceline.prompt_file import InputLine
 from paceline.types import PAPER_POLICIES, ClusterStatistics, HopTime, PassTraffic, PolicyName, Usage
 from tests.clusters import cluster_here
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.model_services import describe
 
 AUTO = Precision("auto")
 PLAN = BenchPlan(ClusterOptions(), grid.KINDS, (8, 1), ("continuous", "eqspec"), ("5", "auto"), (AUTO,), 16, 3)
@@ -179,13 +180,19 @@ def test_the_floor_is_weights_once_a_round_drafts_once_a_draft_and_the_cached_to
 
 
 def test_pass_traffic_counts_the_head_and_not_an_embedding_of_its_own(pairs: dict[str, PairOfCheckpoints]) -> None:
-    traffic = pass_traffic(str(pairs["Llama"].target), "float32")
+    model, served = str(pairs["Llama"].target), describe("target")
+    traffic = pass_traffic(model, replace(served, dtype="float32"))
     vocabulary, hidden, kv_size, inner, layers = 320, 64, 32, 96, 2
     layer = 2 * hidden * hidden + 2 * hidden * kv_size + 3 * hidden * inner + 2 * hidden
     assert traffic.weight_bytes == 4 * (layers * layer + hidden + vocabulary * hidden)
     assert traffic.token_bytes == 4 * layers * 2 * kv_size
-    half = pass_traffic(str(pairs["Llama"].target), "bfloat16")
+    half = pass_traffic(model, replace(served, dtype="bfloat16"))
     assert (2 * half.weight_bytes, 2 * half.token_bytes) == (traffic.weight_bytes, traffic.token_bytes)
+    quantized = pass_traffic(
+        model, replace(served, dtype="float32", quantization="int8", kernels="cpu, CompiledDecoder int8, 8 lanes")
+    )
+    assert (4 * quantized.weight_bytes, quantized.token_bytes) == (traffic.weight_bytes, traffic.token_bytes)
+    assert pass_traffic(model, replace(served, dtype="float32", quantization="int8")) == traffic  # dequantised at load
 
 
 def spec(kind: str, batch_size: int, draft_count: str = "") -> SystemSpec:

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 
 from paceline.engine.attention.common import Shield
 from paceline.engine.interfaces import KvShape, Span
+from paceline.engine.plan import Segment
 
 
 @dataclass
 class Rectangle:
-    """Keys and values of a group, [layers, 2, B, KV heads, columns, D]. What lies left of a row's start is padding."""
+    """Keys and values of a group, [layers, 2, KV heads, B, columns, D]. What lies left of a row's start is padding."""
 
     memory: torch.Tensor
     sequence_ids: list[str]
@@ -29,7 +31,7 @@ class Rectangle:
     def of(cls, shape: KvShape, sequence_ids: list[str], starts: list[int], columns: int) -> "Rectangle":
         # Zeros, because a weight of 0 times a NaN that was left in memory would be NaN.
         memory = torch.zeros(
-            (shape.layer_count, 2, len(sequence_ids), shape.kv_head_count, columns, shape.head_size),
+            (shape.layer_count, 2, shape.kv_head_count, len(sequence_ids), columns, shape.head_size),
             dtype=shape.dtype,
             device=shape.device,
         )
@@ -52,23 +54,53 @@ class Rectangle:
     def content(self, sequence_id: str, length: int) -> torch.Tensor:
         """Return the row without its padding, [layers, 2, KV heads, length, D], as a view."""
         row = self.sequence_ids.index(sequence_id)
-        return self.memory[:, :, row, :, self.starts[row] : self.starts[row] + length]
+        return self.memory[:, :, :, row, self.starts[row] : self.starts[row] + length]
 
 
 class DenseAttention:
     def __init__(self, rectangle: Rectangle, spans: Sequence[Span]) -> None:
+        self.spans = spans
+        self._rectangle = rectangle
+
+    def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of all slots, [KV heads, slots, D] each."""
+        keys, values = self._rectangle.memory[layer].flatten(2, 3)
+        return keys, values
+
+    @property
+    def segments(self) -> list[list[Segment]]:
+        """Slots of each row's cached tokens, the new ones included."""
+        column_count = self._rectangle.memory.shape[4]
+        firsts = [row * column_count + start for row, start in enumerate(self._rectangle.starts)]
+        return [[Segment(first, first + span.length)] for first, span in zip(firsts, self.spans, strict=True)]
+
+    # Made on first use, because compiled kernels do without.
+    @cached_property
+    def _reading(self) -> "_Reading":
+        return _Reading(self._rectangle, self.spans)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        return self._reading.attend(layer, query, key, value, scaling)
+
+
+class _Reading:
+    """Attention by torch's operations, all rows in one."""
+
+    def __init__(self, rectangle: Rectangle, spans: Sequence[Span]) -> None:
         device = rectangle.memory.device
         self._width = max(span.count for span in spans)
-        self._stop = rectangle.edge + self._width
+        stop = rectangle.edge + self._width
         # In rows with fewer new tokens these columns may hold rejected drafts, which are masked but may not be finite.
-        rectangle.memory[..., rectangle.edge : self._stop, :].zero_()
+        rectangle.memory[..., rectangle.edge : stop, :].zero_()
         self._shield = Shield(spans, device)
-        self._layers = rectangle.memory[..., : self._stop, :].unbind(0)
+        self._layers = rectangle.memory[..., :stop, :].unbind(0)
         places = [(row, offset) for row, span in enumerate(spans) for offset in range(span.count)]
         self._rows, self._offsets = torch.tensor(places, device=device).unbind(1)
         self._columns = self._offsets + rectangle.edge
         starts = torch.tensor(rectangle.starts, device=device)
-        columns = torch.arange(self._stop, device=device)
+        columns = torch.arange(stop, device=device)
         last = rectangle.edge + torch.arange(self._width, device=device)
         # [B, 1, q, columns]: a query sees from its row's first token up to itself.
         self._mask = ((columns >= starts[:, None, None]) & (columns <= last[:, None]))[:, None]
@@ -80,9 +112,9 @@ class DenseAttention:
         keys, values = self._layers[layer].unbind(0)
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            keys[self._rows, :, self._columns] = key.transpose(0, 1)
-            values[self._rows, :, self._columns] = value.transpose(0, 1)
-            return self._read(keys, values, query, scaling)
+            keys[:, self._rows, self._columns] = key
+            values[:, self._rows, self._columns] = value
+            return self._read(keys.transpose(0, 1), values.transpose(0, 1), query, scaling)
 
         return self._shield.attend(attend, query, key, value)
 

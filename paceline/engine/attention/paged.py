@@ -4,24 +4,20 @@ A sequence whose pages lie side by side is read as one view. See `segmented` for
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 
 from paceline.engine.attention.common import Shield, attend_one, causal_mask
 from paceline.engine.attention.segmented import SegmentedAttention
 from paceline.engine.attention.short import attend_short, is_short
-from paceline.engine.interfaces import Span
+from paceline.engine.interfaces import Attention, Span
+from paceline.engine.plan import BatchPlan, Segment
 
-
-class Segment(NamedTuple):
-    """Slots [start, stop) of the pool's memory that hold neighbouring tokens of one sequence."""
-
-    start: int
-    stop: int
+AttentionMaker = Callable[[torch.Tensor, int, BatchPlan], Attention]
+"""Makes the attention of a pass from the pool's memory, the number of queries that share a KV head, and the plan."""
 
 
 @dataclass(frozen=True)
@@ -34,32 +30,35 @@ class _Reading:
 
 
 class PagedAttention:
-    def __init__(
-        self,
-        memory: torch.Tensor,
-        group_size: int,
-        spans: Sequence[Span],
-        segments: Sequence[Sequence[Segment]],
-        slots: torch.Tensor,
-    ) -> None:
-        """`memory` is the pool's; `slots` [T] are those of the new tokens."""
-        self.spans = spans
-        self.segments = segments
-        """Segments of each row's cached tokens, the new ones included."""
+    def __init__(self, memory: torch.Tensor, group_size: int, plan: BatchPlan) -> None:
+        self._plan = plan
         self._memory = memory
         self._group_size = group_size
         self._layers = memory.unbind(0)
-        self._slots = slots
-        self._shield = Shield(spans, memory.device)
+        self._shield = Shield(plan.spans, memory.device)
 
     def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of all slots, [KV heads, slots, D] each."""
         return self._layers[2 * layer], self._layers[2 * layer + 1]
 
+    @property
+    def spans(self) -> Sequence[Span]:
+        return self._plan.spans
+
+    @property
+    def segments(self) -> Sequence[Sequence[Segment]]:
+        """Slots of each row's cached tokens, the new ones included."""
+        return self._plan.segments
+
+    # Both are made on first use, because compiled kernels do without.
     @cached_property
     def _readings(self) -> "_Readings":
-        """Made on first use, because compiled kernels do without."""
-        return _Readings(self._memory, self._group_size, list(zip(self.spans, self.segments, strict=True)))
+        rows = list(zip(self.spans, self.segments, strict=True))
+        return _Readings(self._memory, self._group_size, rows)
+
+    @cached_property
+    def _slots(self) -> torch.Tensor:
+        return torch.tensor(self._plan.slots, device=self._memory.device)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float

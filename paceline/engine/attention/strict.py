@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.attention.common import Shield, attend_one, causal_mask
-from paceline.engine.attention.paged import Segment, views, write
+from paceline.engine.attention.paged import views, write
 from paceline.engine.interfaces import Span
+from paceline.engine.plan import BatchPlan
 
 BLOCK = 16
 """Query rows of every product."""
@@ -37,20 +38,13 @@ class _Block:
 
 
 class StrictAttention:
-    def __init__(
-        self,
-        memory: torch.Tensor,
-        group_size: int,
-        spans: Sequence[Span],
-        segments: Sequence[Sequence[Segment]],
-        slots: torch.Tensor,
-    ) -> None:
+    def __init__(self, memory: torch.Tensor, group_size: int, plan: BatchPlan) -> None:
         self._layers = memory.unbind(0)
-        self._slots = slots
-        self._shield = Shield(spans, memory.device)
+        self._slots = torch.tensor(plan.slots, device=memory.device)
+        self._shield = Shield(plan.spans, memory.device)
         self._readings = [
             (list(_blocks(span)), [views(memory, segment) for segment in parts])
-            for span, parts in zip(spans, segments, strict=True)
+            for span, parts in zip(plan.spans, plan.segments, strict=True)
         ]
         starts = {block.start for blocks, _ in self._readings for block in blocks}
         self._masks = {start: _mask(start, group_size, memory) for start in starts}

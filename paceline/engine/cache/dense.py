@@ -165,7 +165,7 @@ class DenseCache:
                 content = old.content(span.sequence_id, span.base_length)
             else:
                 content = row.aside[:, :, :, : span.base_length]
-            new.memory[:, :, index, :, edge - span.base_length : edge] = content
+            new.memory[:, :, :, index, edge - span.base_length : edge] = content
             self._realigned_bytes += content.numel() * content.element_size()
             row.aside = None
         self._rectangle = new

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.engine.attention.paged import PagedAttention, Segment
-from paceline.engine.attention.strict import StrictAttention
+from paceline.engine.attention.paged import AttentionMaker, PagedAttention
 from paceline.engine.cache.pages import PageAllocator
 from paceline.engine.cache.prefix_index import PrefixIndex, page_key, root_key
 from paceline.engine.interfaces import Attention, KvShape, Span, check_base, check_length
+from paceline.engine.plan import BatchPlan
 from paceline.errors import CacheFull
 from paceline.scope import scope_of
 from paceline.types import CacheDescription
@@ -47,26 +47,23 @@ class KvPool:
         *,
         page_tokens: int,
         prefix_sharing: bool = True,
-        strict: bool = False,
-        has_scratch: bool = False,
+        attention: AttentionMaker = PagedAttention,
     ) -> None:
-        """With `has_scratch` one page is set apart for padding, and memory starts as zeros."""
+        """`attention` reads the memory and writes to it in a pass."""
         self.shape = shape
-        self._attention = StrictAttention if strict else PagedAttention
+        self._attention = attention
         self.page_tokens = page_tokens
         self._page_bytes = page_tokens * shape.token_bytes
         self._prefix_sharing = prefix_sharing
-        page_count = max(0, capacity_bytes // self._page_bytes - has_scratch)
+        page_count = max(0, capacity_bytes // self._page_bytes)
         self._pages = PageAllocator(page_count)
-        self.scratch_page = page_count if has_scratch else None
         self._index = PrefixIndex()
         self._sequences: dict[str, _Sequence] = {}
         self._shared_token_count = 0
-        # Memory that was never written to is not resident, so the whole budget can be laid out at once. Fixed shapes
-        # read whole pages, where a NaN would spread although it is masked, so their memory starts as zeros.
+        # Memory that was never written to is not resident, so the whole budget can be laid out at once.
         # Heads lie outside slots, because attention reads one head after the other: each is one run of bytes.
-        self.memory = (torch.zeros if has_scratch else torch.empty)(
-            (2 * shape.layer_count, shape.kv_head_count, (page_count + has_scratch) * page_tokens, shape.head_size),
+        self.memory = torch.empty(
+            (2 * shape.layer_count, shape.kv_head_count, page_count * page_tokens, shape.head_size),
             dtype=shape.dtype,
             device=shape.device,
         )
@@ -82,7 +79,7 @@ class KvPool:
 
     @property
     def least_bytes(self) -> int:
-        return (1 + (self.scratch_page is not None)) * self._page_bytes
+        return self._page_bytes
 
     @property
     def sequence_count(self) -> int:
@@ -139,16 +136,8 @@ class KvPool:
         sequence.token_ids += token_ids
 
     def attention(self, spans: Sequence[Span]) -> Attention:
-        slots = [
-            slot
-            for span in spans
-            for segment in self._segments(span.sequence_id, span.base_length, span.length)
-            for slot in range(segment.start, segment.stop)
-        ]
-        segments = [self._segments(span.sequence_id, 0, span.length) for span in spans]
-        return self._attention(
-            self.memory, self.shape.group_size, spans, segments, torch.tensor(slots, device=self.shape.device)
-        )
+        pages = [self._sequences[span.sequence_id].pages for span in spans]
+        return self._attention(self.memory, self.shape.group_size, BatchPlan(spans, pages, self.page_tokens))
 
     def seal(self, sequence_id: str, length: int) -> None:
         sequence = self._sequences[sequence_id]
@@ -260,17 +249,3 @@ class KvPool:
         wanted = max(missing, self._pages.page_count // EVICTED_SHARE)
         while self._pages.free_count < wanted and (page := self._index.evict()) is not None:
             self._pages.release(page)
-
-    def _segments(self, sequence_id: str, first: int, last: int) -> list[Segment]:
-        """Return the slots of the tokens [first, last) as maximal contiguous runs."""
-        pages = self._sequences[sequence_id].pages
-        size = self.page_tokens
-        segments: list[Segment] = []
-        for position in range(first // size, -(-last // size)):
-            start = pages[position] * size
-            low, high = start + max(first - position * size, 0), start + min(last - position * size, size)
-            if segments and segments[-1].stop == low:
-                segments[-1] = Segment(segments[-1].start, high)
-            else:
-                segments.append(Segment(low, high))
-        return segments

@@ -1,46 +1,57 @@
-"""Recording of device work as a CUDA graph, to be replayed any number of times."""
+"""Recording of device work as CUDA graphs, to be replayed any number of times."""
 
 from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 import structlog
 import torch
 
 log = structlog.get_logger()
 
-Work = Callable[[], torch.Tensor]
+Made = TypeVar("Made")
+Work: TypeAlias = Callable[[], Made]
 
 WARM_UP_RUNS = 2
 """Runs before recording: libraries set themselves up in their first calls, which must not be recorded."""
 
 
-def recorded(work: Work, device: torch.device) -> Work:
-    """Return a function that repeats `work`: the replay of a CUDA graph, or `work` itself where none can be recorded.
+class Recorder:
+    """Records work on one device. All recordings share memory, so a result holds until the next replay of any."""
 
-    The work must read its inputs from memory that stays, must not wait for the device, and must be harmless to repeat.
-    Its result lies in memory that the next replay overwrites.
-    """
-    if device.type != "cuda":
-        return work
-    try:
-        return _graph(work)
-    except RuntimeError as error:
-        log.warning("a pass could not be recorded; it is launched kernel by kernel", error=str(error))
-        return work
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._can_record = device.type == "cuda"
+        self._pool: Any = torch.cuda.graph_pool_handle() if self._can_record else None
 
+    def recorded(self, work: Work[Made]) -> Work[Made]:
+        """Return a function that repeats `work`: the replay of a graph, or `work` itself where none can be recorded.
 
-def _graph(work: Work) -> Work:
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP_RUNS):
-            work()
-    current.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = work()
+        The work must read its inputs from memory that stays, must not wait for the device, and must be harmless to
+        repeat. After one failure nothing more is recorded: the memory that recordings share may be left unusable.
+        """
+        if not self._can_record:
+            return work
+        try:
+            return self._graph(work)
+        except Exception as error:  # Triton's errors have no base that torch's have too
+            self._can_record = False
+            log.warning("passes cannot be recorded; they are launched kernel by kernel", error=str(error))
+            return work
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return result
+    def _graph(self, work: Work[Made]) -> Work[Made]:
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_RUNS):
+                work()
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Another thread may ask for memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = work()
 
-    return replay
+        def replay() -> Made:
+            graph.replay()
+            return result
+
+        return replay

@@ -1,54 +1,54 @@
-"""A plain decoder whose passes run compiled operations between the products.
+"""A plain decoder whose passes run a backend's kernels.
 
-All these operations, attention too, are so small that torch takes longer to begin than to do them. In bfloat16 no
-result depends on the other rows of a pass.
+The operations between the products, attention too, are so small that torch takes longer to begin than to do them.
 """
+
+from typing import Any
 
 import torch
 
+from paceline.engine.attention.dense import DenseAttention
 from paceline.engine.attention.paged import PagedAttention
+from paceline.engine.attention.tables import TableAttention
+from paceline.engine.backend import LayerKernels
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.plain_layer import Layer, Norm
-from paceline.engine.native import HEAD_SIZES, Kernels, PassRows
 
 
-def can_compile(plain: PlainDecoder) -> bool:
+def can_compile(plain: PlainDecoder, kernels: LayerKernels) -> bool:
     """Return whether the kernels can run this decoder."""
     layer = plain.layers[0]
     is_silu = type(layer.activation).__name__ in ("SiLU", "SiLUActivation")
     norms_before = bool(layer.before_attention and layer.before_feed_forward)
     norms_by_head = not layer.query_norm or len(layer.query_norm.weight) == layer.head_size
-    has_head_size = layer.head_size in HEAD_SIZES
-    return bool(plain.way) and has_head_size and is_silu and norms_before and norms_by_head
+    return bool(plain.way) and kernels.fits(layer.head_size) and is_silu and norms_before and norms_by_head
 
 
 class CompiledDecoder:
-    def __init__(self, plain: PlainDecoder, kernels: Kernels) -> None:
+    def __init__(self, plain: PlainDecoder, kernels: LayerKernels) -> None:
         self.plain = plain
         self._kernels = kernels
         self._dtype = plain.dtype
 
     @property
     def kernels(self) -> str:
-        return f"{type(self).__name__} {self.plain.way}"
+        return f"{type(self).__name__} {self.plain.way}, {self._kernels.name}"
 
-    @property
-    def is_row_independent(self) -> bool:
-        return self._dtype == torch.bfloat16  # in float32 few queries attend otherwise than many
+    def is_row_independent(self, layout: str) -> bool:
+        return self._kernels.is_row_independent(self._dtype, layout)
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        if not isinstance(attention, PagedAttention) or not self._can_read(attention):
-            return self.plain.logits(token_ids, positions, wanted, attention)
-        plain, rows = self.plain, PassRows(attention.spans, attention.segments)
-        if rows.longest > plain.turns.cos.shape[0]:
-            raise IndexError(f"a sequence of {rows.longest} tokens has no positions beyond {plain.turns.cos.shape[0]}")
+        plain, rows = self.plain, self._kernels.rows_of(attention)
+        if rows is None:
+            return plain.logits(token_ids, positions, wanted, attention)
+        assert isinstance(attention, PagedAttention | DenseAttention | TableAttention)
         hidden, added = plain.embedded(token_ids), None
         for layer in plain.layers:
             projected = layer.projection(self._add_and_norm(hidden, added, layer.before_attention))
-            attended = self._attend(layer, projected, rows, attention)
+            attended = self._attend(layer, projected, rows, attention.memory(layer.number))
             if layer is plain.layers[-1]:
                 # As in a plain decoder, the last layer's output is needed for the wanted tokens alone.
                 hidden, attended = hidden[wanted], attended[wanted]
@@ -65,15 +65,11 @@ class CompiledDecoder:
     def _normed(self, values: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         return self._kernels.add_and_norm(values, None, norm.weight, norm.epsilon) if norm else values
 
-    def _attend(self, layer: Layer, projected: torch.Tensor, rows: PassRows, attention: PagedAttention) -> torch.Tensor:
+    def _attend(
+        self, layer: Layer, projected: torch.Tensor, rows: Any, memory: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         norms, epsilon = None, 0.0
         if layer.query_norm and layer.key_norm:
             norms, epsilon = (layer.query_norm.weight, layer.key_norm.weight), layer.query_norm.epsilon
-        keys, values = attention.memory(layer.number)
         rotation = self.plain.turns.cos, self.plain.turns.sin
-        return self._kernels.attend(rows, projected, keys, values, rotation, norms, epsilon, layer.scaling)
-
-    def _can_read(self, attention: PagedAttention) -> bool:
-        """Return whether the cache is as the kernels assume; unlike torch they do not check."""
-        keys, _ = attention.memory(0)
-        return keys.device.type == "cpu" and keys.dtype == self._dtype
+        return self._kernels.attend(rows, projected, *memory, rotation, norms, epsilon, layer.scaling)

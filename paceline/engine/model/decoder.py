@@ -1,7 +1,7 @@
 """The way of a packed row through a model: by the model's own modules, or straight through their weights.
 
 Architectures known to be a plain decoder go the second way, with the same operations on the same weights, or with
-compiled ones where those were built. `self_check` compares the result with the model's own forward at load.
+a backend's kernels. `self_check` compares the result with the model's own forward at load.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from paceline.engine.backend import Backend
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import pack_layers
 from paceline.engine.model.plain_decoder import PlainDecoder
-from paceline.engine.native import find_kernels
 
 
 class Decoder(Protocol):
@@ -30,20 +30,18 @@ class Decoder(Protocol):
         """Name what computes, as it was chosen at load."""
         ...
 
-    @property
-    def is_row_independent(self) -> bool:
-        """Whether over pages no result depends on the other rows of a call, to the last bit."""
+    def is_row_independent(self, layout: str) -> bool:
+        """Return whether over a cache of this layout no result depends on the other rows of a call, to the last bit."""
         ...
 
 
-def make_decoder(module: PreTrainedModel) -> Decoder:
+def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
     """Make the best decoder for the module, which is used up: the decoder takes its weights."""
     if type(module).__name__ not in FORMS:
         pack_layers(module)
         return ModuleDecoder(module)
-    plain = PlainDecoder(module)
-    kernels = find_kernels() if can_compile(plain) else None
-    return CompiledDecoder(plain, kernels) if kernels else plain
+    plain, kernels = PlainDecoder(module, backend), backend.kernels
+    return CompiledDecoder(plain, kernels) if kernels and can_compile(plain, kernels) else plain
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,5 @@ class ModuleDecoder:
     def kernels(self) -> str:
         return type(self).__name__
 
-    @property
-    def is_row_independent(self) -> bool:
+    def is_row_independent(self, layout: str) -> bool:
         return False

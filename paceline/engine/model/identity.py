@@ -61,10 +61,12 @@ def origin_of_module(module: PreTrainedModel) -> Origin:
 
 def kernels_of(model: LoadedModel, layout: str, *, fixed_shapes: bool) -> str:
     """Name all that was chosen at load and may change the last bits of a result, for people and for comparison."""
+    quantization = model.description.quantization
     kinds = [
         _processor(model.kv_shape.device),
         f"torch {torch.__version__}",
         model.decoder.kernels,
+        *([f"{quantization} weights"] if quantization else []),
         f"{layout} cache",
     ]
     return ", ".join([*kinds, "fixed shapes"] if fixed_shapes else kinds)
@@ -72,7 +74,10 @@ def kernels_of(model: LoadedModel, layout: str, *, fixed_shapes: bool) -> str:
 
 def model_digest(description: ModelDescription) -> str:
     """Return the SHA-256, in hexadecimal, over all that decides outputs."""
-    return _digest(description.decides_output)
+    deciding = description.decides_output
+    if not description.quantization:
+        del deciding["quantization"]  # older builds, which quantise nothing, digest the same
+    return _digest(deciding)
 
 
 def _processor(device: torch.device) -> str:

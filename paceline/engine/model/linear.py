@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.native import PackedWeight, can_pack
+from paceline.engine.backend import Backend, Product
+from paceline.engine.quantization import QuantizedWeight
 
 ROWS = 16
 """Rows for which the layout is chosen: it serves one row and a whole prompt almost as well."""
@@ -23,7 +24,9 @@ LARGE_MODEL_BYTES = 2**24
 
 
 class Linear:
-    """A weight [out, in], packed where that pays, and a bias [out] or none."""
+    """A weight [out, in], packed where that pays, and a bias [out] or none. Rows may depend on each other."""
+
+    way = ""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, packed_bytes: int) -> None:
         self._is_packed = _pays(weight, packed_bytes)
@@ -45,7 +48,9 @@ class PackedLayer(torch.nn.Module):
 
     def __init__(self, layer: Any, packed_bytes: int) -> None:
         super().__init__()
-        self._linear = Linear(*_taken(layer), packed_bytes)
+        weight, bias = _taken(layer)
+        assert isinstance(weight, torch.Tensor)  # only plain decoders are quantised
+        self._linear = Linear(weight, bias, packed_bytes)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return self._linear(values)
@@ -57,26 +62,38 @@ def least_packed_bytes(module: torch.nn.Module) -> int:
     return PACKED_BYTES // 2 if model_bytes >= LARGE_MODEL_BYTES else PACKED_BYTES
 
 
-def take(*layers: Any, packed_bytes: int, order: torch.Tensor | None = None) -> Linear | PackedWeight:
-    """Join layers into one whose outputs are theirs side by side, or in `order`, packed from `packed_bytes` on."""
+def take(*layers: Any, backend: Backend, packed_bytes: int, order: torch.Tensor | None = None) -> Product:
+    """Join layers into one whose outputs are theirs side by side, or in `order`.
+
+    It is multiplied by as the backend does it; by torch if that cannot, packed from `packed_bytes` on. Quantised
+    weights that it cannot multiply by are dequantised.
+    """
     weights, found = zip(*map(_taken, layers), strict=True)
     biases = [bias for bias in found if bias is not None]
     assert len(biases) in (0, len(layers))
-    weight, bias = _joined(weights), _joined(biases) if biases else None
+    weight, bias = _joined(weights), torch.cat(biases) if biases else None
     if order is not None:
         weight, bias = weight[order], None if bias is None else bias[order]
-    return PackedWeight(weight, bias) if can_pack(weight) else Linear(weight, bias, packed_bytes)
+    if isinstance(weight, QuantizedWeight):
+        if product := backend.pack_quantized(weight, bias):
+            return product
+        weight = weight.dequantized()
+    return backend.pack(weight, bias) or Linear(weight, bias, packed_bytes)
 
 
-def _taken(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _taken(layer: Any) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor | None]:
     """Return a layer's weight and bias, which it loses, so that a model is never held twice."""
-    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    weight, bias = layer.weight, None if layer.bias is None else layer.bias.detach()
     layer.weight = layer.bias = None
-    return weight, bias
+    return weight if isinstance(weight, QuantizedWeight) else weight.detach(), bias
 
 
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
+def _joined(weights: Sequence[torch.Tensor | QuantizedWeight]) -> torch.Tensor | QuantizedWeight:
+    if len(weights) == 1:
+        return weights[0]
+    if quantized := [one for one in weights if isinstance(one, QuantizedWeight)]:
+        return QuantizedWeight.joined(quantized)
+    return torch.cat([one for one in weights if isinstance(one, torch.Tensor)])
 
 
 def pack_layers(module: torch.nn.Module) -> None:

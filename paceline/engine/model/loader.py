@@ -13,6 +13,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.attention.common import ATTENTION_NAME
+from paceline.engine.backend import find_backend
 from paceline.engine.interfaces import KvShape
 from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model.checkpoint import Checkpoint, label_of, max_length_of
@@ -20,6 +21,7 @@ from paceline.engine.model.decoder import make_decoder
 from paceline.engine.model.identity import Origin, origin_of_files, origin_of_module
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.weights_digest import reading_with_digest
+from paceline.engine.quantization import Quantization
 from paceline.errors import ModelNotUsable, StartupError
 from paceline.text import fingerprint
 from paceline.types import ModelDescription, TokenizerFiles
@@ -30,14 +32,42 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 
-def made_of(
-    module: PreTrainedModel, model_id: str, tokenizer: TokenizerFiles | None, origin: Origin | None = None
-) -> LoadedModel:
-    """Describe a module that was made with `ATTENTION_NAME` as its attention, and make its decoder, which uses it up.
+def described(
+    module: PreTrainedModel,
+    model_id: str,
+    tokenizer: TokenizerFiles | None,
+    origin: Origin | None = None,
+    quantization: Quantization = "none",
+) -> ModelDescription:
+    """Describe a module whose layers will be quantised so, and are not yet.
 
-    `origin` is None for a module that was not read from files. `loading` checks the result.
+    `origin` is None for a module that was not read from files.
     """
     origin = origin or origin_of_module(module)
+    config: Any = module.config
+    return ModelDescription(
+        model_id=label_of(model_id, config),
+        architecture=type(module).__name__,
+        vocabulary_size=config.vocab_size,
+        tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
+        max_length=max_length_of(config),
+        end_token_ids=_end_token_ids(module),
+        device=str(module.device),
+        dtype=str(module.dtype).removeprefix("torch."),
+        quantization="" if quantization == "none" else quantization,
+        parameter_count=module.num_parameters(),
+        has_chat_template=bool(tokenizer and tokenizer.chat_template),
+        weights_digest=origin.weights_digest,
+        configuration_digest=origin.configuration_digest,
+        revision=origin.revision,
+    )
+
+
+def made_of(module: PreTrainedModel, description: ModelDescription, tokenizer: TokenizerFiles | None) -> LoadedModel:
+    """Make the decoder of a module that was made with `ATTENTION_NAME` as its attention; this uses it up.
+
+    `loading` checks the result.
+    """
     config: Any = module.config
     head_count: int = config.num_attention_heads
     shape = KvShape(
@@ -48,23 +78,9 @@ def made_of(
         dtype=module.dtype,
         device=module.device,
     )
-    description = ModelDescription(
-        model_id=label_of(model_id, config),
-        architecture=type(module).__name__,
-        vocabulary_size=config.vocab_size,
-        tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
-        max_length=max_length_of(config),
-        end_token_ids=_end_token_ids(module),
-        device=str(module.device),
-        dtype=str(module.dtype).removeprefix("torch."),
-        parameter_count=module.num_parameters(),
-        has_chat_template=bool(tokenizer and tokenizer.chat_template),
-        weights_digest=origin.weights_digest,
-        configuration_digest=origin.configuration_digest,
-        revision=origin.revision,
-    )
     mixes_experts = _mixes_experts(module)  # before the module is used up
-    return LoadedModel(make_decoder(module), description, shape, tokenizer, mixes_experts)
+    backend = find_backend(module.device)
+    return LoadedModel(make_decoder(module, backend), description, shape, backend, tokenizer, mixes_experts)
 
 
 def resolve_device(device: str) -> str:
@@ -96,6 +112,12 @@ def read_module(checkpoint: Checkpoint, dtype: DtypeName, device: str) -> tuple[
         return module, origin_of_files(checkpoint.folder, digest)
     except (OSError, ValueError) as error:
         raise _half_written(checkpoint, error) from error
+
+
+def convert(module: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Convert the weights, as if they had been read so. Buffers, such as rotary frequencies, keep their dtype."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def _half_written(checkpoint: Checkpoint, error: Exception) -> ModelNotUsable:

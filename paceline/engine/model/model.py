@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from paceline.engine.backend import Backend
 from paceline.engine.interfaces import KvShape
 from paceline.engine.model.decoder import Decoder
 from paceline.types import ModelDescription, TokenizerFiles
@@ -12,6 +13,7 @@ class LoadedModel:
     decoder: Decoder
     description: ModelDescription
     kv_shape: KvShape
+    backend: Backend
     tokenizer: TokenizerFiles | None
     mixes_experts: bool
     """Whether a token of a pass shares products with the other tokens that its expert is given."""

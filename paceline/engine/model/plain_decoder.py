@@ -5,37 +5,39 @@ tokens through the built-in target. Numbers are rounded to the dtype of the weig
 cache; sums, norms and positions are float32.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from paceline.engine.backend import Backend
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.checkpoint import max_length_of
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import least_packed_bytes, take
 from paceline.engine.model.plain_layer import Layer, Norm
 from paceline.engine.model.turns import Turns
-from paceline.engine.native import PackedWeight
 
 
 class PlainDecoder:
-    def __init__(self, module: PreTrainedModel) -> None:
-        """Take the weights of a module whose architecture is among `FORMS`."""
+    def __init__(self, module: PreTrainedModel, backend: Backend) -> None:
+        """Take the weights of a module whose architecture is among `FORMS`, for products of the backend."""
         model: Any = module
         form, config = FORMS[type(module).__name__], module.config
-        packed_bytes = least_packed_bytes(module)  # before the layers lose their weights
+        taken = partial(
+            take, backend=backend, packed_bytes=least_packed_bytes(module)
+        )  # before the layers lose weights
         self.embedding = model.get_input_embeddings().weight
         like = torch.empty(0, device=self.embedding.device)
         head_size = model.model.layers[0].self_attn.head_dim
         self.turns = Turns(model.model.rotary_emb, like, max_length_of(config), head_size)
         self.layers = [
-            Layer(layer, number, form, self.turns.turned_size, packed_bytes)
-            for number, layer in enumerate(model.model.layers)
+            Layer(layer, number, form, self.turns.turned_size, taken) for number, layer in enumerate(model.model.layers)
         ]
         self.norm = Norm(model.model.norm.weight.detach(), model.model.norm.variance_epsilon)
-        self.head = take(model.get_output_embeddings(), packed_bytes=packed_bytes)
+        self.head = taken(model.get_output_embeddings())
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
@@ -61,14 +63,12 @@ class PlainDecoder:
     @property
     def way(self) -> str:
         """The way in which every product is made, so that a result depends on no other row; empty without one."""
-        layers = [one for layer in self.layers for one in layer.products]
-        ways = {one.way if isinstance(one, PackedWeight) else "" for one in [*layers, self.head]}
+        ways = {self.head.way, *(one.way for layer in self.layers for one in layer.products)}
         return ways.pop() if len(ways) == 1 else ""
 
     @property
     def kernels(self) -> str:
         return " ".join([type(self).__name__, *filter(None, [self.way])])
 
-    @property
-    def is_row_independent(self) -> bool:
+    def is_row_independent(self, layout: str) -> bool:
         return False  # torch's other operations may round otherwise with more rows

@@ -1,22 +1,21 @@
 """A layer of a plain decoder: attention and feed-forward as torch's operations on the weights."""
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from paceline.engine.backend import Product
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.forms import Form
-from paceline.engine.model.linear import take
 from paceline.engine.model.turns import Rotation, halves_order
 
 
 class Layer:
-    def __init__(self, layer: Any, number: int, form: Form, turned_size: int, packed_bytes: int) -> None:
-        """Take a module's weights. `turned_size` of a head's numbers turn; `packed_bytes`: see `linear`."""
+    def __init__(self, layer: Any, number: int, form: Form, turned_size: int, taken: Callable[..., Product]) -> None:
+        """Take a module's weights. `turned_size` of a head's numbers turn; `taken` is a form of `linear.take`."""
         attention, feed_forward, config = layer.self_attn, layer.mlp, layer.self_attn.config
-        taken = partial(take, packed_bytes=packed_bytes)
         self.number = number
         self.dtype: torch.dtype = attention.o_proj.weight.dtype
         self.head_size: int = attention.head_dim
@@ -25,11 +24,9 @@ class Layer:
         self.counts, self.turned_counts = (query_count + key_count, key_count), (query_count, key_count)
         """Numbers of heads: (queries and keys, values) and (queries, keys)."""
         order = halves_order(self.head_size, turned_size, turns_neighbours=form.turns_neighbours)
-        self.projection = taken(
-            *_those_of(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"), order=self._output_order(order)
-        )
-        self.output, self.down = taken(attention.o_proj), taken(feed_forward.down_proj)
-        self.gate_and_up = taken(*_those_of(feed_forward, "gate_up_proj", "gate_proj", "up_proj"))
+        projection, output, gate_and_up, down = products_of(layer)
+        self.projection = taken(*projection, order=self._output_order(order))
+        self.output, self.gate_and_up, self.down = taken(*output), taken(*gate_and_up), taken(*down)
         self.query_norm, self.key_norm = (_norm_of(attention, name, order) for name in ("q_norm", "k_norm"))
         self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward = (
             _norm_of(layer, name)
@@ -65,6 +62,17 @@ class Layer:
         hidden = hidden + _normed(self.after_attention, self.output(attended.flatten(1)))
         gate, up = self.gate_and_up(_normed(self.before_feed_forward, hidden)).chunk(2, dim=-1)
         return hidden + _normed(self.after_feed_forward, self.down(self.activation(gate).mul_(up)))
+
+
+def products_of(layer: Any) -> tuple[list[Any], ...]:
+    """Return the linear layers of a module's layer, those together that become one product."""
+    attention, feed_forward = layer.self_attn, layer.mlp
+    return (
+        _those_of(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"),
+        [attention.o_proj],
+        _those_of(feed_forward, "gate_up_proj", "gate_proj", "up_proj"),
+        [feed_forward.down_proj],
+    )
 
 
 class Norm:

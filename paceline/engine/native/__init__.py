@@ -5,6 +5,6 @@
 """
 
 from paceline.engine.native.kernels import HEAD_SIZES, Kernels, PassRows, find_kernels
-from paceline.engine.native.products import PackedWeight, can_pack
+from paceline.engine.native.products import PackedWeight, packed
 
-__all__ = ["HEAD_SIZES", "Kernels", "PackedWeight", "PassRows", "can_pack", "find_kernels"]
+__all__ = ["HEAD_SIZES", "Kernels", "PackedWeight", "PassRows", "find_kernels", "packed"]

@@ -14,7 +14,9 @@ from pathlib import Path
 import structlog
 import torch
 
-from paceline.engine.interfaces import Span
+from paceline.engine.attention.dense import DenseAttention
+from paceline.engine.attention.paged import PagedAttention
+from paceline.engine.interfaces import Attention, Span
 
 log = structlog.get_logger()
 
@@ -62,7 +64,7 @@ class _ProductCall(ctypes.Structure):
     _fields_ = (
         ("way", _pointer),
         *((name, _number) for name in ("row_count", "size", "column_count")),
-        *((name, _pointer) for name in ("rows", "weights", "bias", "out")),
+        *((name, _pointer) for name in ("rows", "weights", "scales", "bias", "out")),
     )
 
 
@@ -84,7 +86,7 @@ class PassRows:
 
 
 class Kernels:
-    """The functions, run by as many threads as torch may use. `dtype` is that of a result: float32 or bfloat16."""
+    """The functions, run by as many threads as torch may use: `LayerKernels` in float32 and bfloat16, and products."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -97,6 +99,24 @@ class Kernels:
         library.paceline_product_way.argtypes = (ctypes.c_char_p,)
         library.paceline_product_way.restype = _pointer
 
+    @property
+    def name(self) -> str:
+        return f"{self._library.paceline_lanes()} lanes"
+
+    def fits(self, head_size: int) -> bool:
+        return head_size in HEAD_SIZES
+
+    def is_row_independent(self, dtype: torch.dtype, layout: str) -> bool:
+        return dtype == torch.bfloat16  # in float32 few queries attend otherwise than many
+
+    def rows_of(self, attention: Attention) -> PassRows | None:
+        if not isinstance(attention, PagedAttention | DenseAttention):
+            return None
+        keys, _ = attention.memory(0)
+        # Unlike torch the functions do not check what they are given.
+        can_read = keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16)
+        return PassRows(attention.spans, attention.segments) if can_read else None
+
     def add_and_norm(
         self,
         hidden: torch.Tensor,
@@ -105,7 +125,6 @@ class Kernels:
         epsilon: float,
         dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
-        """Add `added` [T, N] to `hidden` [T, N], in place; return its root mean square norm [T, N]."""
         normed = torch.empty(hidden.shape, dtype=dtype)
         added_at = None if added is None else added.data_ptr()
         call = _NormCall(hidden.data_ptr(), added_at, weight.data_ptr(), epsilon, *hidden.shape, normed.data_ptr())
@@ -113,7 +132,6 @@ class Kernels:
         return normed
 
     def gate(self, gate_and_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Multiply the silu of the first half of [T, 2 N] by the second: [T, N] (SwiGLU; Shazeer, arXiv 2002.05202)."""
         token_count, size = gate_and_up.shape[0], gate_and_up.shape[1] // 2
         gated = torch.empty((token_count, size), dtype=dtype)
         call = _GateCall(gate_and_up.data_ptr(), token_count, size, gated.data_ptr())
@@ -131,14 +149,10 @@ class Kernels:
         epsilon: float,
         scaling: float,
     ) -> torch.Tensor:
-        """Store the new keys and values, and let every query see its own sequence up to itself.
-
-        `projected` holds queries, keys and values, [T, (H + 2 KV heads) * D], and is overwritten. `keys` and `values`
-        are a layer's memory, [KV heads, slots, D], whose dtype the result has. `rotation` is the cosines and the signed
-        sines, [positions, D]. `norms` are the weights [D] of the query and the key norm. Return [T, H * D].
-        """
-        kv_head_count, slot_count, head_size = keys.shape
+        (kv_head_count, slot_count, head_size), position_count = keys.shape, len(rotation[0])
         assert head_size in HEAD_SIZES
+        if rows.longest > position_count:
+            raise IndexError(f"a sequence of {rows.longest} tokens has no positions beyond {position_count}")
         head_count = projected.shape[1] // head_size - 2 * kv_head_count
         attended = torch.empty((projected.shape[0], head_count * head_size), dtype=keys.dtype)
         query_norm, key_norm = (one.data_ptr() for one in norms) if norms else (None, None)
@@ -159,15 +173,23 @@ class Kernels:
         way: int | None = self._library.paceline_product_way(name.encode())
         return way
 
-    def product(self, way: int, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply `rows` [M, K] by arranged `weights` [N / 16, ., 16, .]; add `bias` [N].
+    def product(
+        self,
+        way: int,
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        bias: torch.Tensor | None,
+        scales: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Multiply `rows` [M, K] by arranged `weights` [N / 16, ., 16, .] and the sums by `scales` [N]; add `bias` [N].
 
-        `way` is one of `product_way`, and decides the dtype of both. The bias and the result [M, N] are float32.
+        `way` is one of `product_way`, and decides the dtype of rows and weights. All else, the result [M, N] too, is
+        float32.
         """
         (row_count, size), column_count = rows.shape, weights.shape[0] * weights.shape[2]
         out = torch.empty((row_count, column_count))
-        bias_at = None if bias is None else bias.data_ptr()
-        places = rows.data_ptr(), weights.data_ptr(), bias_at, out.data_ptr()
+        scales_at, bias_at = (None if one is None else one.data_ptr() for one in (scales, bias))
+        places = rows.data_ptr(), weights.data_ptr(), scales_at, bias_at, out.data_ptr()
         call = _ProductCall(way, row_count, size, column_count, *places)
         self._library.paceline_product(ctypes.byref(call), self._threads())
         return out

@@ -1,4 +1,5 @@
-// Products of rows with weights, both bfloat16 or both float32, added up in float32; `products.py` calls them.
+// Products of rows with weights, added up in float32; `products.py` calls them. Rows and weights are both bfloat16 or both
+// float32, or else rows are float32 and weights int8 with a scale for each column.
 //
 // A row's result depends on that row and on the weights alone, to the last bit: each number is one sum over K in a fixed
 // order, whatever other rows there are and however many threads share the columns. See docs/numerics.md.
@@ -7,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "crew.h"
 #include "lanes.h"
@@ -28,18 +30,23 @@ typedef void (*ProductOf)(const Product *, int64_t begin, int64_t end);
 // As `kernels.py` fills it in.
 struct Product {
     ProductOf way;                          // one of `paceline_product_way`
-    int64_t row_count, size, column_count;  // M; K, in bfloat16 a multiple of STEP; N, a multiple of COLUMNS
+    int64_t row_count, size, column_count;  // M; K, in bfloat16 a multiple of STEP, in int8 of 4; N, a multiple of COLUMNS
     const void *rows;                       // [M, K]
-    const void *weights;                    // [N / COLUMNS, K / 2, COLUMNS, 2], or in float32 [N / COLUMNS, K, COLUMNS]
+    const void *weights;                    // [N / COLUMNS, K / 2, COLUMNS, 2]; in float32 1 in place of 2, in int8 4
+    const float *scales;                    // [N], by which sums are multiplied, or null
     const float *bias;                      // [N], or null
     float *out;                             // [M, N]
 };
 
-INLINE void add_bias(const Product &p, int64_t begin, int64_t end) {
-    if (!p.bias) return;
-    for (int64_t m = 0; m < p.row_count; m++)
-        for (int64_t n = begin; n < end; n += COLUMNS)
-            store(p.out + m * p.column_count + n, load(p.out + m * p.column_count + n) + load(p.bias + n));
+// Makes results of the sums in columns [begin, end).
+static void finish(const Product &p, int64_t begin, int64_t end) {
+    for (int64_t m = 0; m < p.row_count; m++) {
+        float *out = p.out + m * p.column_count;
+        if (p.scales)
+            for (int64_t n = begin; n < end; n++) out[n] *= p.scales[n];
+        if (p.bias)
+            for (int64_t n = begin; n < end; n++) out[n] += p.bias[n];
+    }
 }
 
 // Rows [m, m + row_count) by some blocks of columns, over [begin, end) of K.
@@ -53,79 +60,123 @@ constexpr int64_t MOST_BYTES = 4096;  // of a row: so much of the weights, and o
 struct Shape {
     int64_t row_count, block_count;
 };
-static Shape largest_shape() {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f")) return {8, 2};
-#endif
-    return {6, 1};
+
+static Shape largest_shape(int64_t row_count) {
+    if (is_wide()) return {8, 2};
+    // Few rows take more blocks: one block's sums would wait for each other.
+    return {4, row_count == 1 ? 4 : row_count == 2 ? 2 : 1};
 }
 
 // Columns [begin, end) of the product, part by part. K goes on where it stopped: its sums wait in `out`.
 static void add_parts(const Product &p, AddPart add, int64_t number_bytes, int64_t begin, int64_t end) {
-    const Shape shape = largest_shape();
+    const Shape shape = largest_shape(p.row_count);
     const int64_t most = MOST_BYTES / number_bytes;
-    for (int64_t column = begin; column < end; column += shape.block_count * COLUMNS)
+    for (int64_t column = begin, blocks; column < end; column += blocks * COLUMNS) {
+        blocks = end - column < shape.block_count * COLUMNS ? 1 : shape.block_count;
         for (int64_t k = 0; k < p.size; k += most)
             for (int64_t m = 0; m < p.row_count; m += shape.row_count) {
-                const int64_t blocks = std::min(shape.block_count, (end - column) / COLUMNS);
                 const Part part{m, std::min(shape.row_count, p.row_count - m), column, blocks, k, std::min(k + most, p.size)};
                 add(&p, &part);
             }
-    add_bias(p, begin, end);
+    }
+    finish(p, begin, end);
 }
 
 // Runs DO<T, rows, blocks>(product, part) for a part of any shape.
-#define WITH_ROWS(DO, T, ROWS) \
-    case ROWS: return part->block_count == 2 ? DO<T, ROWS, 2>(*call, *part) : DO<T, ROWS, 1>(*call, *part)
-#define WITH_SHAPE(DO, T) \
-    switch (part->row_count) { \
-        WITH_ROWS(DO, T, 1); WITH_ROWS(DO, T, 2); WITH_ROWS(DO, T, 3); WITH_ROWS(DO, T, 4); \
-        WITH_ROWS(DO, T, 5); WITH_ROWS(DO, T, 6); WITH_ROWS(DO, T, 7); WITH_ROWS(DO, T, 8); \
-    }
+#define WITH(DO, T, ROWS, BLOCKS) \
+    if (part->row_count == ROWS && part->block_count == BLOCKS) return DO<T, ROWS, BLOCKS>(*call, *part)
+#define WITH_ROWS(DO, T, ROWS) WITH(DO, T, ROWS, 2); WITH(DO, T, ROWS, 1)
+#define WITH_WIDE_SHAPE(DO, T) \
+    WITH_ROWS(DO, T, 1); WITH_ROWS(DO, T, 2); WITH_ROWS(DO, T, 3); WITH_ROWS(DO, T, 4); \
+    WITH_ROWS(DO, T, 5); WITH_ROWS(DO, T, 6); WITH_ROWS(DO, T, 7); WITH_ROWS(DO, T, 8)
+#define WITH_NARROW_SHAPE(DO, T) \
+    WITH(DO, T, 1, 4); WITH(DO, T, 1, 1); WITH(DO, T, 2, 2); WITH(DO, T, 2, 1); WITH(DO, T, 3, 1); WITH(DO, T, 4, 1)
 
-// Numbers k and k + 1 of a row with those of BLOCKS blocks of columns. Even and odd ones are halves of one 32-bit word.
-template <int BLOCKS>
-INLINE void add_step(const Half *row, const Bits (&weights)[BLOCKS], Floats (&sums)[BLOCKS]) {
-    uint32_t pair;
-    std::memcpy(&pair, row, 4);
-    const uint32_t words[2] = {pair << 16, pair & 0xffff0000};
-    float own[2];
-    std::memcpy(own, words, sizeof own);
-    for (int b = 0; b < BLOCKS; b++) sums[b] += own[0] * reinterpret_cast<Floats>(weights[b] << 16);
-    for (int b = 0; b < BLOCKS; b++) sums[b] += own[1] * reinterpret_cast<Floats>(weights[b] & 0xffff0000);
+// `add_step` adds the products of ROWS rows, `stride` numbers apart, with the weights in COUNT vectors of words. There is
+// one for each type of weights. A column's weights in a word follow each other in K.
+template <class V, int ROWS, int COUNT>
+INLINE void add_step(const float *rows, int64_t stride, const float *, const typename V::Bits (&words)[COUNT],
+                     typename V::Floats (&sums)[ROWS][COUNT]) {
+    for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += rows[r * stride] * reinterpret_cast<typename V::Floats>(words[i]);
 }
-template <int BLOCKS>
-INLINE void add_step(const float *row, const Bits (&weights)[BLOCKS], Floats (&sums)[BLOCKS]) {
-    for (int b = 0; b < BLOCKS; b++) sums[b] += *row * reinterpret_cast<Floats>(weights[b]);
+template <class V, int ROWS, int COUNT>
+INLINE void add_step(const Half *rows, int64_t stride, const Half *, const typename V::Bits (&words)[COUNT],
+                     typename V::Floats (&sums)[ROWS][COUNT]) {
+    for (int r = 0; r < ROWS; r++) {
+        uint32_t pair;
+        std::memcpy(&pair, rows + r * stride, 4);
+        const uint32_t halves[2] = {pair << 16, pair & 0xffff0000};
+        float own[2];
+        std::memcpy(own, halves, sizeof own);
+        UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += own[0] * reinterpret_cast<typename V::Floats>(words[i] << 16);
+        UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += own[1] * reinterpret_cast<typename V::Floats>(words[i] & 0xffff0000);
+    }
+}
+template <class V, int ROWS, int COUNT>
+INLINE void add_step(const float *rows, int64_t stride, const int8_t *, const typename V::Bits (&words)[COUNT],
+                     typename V::Floats (&sums)[ROWS][COUNT]) {
+    for (int k = 0; k < 4; k++)
+        UNROLLED for (int i = 0; i < COUNT; i++) {
+            const auto own = reinterpret_cast<typename V::Ints>(words[i] << (24 - 8 * k)) >> 24;
+            const auto widened = __builtin_convertvector(own, typename V::Floats);
+            for (int r = 0; r < ROWS; r++) sums[r][i] += rows[r * stride + k] * widened;
+        }
+}
+
+template <class T, int WIDTH, int ROWS, int BLOCKS>
+INLINE void vectors(const Product &p, const Part &part) {
+    typedef Vectors<WIDTH> V;
+    typedef std::conditional_t<std::is_same_v<T, int8_t>, float, T> Number;
+    constexpr int STEP_SIZE = sizeof(float) / sizeof(T), OF_BLOCK = COLUMNS / WIDTH, COUNT = BLOCKS * OF_BLOCK;
+    const T *weights = static_cast<const T *>(p.weights) + part.column * p.size;
+    const Number *rows = static_cast<const Number *>(p.rows) + part.m * p.size;
+    float *out = p.out + part.m * p.column_count + part.column;
+    typename V::Floats sums[ROWS][COUNT] = {};
+    if (part.begin)
+        for (int r = 0; r < ROWS; r++)
+            UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] = V::load(out + r * p.column_count + i * WIDTH);
+    for (int64_t k = part.begin; k < part.end; k += STEP_SIZE) {
+        typename V::Bits words[COUNT];
+        UNROLLED for (int i = 0; i < COUNT; i++) {
+            const T *block = weights + (i / OF_BLOCK * p.size + k) * COLUMNS;
+            std::memcpy(&words[i], block + i % OF_BLOCK * WIDTH * STEP_SIZE, sizeof words[i]);
+        }
+        add_step<V, ROWS, COUNT>(rows + k, p.size, weights, words, sums);
+    }
+    for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int i = 0; i < COUNT; i++) V::store(out + r * p.column_count + i * WIDTH, sums[r][i]);
 }
 
 template <class T, int ROWS, int BLOCKS>
-INLINE void vectors(const Product &p, const Part &part) {
-    constexpr int STEP_SIZE = sizeof(float) / sizeof(T);
-    const T *weights = static_cast<const T *>(p.weights) + part.column * p.size;
-    const T *rows = static_cast<const T *>(p.rows) + part.m * p.size;
-    float *out = p.out + part.m * p.column_count + part.column;
-    Floats sums[ROWS][BLOCKS] = {};
-    if (part.begin)
-        for (int r = 0; r < ROWS; r++)
-            for (int b = 0; b < BLOCKS; b++) sums[r][b] = load(out + r * p.column_count + b * COLUMNS);
-    for (int64_t k = part.begin; k < part.end; k += STEP_SIZE) {
-        Bits own[BLOCKS];
-        for (int b = 0; b < BLOCKS; b++) std::memcpy(own + b, weights + (b * p.size + k) * COLUMNS, sizeof(Bits));
-        for (int r = 0; r < ROWS; r++) add_step<BLOCKS>(rows + r * p.size + k, own, sums[r]);
-    }
-    for (int r = 0; r < ROWS; r++)
-        for (int b = 0; b < BLOCKS; b++) store(out + r * p.column_count + b * COLUMNS, sums[r][b]);
+INLINE void narrow(const Product &p, const Part &part) {
+    vectors<T, NARROW, ROWS, BLOCKS>(p, part);
 }
 
 // By the operations that every processor has.
-KERNEL void add_vectors_half(const Product *call, const Part *part) { WITH_SHAPE(vectors, Half) }
-KERNEL void add_vectors_float(const Product *call, const Part *part) { WITH_SHAPE(vectors, float) }
+KERNEL void add_narrow_half(const Product *call, const Part *part) { WITH_NARROW_SHAPE(narrow, Half); }
+KERNEL void add_narrow_float(const Product *call, const Part *part) { WITH_NARROW_SHAPE(narrow, float); }
+KERNEL void add_narrow_int8(const Product *call, const Part *part) { WITH_NARROW_SHAPE(narrow, int8_t); }
+#if defined(__x86_64__)
+template <class T, int ROWS, int BLOCKS>
+INLINE void wide(const Product &p, const Part &part) {
+    vectors<T, COLUMNS, ROWS, BLOCKS>(p, part);
+}
+WIDE void add_wide_half(const Product *call, const Part *part) { WITH_WIDE_SHAPE(wide, Half); }
+WIDE void add_wide_float(const Product *call, const Part *part) { WITH_WIDE_SHAPE(wide, float); }
+WIDE void add_wide_int8(const Product *call, const Part *part) { WITH_WIDE_SHAPE(wide, int8_t); }
+#define ADD(T) (is_wide() ? add_wide_##T : add_narrow_##T)
+#else
+#define ADD(T) add_narrow_##T
+#endif
 static void widened_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(*call, add_vectors_half, sizeof(Half), begin, end);
+    add_parts(*call, ADD(half), sizeof(Half), begin, end);
 }
 static void float_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(*call, add_vectors_float, sizeof(float), begin, end);
+    add_parts(*call, ADD(float), sizeof(float), begin, end);
+}
+static void int8_product(const Product *call, int64_t begin, int64_t end) {
+    add_parts(*call, ADD(int8), sizeof(float), begin, end);
 }
 
 #if defined(__x86_64__)
@@ -153,7 +204,7 @@ DOTTED INLINE void dotted(const Product &p, const Part &part) {
 }
 
 // By AVX512-BF16's products of pairs.
-extern "C" DOTTED void add_dotted(const Product *call, const Part *part) { WITH_SHAPE(dotted, Half) }
+extern "C" DOTTED void add_dotted(const Product *call, const Part *part) { WITH_WIDE_SHAPE(dotted, Half); }
 static void dotted_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, add_dotted, sizeof(Half), begin, end);
 }
@@ -216,7 +267,7 @@ TILED static void tiled_product(const Product *call, int64_t begin, int64_t end)
     for (; column + 2 * COLUMNS <= end; column += 2 * COLUMNS) tiled_columns<2>(*call, column);
     if (column < end) tiled_columns<1>(*call, column);
     _tile_release();
-    add_bias(*call, begin, end);
+    finish(*call, begin, end);
 }
 #endif
 
@@ -224,9 +275,10 @@ TILED static void tiled_product(const Product *call, int64_t begin, int64_t end)
 extern "C" ProductOf paceline_product_way(const char *name) {
     if (!std::strcmp(name, "float32")) return float_product;
     if (!std::strcmp(name, "widened")) return widened_product;
+    if (!std::strcmp(name, "int8")) return int8_product;
 #if defined(__x86_64__) && defined(__linux__)
     __builtin_cpu_init();
-    if (!std::strcmp(name, "dotted") && __builtin_cpu_supports("avx512bf16")) return dotted_product;
+    if (!std::strcmp(name, "dotted") && is_wide() && __builtin_cpu_supports("avx512bf16")) return dotted_product;
     // Linux gives a process the tiles' registers when it asks: ARCH_REQ_XCOMP_PERM, feature 18.
     if (!std::strcmp(name, "tiled") && __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, 0x1023, 18))
         return tiled_product;

@@ -1,6 +1,6 @@
-"""Products whose results depend on no other row: float32 or bfloat16 rows with weights of the same. See `products.h`.
+"""Products whose results depend on no other row: float32 or bfloat16 rows with weights of the same or of int8.
 
-It owns how weights are arranged, and in which of the library's ways this machine multiplies.
+It owns how weights are arranged, and in which of the library's ways this machine multiplies. See `products.h`.
 """
 
 import time
@@ -10,45 +10,64 @@ import torch
 import torch.nn.functional as F
 
 from paceline.engine.native.kernels import Kernels, find_kernels
+from paceline.engine.quantization import QuantizedWeight
 
-WAYS = {torch.float32: ("float32",), torch.bfloat16: ("tiled", "dotted", "widened")}
-"""Ways to multiply; in bfloat16 by AMX, AVX512-BF16, and what every processor has. The first are mostly faster."""
+WAYS = {torch.float32: ("float32",), torch.bfloat16: ("tiled", "dotted", "widened"), torch.int8: ("int8",)}
+"""Ways to multiply by the weights' dtype; in bfloat16 by AMX, AVX512-BF16, and what every processor has. The first are
+mostly faster."""
 CLEARLY_FASTER = 1.5
 """How much faster a later way must be: replicas on one kind of machine have to choose alike."""
 COLUMNS = 16
-HALF_STEP = 32
-"""Sizes of rows in bfloat16 are multiples of this."""
+SIZE_STEPS = {torch.float32: 1, torch.bfloat16: 32, torch.int8: 4}
+"""Rows' sizes are multiples of this, by the weights' dtype."""
 _TRIED_SIZE = 1024
 _TRIED_ROWS = 16
 _TRIALS = 5
 
+Weight = torch.Tensor | QuantizedWeight
 
-def can_pack(weight: torch.Tensor) -> bool:
+
+def packed(weight: Weight, bias: torch.Tensor | None) -> "PackedWeight | None":
+    """Arrange a weight [N, K] and a bias [N] or none for the kernels; return None if they cannot multiply by it."""
+    return PackedWeight(weight, bias) if can_pack(weight) else None
+
+
+def can_pack(weight: Weight) -> bool:
     """Return whether a weight [N, K] can become a `PackedWeight`."""
-    fits = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % HALF_STEP == 0)
-    return fits and weight.device.type == "cpu" and find_kernels() is not None
+    numbers = _numbers(weight)
+    fits = numbers.dtype in WAYS and numbers.shape[1] % SIZE_STEPS[numbers.dtype] == 0
+    return fits and weight.dtype in WAYS and numbers.device.type == "cpu" and find_kernels() is not None
 
 
 class PackedWeight:
     """A weight [N, K] arranged for the kernels, and a bias [N] or none."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, way: str | None = None) -> None:
+    def __init__(self, weight: Weight, bias: torch.Tensor | None, way: str | None = None) -> None:
         """`way` is one that the machine has; None for the best one."""
-        kernels = find_kernels()
-        assert kernels and can_pack(weight) and way in (None, *WAYS[weight.dtype])
-        self._kernels, self.way = kernels, way or best_way(kernels, weight.dtype)
+        kernels, numbers = find_kernels(), _numbers(weight)
+        assert kernels and can_pack(weight) and way in (None, *WAYS[numbers.dtype])
+        self._kernels, self.way = kernels, way or best_way(kernels, numbers.dtype)
         self._way = _found(kernels, self.way)
-        self._column_count, self._dtype = len(weight), weight.dtype
-        self._weights, self._bias = arranged(weight), None
-        if bias is not None:
-            self._bias = F.pad(bias.float(), (0, -self._column_count % COLUMNS))
+        self._column_count, self._dtype = len(numbers), weight.dtype
+        self._weights = arranged(numbers)
+        self._bias = None if bias is None else self._padded(bias)
+        self._scales = self._padded(weight.scales) if isinstance(weight, QuantizedWeight) else None
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """Turn [M, K] of any dtype into [M, N] of float32."""
         rows = values.to(self._dtype).contiguous()
-        product = self._kernels.product(self._way, rows, self._weights, self._bias)
+        if self._scales is not None:
+            rows = rows.float()  # what is multiplied by int8 is rounded as beside other weights, and then widened
+        product = self._kernels.product(self._way, rows, self._weights, self._bias, self._scales)
         # The compiled operations that read the result know no gaps between its rows.
         return product[:, : self._column_count].contiguous()
+
+    def _padded(self, values: torch.Tensor) -> torch.Tensor:
+        return F.pad(values.float(), (0, -self._column_count % COLUMNS)).contiguous()
+
+
+def _numbers(weight: Weight) -> torch.Tensor:
+    return weight.numbers if isinstance(weight, QuantizedWeight) else weight
 
 
 def _found(kernels: Kernels, name: str) -> int:
@@ -60,7 +79,7 @@ def _found(kernels: Kernels, name: str) -> int:
 def arranged(weight: torch.Tensor) -> torch.Tensor:
     """Rearrange [N, K], padded with zeros to a multiple of 16 columns.
 
-    As [N / 16, K, 16, 1] in float32, and as [N / 16, K / 2, 16, 2] in bfloat16.
+    As [N / 16, K, 16, 1] in float32, [N / 16, K / 2, 16, 2] in bfloat16, and [N / 16, K / 4, 16, 4] in int8.
     """
     column_count, size = weight.shape
     numbers = 4 // weight.itemsize

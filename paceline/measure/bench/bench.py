@@ -32,6 +32,7 @@ from paceline.measure.system import Measured, System
 from paceline.measure.traffic import copy_bandwidth, pass_traffic
 from paceline.model_service.worker import ModelWorker
 from paceline.process.launcher import plan_cluster
+from paceline.types import ModelDescription
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Bench:
         # Peers run with the priority that their users give them.
         self._worker = ModelWorker(None, niceness=0)
         self._threads: dict[SystemSpec, int] = {}
+        self._bandwidth_bytes_per_s = 0.0
         self._result = BenchResult(
             _label(plan.pair.target_model),
             _label(plan.pair.draft_model),
@@ -85,7 +87,7 @@ class Bench:
     async def run(self) -> None:
         """Run everything; `observer.measured` gets the result after each pass."""
         try:
-            self._result = replace(self._result, floors=await self._worker.run(self._floors))
+            self._bandwidth_bytes_per_s = await self._worker.run(copy_bandwidth, self._device)
             for specs in grid.groups(self._plan):
                 async with AsyncExitStack() as stack:
                     systems = await self._open(specs, stack)
@@ -95,13 +97,14 @@ class Bench:
             # In a thread, because it waits until an interrupted pass ends, at the pass's next token.
             await asyncio.to_thread(self._worker.close)
 
-    def _floors(self) -> tuple[Floor, ...]:
-        bandwidth = copy_bandwidth(self._device)
+    def _note_floor(self, dtype: str, target: ModelDescription, draft: ModelDescription) -> None:
+        """Keep the floor of the first system of ours in a dtype; its models tell how many bytes a weight has."""
+        if any(one.dtype == dtype for one in self._result.floors):
+            return
         pair = self._plan.pair
-        return tuple(
-            Floor(dtype, bandwidth, pass_traffic(pair.target_model, dtype), pass_traffic(pair.draft_model, dtype))
-            for dtype in dict.fromkeys(one.dtype for one in self._plan.precisions)
-        )
+        traffic = pass_traffic(pair.target_model, target), pass_traffic(pair.draft_model, draft)
+        floor = Floor(dtype, self._bandwidth_bytes_per_s, *traffic)
+        self._result = replace(self._result, floors=(*self._result.floors, floor))
 
     async def _open(self, specs: Sequence[SystemSpec], stack: AsyncExitStack) -> dict[SystemSpec, System]:
         """Start our clusters and load the peers' models, each model once."""
@@ -111,7 +114,9 @@ class Bench:
             self._observer.started(f"starting {spec.label}", 1)
             if spec.is_ours:
                 options = grid.cluster_options(spec, self._plan.pair)
-                systems[spec] = await stack.enter_async_context(running_system(options, self._plan.max_new_tokens))
+                ours = await stack.enter_async_context(running_system(options, self._plan.max_new_tokens))
+                systems[spec] = ours
+                self._note_floor(spec.precision.dtype, *await ours.models())
             else:
                 peer = await self._worker.run(self._peer, spec, load)
                 systems[spec] = local = LocalSystem(self._worker, peer)

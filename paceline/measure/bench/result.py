@@ -65,7 +65,7 @@ class SystemResult:
 
 @dataclass(frozen=True)
 class Floor:
-    """Lower bound on the time of decoding in a dtype: the bytes of a pass over the machine's bandwidth."""
+    """Lower bound on the time of decoding in the target's dtype: the bytes of a pass over the machine's bandwidth."""
 
     dtype: str
     bandwidth_bytes_per_s: float

@@ -119,7 +119,8 @@ class Equivalence:
         self._codec = codec
         self._folder = folder
         self._observer = observer
-        self._device = resolve_device(plan_cluster(plan.pair).target.settings.device)
+        settings = plan_cluster(plan.pair).target.settings
+        self._device, self._quantization = resolve_device(settings.device), settings.quantization
         self._worker = ModelWorker(None)
 
     async def run(self) -> None:
@@ -142,13 +143,14 @@ class Equivalence:
         plain = await self._outputs(precision, "continuous", batch_size, max_draft_count=0)
         self._observer.started(f"{precision.dtype} {HUGGING_FACE} generate, batch 1", len(self._prompts))
         model = self._plan.pair.target_model
-        hugging_face = await self._worker.run(HuggingFaceReference, model, precision.dtype, self._device)
+        as_served = precision.dtype, self._device, self._quantization
+        hugging_face = await self._worker.run(HuggingFaceReference, model, *as_served)
         expected = await reference_outputs(
             hugging_face,
             self._worker,
             self._prompts,
             self._plan.max_new_tokens,
-            identity=identity_of(model, precision.dtype, self._device),
+            identity=identity_of(model, *as_served),
             file=self._folder / f"reference-{precision.dtype}.jsonl",
             advance=self._observer.advanced,
         )

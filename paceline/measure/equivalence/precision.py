@@ -14,7 +14,8 @@ DTYPES = ("auto", *NAMED_DTYPES)
 NUMERICS = ("fast", "strict")
 """Numerics that may be asked for by name; without a name they are `auto`, the services' default."""
 AS_SERVED = (
-    "as served: strict in half precision, and fast there under the paper's policies, whose layout cannot be strict. "
+    "strict in half precision, as by default, and fast there under the paper's policies, whose layout not every "
+    "machine runs strictly. "
     "Each also with -fast or -strict after it."
 )
 
@@ -61,4 +62,5 @@ def with_precision(options: ClusterOptions, precision: Precision, policy: str) -
 
 
 def _is_dense(policy: str, precision: Precision) -> bool:
+    # Not every machine runs the dense layout strictly.
     return policy in PAPER_POLICIES and precision.numerics != "strict"

@@ -1,6 +1,7 @@
 """Hugging Face `generate`: the yardstick for exactness and for speed.
 
-It loads the checkpoint a second time, with transformers' own attention. The engine only tells where the checkpoint is.
+It loads the checkpoint a second time, with transformers' own attention. The engine only tells where the
+checkpoint is, and quantises.
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.model.checkpoint import find_checkpoint
+from paceline.engine.model.quantized_layers import quantize_layers
 
 
 class HuggingFaceReference:
-    def __init__(self, model: str, dtype: str, device: str = "cpu") -> None:
-        """`dtype` is a torch type's name, such as `float32`, or `auto` for the checkpoint's own."""
+    def __init__(self, model: str, dtype: str, device: str = "cpu", quantization: str = "none") -> None:
+        """`dtype` is a torch type's name, such as `float32`, or `auto` for the checkpoint's own.
+
+        With `quantization` `int8` it has the weights that the engine would have.
+        """
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         folder = find_checkpoint(model).folder
         self._folder = folder
@@ -27,6 +32,8 @@ class HuggingFaceReference:
             folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), local_files_only=True
         )
         self.model = loaded.to(device)
+        if quantization == "int8":
+            quantize_layers(self.model)
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -37,11 +37,11 @@ async def reference_outputs(
     return outputs
 
 
-def identity_of(model: str, dtype: str, device: str) -> str:
-    """Describe what Hugging Face's output depends on beside the prompt: weights, dtype, device, library versions."""
+def identity_of(model: str, dtype: str, device: str, quantization: str) -> str:
+    """Describe what Hugging Face's output depends on beside the prompt: weights, their format, device, libraries."""
     files = sorted(find_checkpoint(model).folder.glob("*.safetensors"))
     weights = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
-    return json.dumps([model, weights, dtype, device, version("torch"), version("transformers")])
+    return json.dumps([model, weights, dtype, quantization, device, version("torch"), version("transformers")])
 
 
 def _read(file: Path) -> dict[str, list[int]]:

@@ -1,0 +1,43 @@
+"""Quantised linear layers in place of a module's own.
+
+It owns which layers of a model are quantised: those that become products of a plain decoder, the output head too. The
+embedding, of which a pass reads a few rows, stays as it is, also where the head shared its weight.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from paceline.engine.model.forms import FORMS
+from paceline.engine.quantization import QuantizedWeight
+from paceline.errors import StartupError
+
+
+class QuantizedLinear(torch.nn.Module):
+    """Multiplies as a linear layer does, by the dequantised weight."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = QuantizedWeight.of(layer.weight.detach()), layer.bias
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return F.linear(values, self.weight.dequantized(), self.bias)
+
+
+def quantize_layers(module: PreTrainedModel) -> None:
+    """Replace every linear layer of a plain decoder. Raise StartupError for another architecture."""
+    if not can_quantize(module):
+        raise StartupError(
+            f"--quantization int8 cannot be had of {type(module).__name__}: only products of plain decoders are "
+            f"quantised ({', '.join(FORMS)}); start with --quantization none"
+        )
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) is torch.nn.Linear:
+                setattr(parent, name, QuantizedLinear(child))
+
+
+def can_quantize(module: PreTrainedModel) -> bool:
+    return type(module).__name__ in FORMS

@@ -1,0 +1,61 @@
+"""Choices of many rows at once by a device's kernels: the rows' rules as tensors, and what the kernels must do.
+
+It knows which rules kernels can follow, and not how; `sampling` has the rule itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Protocol
+
+import torch
+
+from paceline.engine.noise import signed64
+from paceline.types import ChoiceRule, SamplingParameters
+
+NO_TOKEN = -1
+"""Stands for the token id, on the device, where no token can be chosen."""
+
+
+def is_by_logits(sampling: SamplingParameters) -> bool:
+    """Return whether a choice depends on the logits and the position alone: no bias, no penalty, no early end."""
+    filters = SamplingParameters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    return sampling == filters
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """Rules of N rows, of which `is_by_logits` holds, on the device."""
+
+    seeds: torch.Tensor
+    """[N], made by `signed64`."""
+    numbers: torch.Tensor
+    """[N, 4] in float64: temperature, top-k, top-p, and the logarithm of min-p."""
+
+    @staticmethod
+    def empty(row_count: int, device: torch.device) -> "RowRules":
+        """Return greedy rules, to be filled in."""
+        seeds = torch.zeros(row_count, dtype=torch.int64, device=device)
+        return RowRules(seeds, torch.zeros((row_count, 4), dtype=torch.float64, device=device))
+
+    def fill(self, rules: Sequence[ChoiceRule]) -> None:
+        """Write the rules of the first rows; the others become greedy."""
+        self.seeds[: len(rules)] = torch.tensor([signed64(rule.seed) for rule in rules])
+        numbers = [_numbers(rule.sampling) for rule in rules]
+        self.numbers[: len(rules)] = torch.tensor(numbers, dtype=torch.float64)
+        self.numbers[len(rules) :] = 0
+
+
+def _numbers(sampling: SamplingParameters) -> tuple[float, ...]:
+    least = log(sampling.min_p) if sampling.min_p else float("-inf")
+    return sampling.temperature, sampling.top_k, sampling.top_p, least
+
+
+class ChoiceKernels(Protocol):
+    def choose_rows(self, logits: torch.Tensor, rules: RowRules, positions: torch.Tensor) -> torch.Tensor:
+        """Return the choices [N] from logits [N, V] by the rule of `sampling`; `NO_TOKEN` where there is none.
+
+        All choices of one model are made by one of the two: where a filter ends, their sums may round otherwise.
+        `positions` [N] are those of the chosen tokens.
+        """
+        ...

@@ -1,0 +1,138 @@
+"""Several steps of some sequences in a row: a token is chosen after each row, fed back, and the next one is chosen.
+
+It owns the order of the steps. It knows nothing of why they are made.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from paceline.checks import MAX_PROPOSED_COUNT
+from paceline.engine.fixed_shapes import BlockPasses
+from paceline.engine.fixed_shapes.passes import MAX_NEW_TOKENS
+from paceline.engine.fixed_shapes.rows import most_rows
+from paceline.engine.interfaces import let_go
+from paceline.engine.passes import Piece
+from paceline.engine.placing import PackedRow
+from paceline.engine.row_choice import is_by_logits
+from paceline.engine.runner import PassSize, Runner
+from paceline.engine.sampling import Choosing
+from paceline.errors import PacelineError
+from paceline.types import ChoiceRule, Prefilled
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A row without draft tokens, after which `count` tokens are to be chosen."""
+
+    row: PackedRow
+    rule: ChoiceRule
+    count: int
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.count <= MAX_PROPOSED_COUNT
+
+
+StepOutcome = list[int] | Prefilled | PacelineError
+"""The tokens chosen, fewer if one could not be; how far a long row got; or why the row could not run."""
+
+
+class Steps:
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def run(self, rows: Sequence[StepRow]) -> list[StepOutcome]:
+        """Run the rows and return their outcomes. All chosen tokens but the last are cached afterwards.
+
+        A row that has its tokens leaves the later passes. Where passes are recorded, all steps of short rows are made
+        without the host in between.
+        """
+        at_once = {index: row for index, row in enumerate(rows) if self.can_run_at_once(row)}
+        apart = {index: row for index, row in enumerate(rows) if index not in at_once}
+        outcomes = self._in_parts(at_once) | self._one_by_one(apart)
+        return [outcomes[index] for index in range(len(rows))]
+
+    def can_run_at_once(self, one: StepRow) -> bool:
+        is_short = len(one.row.token_ids) <= MAX_NEW_TOKENS and not one.row.following_count
+        return isinstance(self._runner.passes, BlockPasses) and is_short and is_by_logits(one.rule.sampling)
+
+    def _one_by_one(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
+        chosen: dict[int, list[int]] = {index: [] for index in rows}
+        outcomes: dict[int, StepOutcome] = {}
+        pending = list(rows)
+        while pending:
+            step = self._step([_next(rows[index], chosen[index]) for index in pending])
+            for index, outcome in zip(pending, step, strict=True):
+                if isinstance(outcome, int):
+                    chosen[index].append(outcome)
+                else:
+                    outcomes[index] = chosen[index] if outcome is None else outcome
+            pending = [index for index in pending if index not in outcomes and len(chosen[index]) < rows[index].count]
+        return chosen | outcomes
+
+    def _step(self, rows: Sequence[StepRow]) -> list[int | Prefilled | PacelineError | None]:
+        """Run one pass and return the next tokens; None says that none can be chosen, so the row ends here."""
+        runner = self._runner
+        outcomes = runner.forward([one.row for one in rows])
+        choosing = [
+            Choosing(outcome, one.rule, runner.cache.token_ids(one.row.sequence_id))
+            for one, outcome in zip(rows, outcomes, strict=True)
+            if isinstance(outcome, Tensor)
+        ]
+        choices = (choice if isinstance(choice, int) else None for (choice,) in runner.choose(choosing))
+        return [next(choices) if isinstance(outcome, Tensor) else outcome for outcome in outcomes]
+
+    def _in_parts(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
+        size = most_rows(max((len(one.row.token_ids) for one in rows.values()), default=1))
+        indices, outcomes = list(rows), dict[int, StepOutcome]()
+        for start in range(0, len(indices), size):
+            outcomes |= self._all_at_once({index: rows[index] for index in indices[start : start + size]})
+        return outcomes
+
+    def _all_at_once(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
+        """Run rows that share as many passes as the largest count."""
+        placed = {index: self._placed(one) for index, one in rows.items()}
+        pieces = {index: piece for index, piece in placed.items() if isinstance(piece, Piece)}
+        made = self._made([*pieces.values()], [rows[index] for index in pieces])
+        outcomes: dict[int, StepOutcome] = {i: one for i, one in placed.items() if isinstance(one, PacelineError)}
+        return outcomes | dict(zip(pieces, made, strict=True))
+
+    def _made(self, pieces: Sequence[Piece], rows: Sequence[StepRow]) -> Sequence[list[int] | PacelineError]:
+        """Return the tokens chosen after each piece, which stands for the row."""
+        runner, passes = self._runner, self._runner.passes
+        assert isinstance(passes, BlockPasses)
+        rules, counts = [one.rule for one in rows], [one.count for one in rows]
+        try:
+            made = runner.guarded(pieces, lambda: passes.steps(pieces, rules, counts))
+        except BaseException:
+            for piece in pieces:
+                let_go(runner.cache, piece.sequence_id, piece.base_length)
+            raise
+        for step in range(max(counts, default=0)):
+            runner.on_pass(PassSize(len(pieces), len(pieces) if step else sum(len(one.token_ids) for one in pieces), 0))
+        for piece, outcome in zip(pieces, made, strict=True):
+            if isinstance(outcome, PacelineError):
+                let_go(runner.cache, piece.sequence_id, piece.base_length)
+            else:
+                runner.cache.seal(piece.sequence_id, piece.length)
+        return made
+
+    def _placed(self, one: StepRow) -> Piece | PacelineError:
+        """Make room for the row and its tokens to come."""
+        row, cache = one.row, self._runner.cache
+        try:
+            cache.keep(row.sequence_id, row.base_length, ())
+            # Zeros stand for the tokens to come, which are known only afterwards.
+            cache.append(row.sequence_id, row.token_ids + (0,) * (one.count - 1))
+        except PacelineError as error:
+            return error
+        return Piece(row.sequence_id, row.base_length, row.token_ids, 1)
+
+
+def _next(one: StepRow, chosen: Sequence[int]) -> StepRow:
+    """Return the row as the next pass takes it: its last chosen token, if there is one."""
+    if not chosen:
+        return one
+    base_length = one.row.base_length + len(one.row.token_ids) + len(chosen) - 1
+    return replace(one, row=PackedRow(one.row.sequence_id, base_length, (chosen[-1],)))

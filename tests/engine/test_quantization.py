@@ -1,0 +1,132 @@
+"""Weight-only int8: what a weight becomes, and that a model with such weights runs as Hugging Face's with the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.engine import backend
+from paceline.engine.loading import load_model
+from paceline.engine.model.checkpoint import find_checkpoint
+from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.loader import DtypeName, read_module
+from paceline.engine.model.plain_decoder import PlainDecoder
+from paceline.engine.model.quantized_layers import QuantizedLinear, quantize_layers
+from paceline.engine.options import EngineOptions
+from paceline.engine.placing import PackedRow
+from paceline.engine.quantization import LARGEST, QuantizedWeight
+from paceline.engine.runner import Runner
+from paceline.engine.self_check import TOLERANCES, own_logits
+from paceline.errors import StartupError
+from paceline.measure.peers.reference import HuggingFaceReference
+from tests.checkpoints import FAMILIES, write_model
+from tests.cluster.test_exactness import generate, requests
+from tests.clusters import cluster
+from tests.conftest import PairOfCheckpoints
+from tests.tools import built_kernels
+
+
+@given(column_count=st.integers(1, 20), size=st.integers(1, 40), exponent=st.integers(-20, 20), seed=st.integers(0, 99))
+def test_a_number_is_the_nearest_of_255_that_reach_to_its_columns_largest(
+    column_count: int, size: int, exponent: int, seed: int
+) -> None:
+    weight = torch.randn((column_count, size), generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
+    quantized = QuantizedWeight.of(weight)
+    assert (quantized.numbers.abs().amax(dim=1) == LARGEST).all()
+    off = (quantized.dequantized() - weight).abs()
+    assert (off <= 0.501 * quantized.scales[:, None]).all()
+
+
+def test_a_column_of_zeros_stays_one() -> None:
+    weight = torch.tensor([[0.0, 0.0], [1.0, -2.0]])
+    assert torch.equal(QuantizedWeight.of(weight).dequantized()[0], torch.zeros(2))
+
+
+def test_columns_are_quantised_each_by_itself_so_that_joined_weights_are_the_same() -> None:
+    weight = torch.randn((10, 8), generator=torch.Generator().manual_seed(1))
+    whole, order = QuantizedWeight.of(weight), torch.randperm(10, generator=torch.Generator().manual_seed(2))
+    joined = QuantizedWeight.joined([QuantizedWeight.of(weight[:3]), QuantizedWeight.of(weight[3:])])
+    for one, other in ((joined, whole), (QuantizedWeight.of(weight[order]), whole[order])):
+        assert torch.equal(one.numbers, other.numbers)
+        assert torch.equal(one.scales, other.scales)
+
+
+def test_every_linear_layer_is_quantised_and_an_embedding_that_is_the_head_too_stays(tmp_path: Path) -> None:
+    module, _ = read_module(
+        find_checkpoint(str(write_model(tmp_path, "Llama", tie_word_embeddings=True))), "auto", "cpu"
+    )
+    embedding: Any = module.get_input_embeddings()
+    before = embedding.weight.clone()
+    quantize_layers(module)
+    assert not [one for one in module.modules() if type(one) is torch.nn.Linear]
+    assert len([one for one in module.modules() if isinstance(one, QuantizedLinear)]) == 2 * 7 + 1
+    assert torch.equal(embedding.weight, before)
+
+
+def test_the_check_at_load_knows_the_quantised_weights(pairs: dict[str, PairOfCheckpoints]) -> None:
+    """Beside the checkpoint's own weights, its tolerance would refuse the model."""
+    module, _ = read_module(find_checkpoint(str(pairs["Llama"].target)), "auto", "cpu")
+    before = own_logits(module)
+    quantize_layers(module)
+    off = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(before, own_logits(module), strict=True))
+    assert off > 2 * TOLERANCES[torch.float32]
+    assert load_model(str(pairs["Llama"].target), quantization="int8").description.quantization == "int8"
+
+
+def logits(model: Path, dtype: DtypeName) -> torch.Tensor:
+    runner = Runner(load_model(str(model), dtype, quantization="int8"), EngineOptions("1MiB"))
+    (outcome,) = runner.forward([PackedRow("a", 0, tuple(range(20, 60)), draft_count=30)])
+    assert isinstance(outcome, torch.Tensor)
+    return outcome
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "Qwen2", "Phi3", "Olmo2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_kernels_the_weights_are_dequantised_and_give_the_same_logits(
+    family: str, dtype: DtypeName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_kernels()
+    model = write_model(tmp_path, family)
+    expected = logits(model, dtype)
+    monkeypatch.setattr(backend, "find_backend", lambda device: backend.Backend())
+    monkeypatch.setattr("paceline.engine.model.loader.find_backend", lambda device: backend.Backend())
+    found = logits(model, dtype)
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    assert 0 < difference < TOLERANCES[torch.float32 if dtype == "float32" else torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiled_passes_multiply_by_int8(dtype: DtypeName, pairs: dict[str, PairOfCheckpoints]) -> None:
+    built_kernels()
+    decoder = load_model(str(pairs["Qwen3"].target), dtype, quantization="int8").decoder
+    assert isinstance(decoder, CompiledDecoder)
+    assert decoder.plain.way == "int8"
+
+
+def test_float16_runs_dequantised(pairs: dict[str, PairOfCheckpoints]) -> None:
+    assert isinstance(load_model(str(pairs["Llama"].target), "float16", quantization="int8").decoder, PlainDecoder)
+
+
+def test_what_is_no_plain_decoder_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    experts = write_model(tmp_path, "Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    with pytest.raises(
+        StartupError, match=r"--quantization int8 cannot be had of Qwen3MoeForCausalLM.* --quantization none"
+    ):
+        load_model(str(experts), quantization="int8")
+
+
+async def test_quantised_output_in_float32_equals_hugging_face_with_the_same_weights(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    pair, prompts = pairs["Llama"], requests(seed=3)[:8]
+    reference = HuggingFaceReference(str(pair.target), "float32", quantization="int8")
+    expected = [reference.generate(prompt, limit) for prompt, limit in prompts]
+    plain = HuggingFaceReference(str(pair.target), "float32")
+    assert [plain.generate(prompt, limit) for prompt, limit in prompts] != expected
+    async with cluster(pair.target, pair.draft, quantization="int8", dtype="float32") as running:
+        found, usages = await generate(running, prompts, 5)
+    assert found == expected
+    assert sum(usage.accepted_count for usage in usages) > 30

@@ -1,0 +1,156 @@
+"""A draft's weights take the format that is fastest here; what is asked for by name is obeyed."""
+
+import math
+from inspect import signature
+from pathlib import Path
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+import torch
+
+from draft_service import __main__ as draft_service
+from draft_service.config import DraftSettings
+from paceline.engine import loading
+from paceline.engine.backend import Backend, find_backend
+from paceline.engine.loading import Auto, load_fastest, load_model
+from paceline.engine.model import weight_format
+from paceline.engine.model.checkpoint import find_checkpoint
+from paceline.engine.model.loader import DtypeName, read_module
+from paceline.engine.model.weight_format import WeightFormat, _samples, possible_formats
+from paceline.engine.options import EngineOptions
+from paceline.engine.placing import PackedRow
+from paceline.engine.quantization import Quantization
+from paceline.engine.runner import Runner
+from paceline.model_service import serving
+from paceline.process.launcher import ClusterOptions, plan_cluster
+from paceline.process.settings import parse_settings
+from target_service import __main__ as target_service
+from target_service.config import TargetSettings
+from tests.checkpoints import write_model
+from tests.conftest import PairOfCheckpoints
+from tests.tools import built_kernels
+
+OPTIONS = EngineOptions("1MiB")
+FULL, HALF = WeightFormat(torch.float32), WeightFormat(torch.bfloat16)
+FULL_INT8, HALF_INT8 = (WeightFormat(dtype, "int8") for dtype in (torch.float32, torch.bfloat16))
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> dict[WeightFormat, float]:
+    """Seconds that each format is to take; a test may change them."""
+    chosen = {FULL: 4.0, HALF: 3.0, FULL_INT8: 2.0, HALF_INT8: 1.0}
+    monkeypatch.setattr(weight_format, "_pass_seconds", lambda *_: chosen)
+    return chosen
+
+
+def test_the_fastest_format_is_taken_whatever_its_name(
+    times: dict[WeightFormat, float], pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    for fastest in (FULL, HALF, FULL_INT8):
+        times[fastest] = 0.5 * min(times.values())
+        found = load_fastest(str(pairs["Llama"].draft)).description
+        assert (getattr(torch, found.dtype), found.quantization or "none") == (fastest.dtype, fastest.quantization)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "formats"),
+    [
+        ("auto", "auto", {FULL, HALF, FULL_INT8}),
+        ("auto", "none", {FULL, HALF}),
+        ("auto", "int8", {FULL_INT8}),
+        ("bfloat16", "auto", {HALF, HALF_INT8}),
+        ("float32", "none", {FULL}),
+        ("bfloat16", "int8", {HALF_INT8}),
+    ],
+)
+def test_an_explicit_dtype_or_quantization_is_obeyed(
+    dtype: DtypeName,
+    quantization: Quantization | Auto,
+    formats: set[WeightFormat],
+    times: dict[WeightFormat, float],
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    fastest = min(formats, key=times.__getitem__)
+    found = load_fastest(str(pairs["Llama"].draft), dtype, quantization=quantization).description
+    assert (getattr(torch, found.dtype), found.quantization or "none") == (fastest.dtype, fastest.quantization)
+
+
+def test_a_converted_draft_is_what_would_have_been_read_so_and_is_read_once(
+    times: dict[WeightFormat, float], pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times[HALF] = 0.1
+    read = Mock(side_effect=read_module)
+    monkeypatch.setattr(loading, "read_module", read)
+    converted = Runner(load_fastest(str(pairs["Qwen3"].draft)), OPTIONS)
+    assert read.call_count == 1
+    read_so = Runner(load_model(str(pairs["Qwen3"].draft), "bfloat16"), OPTIONS)
+    assert converted.describe().lasting == read_so.describe().lasting
+    (one,), (other,) = (runner.forward([PackedRow("a", 0, tuple(range(20, 60)))]) for runner in (converted, read_so))
+    assert isinstance(one, torch.Tensor)
+    assert isinstance(other, torch.Tensor)
+    assert torch.equal(one, other)
+
+
+def test_formats_are_tried_with_the_drafts_own_products(pairs: dict[str, PairOfCheckpoints]) -> None:
+    built_kernels()
+    module, _ = read_module(find_checkpoint(str(pairs["Llama"].draft)), "auto", "cpu")
+    formats = possible_formats(module, None, None)
+    assert formats[0] == FULL
+    found = weight_format._pass_seconds(_samples(module), formats, find_backend(module.device), 1000)
+    assert all(0 < seconds < 1 for seconds in found.values())
+    without = weight_format._pass_seconds(_samples(module), formats, Backend(), 1000)
+    assert {one for one, seconds in without.items() if seconds == math.inf} == {FULL_INT8}
+
+
+def test_of_a_large_draft_few_products_are_tried(
+    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _ = read_module(find_checkpoint(str(pairs["Llama"].draft)), "auto", "cpu")
+    whole = _samples(module)
+    assert [one.share for one in whole] == [1, 1]
+    monkeypatch.setattr(weight_format, "SAMPLED_NUMBERS", 64 * 32)
+    layers, head = _samples(module)
+    assert len(layers.weights) == 1
+    assert 0 < layers.share < 0.25
+    assert (head.weights[0].shape[0], head.share) == (32, 32 / 320)
+
+
+def test_what_is_no_plain_decoder_keeps_the_checkpoints_format(
+    times: dict[WeightFormat, float], tmp_path: Path
+) -> None:
+    times.clear()
+    experts = write_model(tmp_path, "Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    found = load_fastest(str(experts)).description
+    assert (found.dtype, found.quantization) == ("float32", "")
+    assert load_fastest(str(experts), "bfloat16").description.dtype == "bfloat16"
+
+
+def test_dtype_and_quantization_of_a_cluster_are_the_targets_alone() -> None:
+    plan = plan_cluster(ClusterOptions(dtype="bfloat16", quantization="int8"))
+    assert (plan.target.settings.dtype, plan.target.settings.quantization) == ("bfloat16", "int8")
+    assert (plan.draft.settings.dtype, plan.draft.settings.quantization) == ("auto", "auto")
+    assert plan_cluster(ClusterOptions()).target.settings.quantization == "none"
+
+
+def test_beside_int8_a_half_precision_draft_keeps_its_dtype_unless_there_are_no_products_of_it(tmp_path: Path) -> None:
+    expected = {torch.bfloat16: HALF_INT8, torch.float16: FULL_INT8}
+    for dtype, quantized in expected.items():
+        module, _ = read_module(find_checkpoint(str(write_model(tmp_path, "Llama"))), "auto", "cpu")
+        found = possible_formats(module.to(dtype), None, None)  # type: ignore[arg-type]
+        assert found[0] == WeightFormat(dtype)
+        assert found[-1] == quantized
+        assert {FULL, HALF} <= set(found)
+
+
+async def test_the_draft_service_takes_the_fastest_and_the_target_service_what_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve_model = AsyncMock()
+    default = signature(serving.serve_model).parameters["load"].default
+    monkeypatch.setattr(serving, "serve_model", serve_model)
+    await draft_service.serve(parse_settings(DraftSettings, "draft_service", []))
+    await target_service.serve(parse_settings(TargetSettings, "target_service", []))
+    draft, target = serve_model.await_args_list
+    assert draft.args[-1] is load_fastest
+    assert load_fastest not in target.args
+    assert default is load_model
