@@ -173,7 +173,9 @@ async def test_every_cache_equals_hugging_face(
             description = await running.client.describe()
             held = running.target.describe().cache
     assert (description.statistics.preemption_count > 0) == (memory == "tight")
-    assert (held.shared_token_count > 0) == (options.layout == "paged" and options.prefix_sharing)
+    can_share = options.layout == "paged" and options.prefix_sharing
+    # In tight memory a beginning may be gone before the next request with it comes: that is a matter of time.
+    assert held.shared_token_count > 0 if can_share and memory == "ample" else can_share or not held.shared_token_count
     assert (held.realigned_bytes > 0) == (options.layout == "dense")
     assert running.held_sequence_count == 0
 

@@ -1,6 +1,7 @@
 """The compiled operations equal torch's, up to rounding, wherever a pass's rows lie."""
 
 from collections.abc import Sequence
+from ctypes import CDLL
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.engine.interfaces import Span
 from paceline.engine.native import HEAD_SIZES, Kernels, PassRows, find_kernels
+from paceline.engine.native.kernels import LIBRARY
 from paceline.engine.threads import using_threads
 from tests.tools import built_kernels
 
@@ -277,6 +279,16 @@ def test_without_the_library_there_are_no_kernels(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("paceline.engine.native.kernels.LIBRARY", tmp_path / "none.so")
     assert find_kernels.__wrapped__() is None
     (tmp_path / "none.so").write_bytes(b"of another machine")
+    assert find_kernels.__wrapped__() is None
+
+
+def test_a_processor_that_the_kernels_were_not_compiled_for_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    built_kernels()
+    opened = CDLL(str(LIBRARY))  # of its own: the tests' kernels stay as they are
+    assert opened.paceline_lanes() > 0
+    monkeypatch.setattr("ctypes.CDLL", lambda path: opened)
+    assert find_kernels.__wrapped__()
+    monkeypatch.setattr(opened, "paceline_lanes", lambda: 0)
     assert find_kernels.__wrapped__() is None
 
 

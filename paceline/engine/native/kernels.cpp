@@ -103,8 +103,8 @@ extern "C" void paceline_gate(const Gate *call, int is_half, int threads) {
     (is_half ? share_tokens<Gate, gate_half> : share_tokens<Gate, gate_float>)(call, threads);
 }
 
-// How many numbers a vector has, which decides the order of sums.
-extern "C" int paceline_lanes() { return is_wide() ? WIDEST : NARROW; }
+// How many numbers a vector has, which decides the order of sums; 0 where the processor cannot run the kernels.
+extern "C" int paceline_lanes() { return is_wide() ? WIDEST : can_run() ? NARROW : 0; }
 
 // Where a thread of `crew.h` lives.
 extern "C" void paceline_work() { crew::serve(); }

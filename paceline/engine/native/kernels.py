@@ -216,9 +216,13 @@ def find_kernels() -> Kernels | None:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         library.paceline_source.restype = ctypes.c_uint32
-        if library.paceline_source() == zlib.crc32(b"".join(one.read_bytes() for one in SOURCES)):
+        if library.paceline_source() != zlib.crc32(b"".join(one.read_bytes() for one in SOURCES)):
+            reason = "they were compiled from another source"
+        elif not library.paceline_lanes():
+            log.info("the compiled kernels need a processor with AVX2; torch does their work, more slowly")
+            return None
+        else:
             return Kernels(library)
-        reason = "they were compiled from another source"
     except (OSError, AttributeError) as error:
         reason = str(error)
     log.warning("the compiled kernels cannot be used; install the package anew", reason=reason)

@@ -8,20 +8,17 @@
 #include <cstring>
 
 #define INLINE static inline __attribute__((always_inline))
+// Kernels are compiled for two generations of x86: for processors with AVX2, and for those with AVX-512 besides. For older
+// ones they would take as long to compile again, and be no faster than torch.
 #if !defined(__x86_64__)
 #define KERNEL extern "C"
-#elif defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-// One version is compiled for each generation of processors; the loader chooses among them on the machine.
-#define KERNEL extern "C" __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#error "GCC 12 or newer and glibc are needed; for x86's least common processor alone these would be no faster than torch"
-#endif
-
-#if defined(__x86_64__)
+constexpr int NARROW = 4;
+#elif !defined(__clang__) && __GNUC__ >= 12
+#define KERNEL extern "C" __attribute__((target("arch=x86-64-v3")))
 #define WIDE extern "C" __attribute__((target("arch=x86-64-v4")))
 constexpr int NARROW = 8;  // numbers in a register of a processor without AVX-512
 #else
-constexpr int NARROW = 4;
+#error "GCC 12 or newer is needed: others know no generations of processors by name"
 #endif
 constexpr int WIDEST = 16;
 
@@ -30,6 +27,14 @@ static bool is_wide() {
     return __builtin_cpu_supports("x86-64-v4");
 #else
     return false;
+#endif
+}
+
+static bool can_run() {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("x86-64-v3");
+#else
+    return true;
 #endif
 }
 
