@@ -12,6 +12,7 @@ from paceline.types.cluster import (
     ReplicaDescription,
     ReplicaState,
 )
+from paceline.types.drafting import DraftingOptions, DraftSource, SourceUsage
 from paceline.types.generation import (
     FinishReason,
     GenerationAccepted,
@@ -19,6 +20,7 @@ from paceline.types.generation import (
     GenerationRequest,
     OutputPiece,
     OutputToken,
+    Prediction,
     Prompt,
     ReceivedOutput,
     Text,
@@ -50,6 +52,8 @@ __all__ = [
     "CircuitState",
     "ClusterDescription",
     "ClusterStatistics",
+    "DraftSource",
+    "DraftingOptions",
     "FinishReason",
     "GREEDY",
     "GenerationAccepted",
@@ -60,6 +64,7 @@ __all__ = [
     "ModelIdentity",
     "OutputPiece",
     "OutputToken",
+    "Prediction",
     "PAPER_POLICIES",
     "PolicyName",
     "PassTraffic",
@@ -74,6 +79,7 @@ __all__ = [
     "RolledBack",
     "SamplingParameters",
     "SequenceLength",
+    "SourceUsage",
     "Text",
     "TokenIds",
     "TokenLogprobs",

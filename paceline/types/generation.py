@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from paceline.types.drafting import DraftingOptions, DraftSource, SourceUsage
 from paceline.types.sampling import SamplingParameters, TokenLogprobs
 
 
@@ -28,6 +29,7 @@ class TokenIds:
 
 
 Prompt = Text | UserMessage | TokenIds
+Prediction = Text | TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class GenerationRequest:
     """Outputs that the client has already, made with this seed; each continues as if it had not been interrupted."""
     model_digest: str = ""
     """`ModelIdentity.model_digest` of the model that has to answer, which made `received_outputs`. Empty: any model."""
+    drafting: DraftingOptions = DraftingOptions()
+    predicted_output: Prediction | None = None
+    """The output that the client expects, from its beginning: where it is right, tokens come faster."""
 
 
 class FinishReason(Enum):
@@ -77,8 +82,10 @@ class OutputToken:
     text: str
     """Text that this token completed: whole characters only."""
     accepted: bool
-    """Whether the draft had proposed it."""
+    """Whether it was drafted."""
     logprobs: TokenLogprobs | None = None
+    source: DraftSource | None = None
+    """What drafted it; None: the target's own next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,8 @@ class Usage:
     """Number of times that the first, second, ... draft of a round was accepted."""
     queued_s: float = 0.0
     """Seconds from submission until its first round began."""
+    sources: tuple[SourceUsage, ...] = ()
+    """Drafted and accepted tokens by source: those that drafted at all."""
 
 
 @dataclass(frozen=True, slots=True)

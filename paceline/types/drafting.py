@@ -1,0 +1,42 @@
+"""Where draft tokens come from, and what a request says about it. No source can change an output."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class DraftSource(Enum):
+    UNSPECIFIED = "unspecified"
+    """A source that this version does not know."""
+    DRAFT = "draft"
+    """A draft service."""
+    SUFFIX = "suffix"
+    """What followed the same tokens earlier, in the prompt or an output."""
+    PREDICTION = "prediction"
+    """The output that the client expects."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingOptions:
+    """What a request says about its drafts, beside their number."""
+
+    sources: tuple[DraftSource, ...] = ()
+    """Sources that may draft for it; empty: all."""
+    in_order: bool = False
+    """Whether the first of `sources` that has tokens drafts, instead of the one that pays best."""
+    forbidden_sources: tuple[DraftSource, ...] = ()
+    draft_model: str = ""
+    """Model of the draft service that may draft, as its description names it; empty: any."""
+
+    def allows(self, source: DraftSource) -> bool:
+        return source not in self.forbidden_sources and (not self.sources or source in self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceUsage:
+    """Draft tokens of one source."""
+
+    source: DraftSource
+    model: str = ""
+    """The draft service's model; empty for other sources."""
+    drafted_count: int = 0
+    accepted_count: int = 0
