@@ -11,8 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from coordinator.door.current_model import CurrentModel
-from coordinator.drafting.ahead import AheadDrafter
-from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.drafting.draft_models import DraftModels
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.rounds.statistics import Statistics
 from paceline.observe.metrics import model_info
@@ -32,14 +31,12 @@ class ClusterCollector(Collector):
         self,
         model: CurrentModel,
         dispatcher: Dispatcher,
-        drafter: ReplicatedDrafter,
-        ahead: AheadDrafter,
+        drafts: DraftModels,
         statistics: Statistics,
     ) -> None:
         self._model = model
         self._dispatcher = dispatcher
-        self._drafter = drafter
-        self._ahead = ahead
+        self._drafts = drafts
         self._statistics = statistics
         self._loop = asyncio.get_running_loop()
 
@@ -58,10 +55,10 @@ class ClusterCollector(Collector):
             ("sequences_running", "Generations with a place in the pool.", dispatcher.live_count),
             ("sequences_waiting", "Generations waiting for a place.", dispatcher.waiting_count),
             ("sequences_waiting_limit", "Most generations that may wait; more are refused.", dispatcher.queue_limit),
-            ("draft_available", "1 while there is a draft replica to ask.", self._drafter.is_usable),
+            ("draft_available", "1 while there is a draft replica to ask.", self._drafts.is_usable),
         ):
             yield GaugeMetricFamily(f"paceline_{name}", text, value)
-        yield _replica_counts({"target": dispatcher.describe(), "draft": self._drafter.describe()})
+        yield _replica_counts({"target": dispatcher.describe(), "draft": self._drafts.describe()})
         for name, text, value in (
             ("rounds", "Rounds run.", counted.round_count),
             (
@@ -72,8 +69,8 @@ class ClusterCollector(Collector):
             ("draft_tokens", "Draft tokens verified.", counted.drafted_count),
             ("accepted_tokens", "Draft tokens accepted.", counted.accepted_count),
             ("committed_tokens", "Output tokens, accepted and the target's own.", counted.committed_count),
-            ("ahead_calls", "Calls for drafts ahead of a round.", self._ahead.asked_count),
-            ("ahead_calls_used", "Those whose drafts a round could use.", self._ahead.used_count),
+            ("ahead_calls", "Calls for drafts ahead of a round.", self._drafts.asked_ahead_count),
+            ("ahead_calls_used", "Those whose drafts a round could use.", self._drafts.used_ahead_count),
             ("preemptions", "Generations that gave their cache up for others.", counted.preemption_count),
             ("sequences_moved", "Generations that lost their target and were sent to another.", dispatcher.moved_count),
         ):

@@ -5,7 +5,7 @@ that fails as a whole raises a PacelineError; a row that fails has its error in 
 verifiers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,12 +46,21 @@ class Proposes(Protocol):
 class Drafter(Proposes, Releases, Protocol):
     @property
     def max_length(self) -> int:
-        """Most tokens of a generation that can get drafts; 0 while no draft service can be asked."""
+        """Most tokens of a generation that can get drafts."""
         ...
 
     @property
     def prefill_chunk_tokens(self) -> int:
         """Prompt tokens computed in one call."""
+        ...
+
+
+class Drafters(Releases, Protocol):
+    """The drafters of all models."""
+
+    @property
+    def usable(self) -> Mapping[str, Drafter]:
+        """Drafters that can be asked now, by their model."""
         ...
 
 

@@ -72,7 +72,7 @@ async def open_door(
             parts.model,
             threads,
             parts.dispatcher,
-            parts.drafter,
+            parts.drafts,
             parts.statistics,
             RequestMetrics(watched.registry),
             tracer,
@@ -120,7 +120,7 @@ class ModelServices:
             encrypted=self.security.certificates is not None,
         )
         drafts: Replicas[RemoteDrafter] = Replicas(
-            parse_addresses(settings.draft), self._connect_draft, parts.model.check_draft, parts.drafter, tasks
+            parse_addresses(settings.draft), self._connect_draft, parts.model.check_draft, parts.drafts, tasks
         )
         await drafts.refresh()
         tasks.start(drafts.run())

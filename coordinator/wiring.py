@@ -16,14 +16,15 @@ from coordinator.door.current_model import CurrentModel
 from coordinator.door.limits import RequestLimits
 from coordinator.door.served import Served
 from coordinator.drafting.ahead import AheadDrafter
-from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.drafting.draft_models import DraftModels
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.placement.guarded_target import FAILURES_TO_OPEN, GuardedTarget, UsualTime
 from coordinator.placement.target import Serving
-from coordinator.protocols import Drafter, RemoteTarget, Verifier
+from coordinator.protocols import Drafters, RemoteTarget, Verifier
 from coordinator.replicas.circuit import Circuit
 from coordinator.replicas.replica import Replica
-from coordinator.rounds.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.rounds.auto_planner import AutoPlanner
+from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import make_policy
 from coordinator.rounds.pool import GenerationPool
@@ -32,6 +33,7 @@ from coordinator.rounds.round import RoundLimits
 from coordinator.rounds.scheduler import Others, Scheduler
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
+from coordinator.rounds.wishes import DraftPlanner
 from paceline.process.instruments import Instruments
 from paceline.types import ModelDescription
 
@@ -52,7 +54,7 @@ class ServingMaker:
     """Makes what serves with a target. All of them count together."""
 
     settings: CoordinatorSettings
-    drafter: Drafter
+    drafters: Drafters
     residency: Residency
     statistics: Statistics
     metrics: RoundMetrics
@@ -74,8 +76,8 @@ class ServingMaker:
             address,
             GenerationPool(_places(settings), clocks.rounds, on_room),
             make_policy(settings.policy, settings.window),
-            _draft_length(settings),
-            self.drafter,
+            _planner(settings),
+            self.drafters,
             guard,
             self.residency,
             others,
@@ -96,8 +98,7 @@ class Parts:
 
     model: CurrentModel
     dispatcher: Dispatcher
-    drafter: ReplicatedDrafter
-    ahead: AheadDrafter
+    drafts: DraftModels
     residency: Residency
     statistics: Statistics
 
@@ -105,11 +106,11 @@ class Parts:
 def wired(
     settings: CoordinatorSettings, tasks: Background, watched: Instruments, clocks: Clocks = SYSTEM_CLOCKS
 ) -> Parts:
-    drafter, statistics = ReplicatedDrafter(), Statistics()
-    ahead = AheadDrafter(drafter, watched.tracer, clocks.rounds)
-    residency = Residency(ahead)
+    statistics = Statistics()
+    drafts = DraftModels(lambda replicas: AheadDrafter(replicas, watched.tracer, clocks.rounds))
+    residency = Residency(drafts)
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
-    maker = ServingMaker(settings, ahead, residency, statistics, metrics, tracer, clocks)
+    maker = ServingMaker(settings, drafts, residency, statistics, metrics, tracer, clocks)
     dispatcher = Dispatcher(
         maker.of_replica,
         residency,
@@ -118,10 +119,10 @@ def wired(
         target_wait_s=settings.target_wait_s,
         clock=clocks.rounds,
     )
-    model = CurrentModel(partial(_admission, settings), dispatcher, drafter)
+    model = CurrentModel(partial(_admission, settings), dispatcher, drafts)
     # Before there is a target: that none is found must show.
-    watched.registry.register(ClusterCollector(model, dispatcher, drafter, ahead, statistics))
-    return Parts(model, dispatcher, drafter, ahead, residency, statistics)
+    watched.registry.register(ClusterCollector(model, dispatcher, drafts, statistics))
+    return Parts(model, dispatcher, drafts, residency, statistics)
 
 
 def _admission(settings: CoordinatorSettings, served: Served) -> Admission:
@@ -145,7 +146,7 @@ def _places(settings: CoordinatorSettings) -> int:
     return policy.live_limit(settings.batch_size, settings.lane_count)
 
 
-def _draft_length(settings: CoordinatorSettings) -> DraftLength:
+def _planner(settings: CoordinatorSettings) -> DraftPlanner:
     if settings.draft_count == "auto":
-        return AutoDraftLength(settings.lane_count)
-    return FixedDraftLength(settings.draft_count)
+        return AutoPlanner(settings.lane_count)
+    return FixedPlanner(settings.draft_count)

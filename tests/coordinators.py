@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from coordinator.door.admission import Admission
 from coordinator.door.admission_threads import AdmissionThreads, admission_threads
 from coordinator.door.served import Served
 from coordinator.placement.target import Serving
-from coordinator.protocols import Drafter
+from coordinator.protocols import Drafter, Drafters
 from coordinator.replicas.replica import Replica
 from coordinator.requests.generation import Generation, Request
 from coordinator.rounds.metrics import RoundMetrics
@@ -23,6 +23,7 @@ from coordinator.rounds.residency import Residency
 from coordinator.rounds.scheduler import Scheduler
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
+from coordinator.rounds.wishes import Wish
 from coordinator.security import clients_options
 from coordinator.serving import open_door
 from coordinator.wiring import SYSTEM_CLOCKS, Clocks, Parts, ServingMaker, wired
@@ -52,6 +53,28 @@ def settings_of(**asked: Any) -> CoordinatorSettings:
     return CoordinatorSettings(**small | asked)
 
 
+MODEL = "draft"
+
+
+class OneModel:
+    """The drafter of one model, as all there is."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    @property
+    def usable(self) -> Mapping[str, Drafter]:
+        return {MODEL: self._drafter}
+
+    async def release(self, sequence_ids: list[str]) -> None:
+        await self._drafter.release(sequence_ids)
+
+
+def asking(generations: Sequence[Generation], draft_counts: Sequence[int]) -> dict[Generation, Wish]:
+    """Wish for so many tokens of the one model's drafter."""
+    return {one: Wish(count, MODEL) for one, count in zip(generations, draft_counts, strict=True)}
+
+
 class NoOthers:
     """There is no other target."""
 
@@ -72,10 +95,11 @@ def make_serving(
 ) -> Serving:
     """Make what serves with one target; what is asked for are settings."""
     settings = settings_of(**asked)
+    drafters: Drafters = OneModel(drafter)
     maker = ServingMaker(
         settings,
-        drafter,
-        residency or Residency(drafter),
+        drafters,
+        residency or Residency(drafters),
         Statistics(),
         RoundMetrics(CollectorRegistry()),
         RoundTracer(None, settings.policy),
@@ -116,7 +140,7 @@ class Dispatched(Parts):
     settings: CoordinatorSettings
     watched: Instruments
     targets: list[Replica[FakeVerifier]]
-    drafts: list[Replica[FakeDrafter]]
+    draft_replicas: list[Replica[FakeDrafter]]
 
     @property
     def admission(self) -> Admission:
@@ -144,7 +168,7 @@ async def dispatching(
     settings, watched = settings_of(**asked), Instruments(registry or CollectorRegistry())
     async with background() as tasks:
         parts = wired(settings, tasks, watched, clocks)
-        model, dispatcher, drafter = parts.model, parts.dispatcher, parts.drafter
+        model, dispatcher, models = parts.model, parts.dispatcher, parts.drafts
         # A target was there that is gone: requests can be made before one of these is.
         gone = FakeVerifier()
         gone.description = verifiers[0].description
@@ -152,15 +176,15 @@ async def dispatching(
         targets = [
             Replica(f"target:{n}", one, model.check_target, dispatcher.changed) for n, one in enumerate(verifiers)
         ]
-        drafts = [Replica(f"draft:{n}", one, model.check_draft, drafter.changed) for n, one in enumerate(drafters)]
+        drafts = [Replica(f"draft:{n}", one, model.check_draft, models.changed) for n, one in enumerate(drafters)]
         for target in targets:
             dispatcher.changed(target)
         for draft in drafts:
-            drafter.changed(draft)
+            models.changed(draft)
         for replica in (*targets, *drafts):
             await replica.look()
         try:
-            yield Dispatched(**vars(parts), settings=settings, watched=watched, targets=targets, drafts=drafts)
+            yield Dispatched(**vars(parts), settings=settings, watched=watched, targets=targets, draft_replicas=drafts)
         finally:
             await dispatcher.close()
 

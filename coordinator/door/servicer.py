@@ -15,7 +15,7 @@ from coordinator.door.current_model import CurrentModel
 from coordinator.door.field_count import check_field_count
 from coordinator.door.record import RequestMetrics, RequestRecord
 from coordinator.door.tracer import RequestTracer, begin_request, deliver, name_request, queue_request
-from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.drafting.draft_models import DraftModels
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.requests.generation import Request
 from coordinator.rounds.statistics import Statistics
@@ -48,7 +48,7 @@ class GenerationServicer:
         model: CurrentModel,
         threads: AdmissionThreads,
         dispatcher: Dispatcher,
-        drafter: ReplicatedDrafter,
+        drafts: DraftModels,
         statistics: Statistics,
         metrics: RequestMetrics,
         tracer: RequestTracer,
@@ -57,7 +57,7 @@ class GenerationServicer:
         self._model = model
         self._threads = threads
         self._dispatcher = dispatcher
-        self._drafter = drafter
+        self._drafts = drafts
         self._statistics = statistics
         self._metrics = metrics
         self._tracer = tracer
@@ -104,7 +104,7 @@ class GenerationServicer:
         return cluster_to_pb(
             ClusterDescription(
                 target=self._model.target,
-                draft=self._drafter.description,
+                draft=self._drafts.description,
                 batch_size=self._facts.batch_size,
                 draft_count=self._facts.draft_count,
                 policy=self._facts.policy,
@@ -113,7 +113,7 @@ class GenerationServicer:
                 waiting_sequence_count=self._dispatcher.waiting_count,
                 statistics=self._statistics.snapshot(),
                 targets=self._shown(self._dispatcher.describe()),
-                drafts=self._shown(self._drafter.describe()),
+                drafts=self._shown(self._drafts.describe()),
             )
         )
 

@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Tracer
 
 from coordinator.protocols import Deadline, Drafter
-from coordinator.rounds.smoothing import smoothed
+from coordinator.smoothing import smoothed
 from paceline.errors import PacelineError
 from paceline.types import CallTiming, Proposal, Proposals, ProposeRow
 

@@ -55,15 +55,15 @@ class PlaceAcceptance:
         self._right[accepted_count] += 1
         self._asked[min(accepted_count + 1, drafted_count)] += 1
 
-    def expected_tokens(self, likelier: float = 1.0) -> list[float]:
-        """Return the expected tokens of a row with 0, 1, ... drafts; `likelier` is a factor on the usual rates."""
-        rate, reached, tokens = PRIOR_RATE, 1.0, [1.0]
+    def survival(self, likelier: float = 1.0) -> list[float]:
+        """Return the chance that the first 1, 2, ... drafts are all right; `likelier` is a factor on the usual rates."""
+        rate, reached, chances = PRIOR_RATE, 1.0, []
         for right, asked in zip(self._places(self._right), self._places(self._asked), strict=True):
             # A place with few compared drafts is taken to be like the one before it.
             rate = (right + PLACE_PRIOR_WEIGHT * rate) / (asked + PLACE_PRIOR_WEIGHT)
             reached *= min(rate * likelier, MOST_LIKELY)
-            tokens.append(tokens[-1] + reached)
-        return tokens
+            chances.append(reached)
+        return chances
 
     @staticmethod
     def _places(rows: list[float]) -> list[float]:

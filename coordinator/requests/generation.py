@@ -3,11 +3,12 @@
 The token list is the truth; the cached lengths are hints. Only the coordinator changes a generation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.requests.acceptance import Acceptance
 from coordinator.requests.committed_tokens import TokenList
+from coordinator.requests.guess import Guesser
 from coordinator.requests.output import Output
 from coordinator.requests.stream import Stream
 from coordinator.requests.traced_request import TracedRequest
@@ -16,6 +17,8 @@ from paceline.prefix_hash import PrefixHash
 from paceline.types import (
     GREEDY,
     ChoiceRule,
+    DraftingOptions,
+    DraftSource,
     GenerationFinish,
     OutputPiece,
     OutputToken,
@@ -78,12 +81,19 @@ class Generation:
     rule: ChoiceRule = GREEDY
     seed: int = 0
     top_logprob_count: int | None = None
+    drafting: DraftingOptions = DraftingOptions()
+    guessers: Mapping[DraftSource, Guesser] = field(default_factory=dict)
+    """Sources without a model, each with what it knows of this generation."""
     draft_cached_length: int = 0
     """Leading committed tokens that the draft service is known to hold."""
     target_cached_length: int = 0
     draft_taken_count: int | None = None
     """Tokens that the draft service took of the generation's last row; None: nothing is known of its cache."""
     target_taken_count: int | None = None
+    draft_model: str = ""
+    """Model of the draft service that may hold it."""
+    refused_draft_models: set[str] = field(default_factory=set)
+    """Models of draft services that can never take it: a token is unknown to them, say."""
     draft_prefix: PrefixHash = field(default_factory=PrefixHash)
     """Hash of the tokens that rows to the draft service rely on."""
     target_prefix: PrefixHash = field(default_factory=PrefixHash)
@@ -173,6 +183,12 @@ class Generation:
         """Return the rule for a service that may not know it. A service that holds any of the cache knows the rule."""
         return None if base_length else self.rule
 
+    def move_draft(self, model: str) -> None:
+        """Note that a draft service of this model is asked from now on."""
+        if model != self.draft_model:
+            self.forget_draft()
+            self.draft_model = model
+
     def forget_draft(self) -> None:
         """Note that the draft service holds nothing of it, or that it goes to another."""
         self.draft_cached_length, self.draft_taken_count = 0, None
@@ -188,17 +204,20 @@ class Generation:
         accepted_count: int,
         drafted_count: int,
         logprobs: Sequence[TokenLogprobs] = (),
+        source: DraftSource | None = None,
+        draft_model: str = "",
     ) -> None:
         """Add a round's tokens, up to the one that ends the output, and send them to the client.
 
         Drafts past the end of the output count neither as drafted nor as accepted.
         """
         tokens = self.output.extend(token_ids, accepted_count, logprobs)
-        self.token_ids += [token.token_id for token in tokens]
+        self._take(tokens)
         if self.output.finish_reason:
             drafted_count = min(drafted_count, len(tokens))
         accepted_count = min(accepted_count, len(tokens))
-        self.acceptance.add(accepted_count, drafted_count)
+        if source is DraftSource.DRAFT:
+            self.acceptance.add(accepted_count, drafted_count)
         self._came_through()
         before = self.usage
         self.usage = Usage(
@@ -219,10 +238,16 @@ class Generation:
 
     def resume(self, token_ids: Sequence[int]) -> None:
         """Commit tokens that the client has already, up to the one that ends the output; they are not sent."""
-        self.token_ids += [token.token_id for token in self.output.extend(token_ids, 0)]
+        self._take(self.output.extend(token_ids, 0))
         self.usage = replace(self.usage, output_count=self.output.count)
         if self.output.finish_reason:
             self._send([])
+
+    def _take(self, tokens: Sequence[OutputToken]) -> None:
+        token_ids = [token.token_id for token in tokens]
+        self.token_ids += token_ids
+        for guesser in self.guessers.values():
+            guesser.extend(token_ids)
 
     def _send(self, tokens: list[OutputToken]) -> None:
         finish = None

@@ -1,17 +1,15 @@
 """An estimate of whether a target's cache has room for one more generation until it ends.
 
-Owns the estimates of the room and of output lengths. Nothing is held back until the target refuses rows for lack of
+Owns the estimate of the room. Nothing is held back until the target refuses rows for lack of
 room. The tokens cached at that moment are then the room, whatever other coordinators hold or prompts share. The peak
 demand is foreseen from the lengths of recent outputs, as in the Past-Future scheduler (Gong et al., arXiv 2507.10150).
 """
 
-from collections import deque
 from collections.abc import Iterable
 
 from coordinator.requests.generation import Generation
+from coordinator.rounds.output_lengths import OutputLengths
 
-REMEMBERED = 128
-"""Outputs whose lengths are kept."""
 RISE = 1.01
 """Factor on the room with every output that ends while it is scarce: other coordinators may have freed some."""
 
@@ -20,7 +18,7 @@ class CacheRoom:
     def __init__(self) -> None:
         self._token_count: float | None = None
         """The room in tokens; None: no shortage was seen yet."""
-        self._lengths: deque[int] = deque(maxlen=REMEMBERED)
+        self._lengths = OutputLengths()
 
     @property
     def is_scarce(self) -> bool:
@@ -31,7 +29,7 @@ class CacheRoom:
         self._token_count = max(1, sum(one.target_cached_length for one in cached) + max(0, free_count))
 
     def ended(self, generation: Generation) -> None:
-        self._lengths.append(generation.output.count)
+        self._lengths.ended(generation)
         if self._token_count is not None:
             self._token_count *= RISE
 
@@ -40,14 +38,8 @@ class CacheRoom:
         if self._token_count is None:
             return True
         kept = sum(one.target_cached_length for one in paused if one is not candidate)
-        wants = sorted(((self._remaining(one), len(one.token_ids)) for one in (candidate, *live)), reverse=True)
+        wants = sorted(((self._lengths.remaining(one), len(one.token_ids)) for one in (candidate, *live)), reverse=True)
         return kept + _peak(wants) <= self._token_count
-
-    def _remaining(self, generation: Generation) -> float:
-        """Return the expected tokens to come: from the mean of recent outputs longer than it is, within its limit."""
-        count, most = generation.output.count, generation.output.remaining_count
-        longer = [length - count for length in self._lengths if length > count]
-        return min(most, sum(longer) / len(longer)) if longer else most
 
 
 def _peak(wants: list[tuple[float, int]]) -> float:

@@ -5,8 +5,9 @@ take g verifies. With one lane the two hops follow each other, so drafts help wh
 lanes they overlap, and the slower one sets the pace: drafts help while propose < g verify.
 """
 
-from coordinator.rounds.round import RoundReport
-from coordinator.rounds.smoothing import smoothed
+from coordinator.rounds.round_report import RoundReport
+from coordinator.smoothing import smoothed
+from paceline.types import DraftSource
 
 
 class DraftWorth:
@@ -27,6 +28,6 @@ class DraftWorth:
 
     def observe(self, report: RoundReport) -> None:
         self._verify_s = smoothed(self._verify_s, report.verify.total_s)
-        drafted = [row for row in report.rows if row.drafted_count]
+        drafted = [row for row in report.rows if row.source is DraftSource.DRAFT]
         if drafted:
             self._tokens = smoothed(self._tokens, sum(row.committed_count for row in drafted) / len(drafted))

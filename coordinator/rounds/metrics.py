@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from coordinator.rounds.round import RoundReport
+from coordinator.rounds.round_report import RoundReport
 from paceline.observe.metrics import ROUND_BUCKETS_S, ROW_BUCKETS, Exemplar, active_exemplar
 from paceline.types import HopTime
 

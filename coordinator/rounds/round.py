@@ -5,14 +5,17 @@ costs speed and never output: the rows are verified without drafts. No call outl
 requests.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 
 from coordinator.protocols import Deadline, Drafter, Verifies
 from coordinator.requests.generation import Generation
 from coordinator.rounds.prompt_shares import prompt_shares
+from coordinator.rounds.round_report import NEW_TO_DRAFT, DraftCall, RoundReport, RowReport, Shortage
+from coordinator.rounds.wishes import Wish
 from paceline.errors import (
     CacheFull,
     CallTimedOut,
@@ -24,6 +27,7 @@ from paceline.errors import (
 )
 from paceline.types import (
     CallTiming,
+    DraftSource,
     HopTime,
     Prefilled,
     Proposal,
@@ -50,123 +54,92 @@ class RoundLimits:
     """Tokens of a page of the target's cache, which is freed in whole pages; 0 if unknown."""
 
 
-@dataclass(frozen=True)
-class RowReport:
-    drafted_count: int
-    accepted_count: int
-    committed_count: int
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """The rows of a round that found no room in the target's cache."""
-
-    missing_bytes: Mapping[Generation, int]
-    """Bytes that each of them lacks, by generation; 0 if unknown."""
-    retry_after_s: float
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    rows: list[RowReport]
-    """Reports of the rows that committed tokens."""
-    duration_s: float
-    propose: HopTime
-    verify: HopTime
-    verified_count: int
-    """Tokens that the rows of the verify call brought, committed and drafted."""
-    draft_error: PacelineError | None
-    """The error of the draft call; None if it did not fail as a whole."""
-    shortage: Shortage | None
-    """The rows that found no room in the target's cache, if any; their generations are unchanged."""
-    is_decoding: bool = True
-    """Whether no row brought a prompt or anything else that a service had lost or missed."""
-    prompt_token_count: int = 0
-    """Tokens that the target computed before it could decode."""
-    failed: Mapping[Generation, PacelineError] = field(default_factory=dict)
-    """Generations whose row failed for good, with the error."""
-
-    @property
-    def drafted_count(self) -> int:
-        return sum(row.drafted_count for row in self.rows)
-
-
 _KEEPS_CACHE = (Overloaded, PeerUnavailable, CallTimedOut)
 """Errors of a propose row that say nothing about its cache."""
 
-NEW_TO_DRAFT = 2
-"""Tokens that the draft service has not cached after full acceptance: its last draft token and the next token."""
+
+@dataclass(frozen=True)
+class _Draft:
+    """Draft tokens of a row."""
+
+    token_ids: tuple[int, ...] = ()
+    source: DraftSource | None = None
+    model: str = ""
+
+
+NO_DRAFT = _Draft()
 
 
 @dataclass(frozen=True)
-class _Drafts:
-    by_generation: dict[Generation, tuple[int, ...]]
-    time: HopTime = HopTime()
-    error: PacelineError | None = None
-    was_up_to_date: bool = True
-    """Whether the draft service was up to date with every row."""
+class _Asked:
+    """Rows for the draft services of one model, and what came of them."""
+
+    rows: dict[Generation, ProposeRow]
+    call: DraftCall
+    result: Proposals | PacelineError
+    time: HopTime
 
 
 async def run_round(
-    group: Sequence[Generation],
-    drafter: Drafter,
+    wishes: Mapping[Generation, Wish],
+    drafters: Mapping[str, Drafter],
     verifier: Verifies,
     limits: RoundLimits,
-    draft_counts: Sequence[int],
     *,
     draft_worth_s: float | None = None,
     clock: Clock = time.perf_counter,
 ) -> RoundReport:
-    """Run one round, with at most `draft_counts` drafts by row, and commit its tokens.
+    """Run one round for a group, with the drafts that `wishes` name for each generation, and commit its tokens.
 
-    A row that fails is reported and does not stop the others. A prompt for which others leave no room waits
-    (`prompt_shares`). `draft_worth_s` is the time after which drafting costs more than it saves.
+    `drafters` are those that can be asked now, by their model. A row that fails is reported and does not stop the
+    others. A prompt for which others leave no room waits (`prompt_shares`). `draft_worth_s` is the time after which
+    drafting costs more than it saves.
 
     Raise the verify call's error; then no tokens were committed.
     """
     started = clock()
-    wishes, shares = _taking_part(group, draft_counts, limits)
+    wishes, shares = _taking_part(wishes, limits)
     group = list(wishes)
     deadline = Deadline(time_left_s(group, started), draft_worth_s)
-    drafts = await _propose(wishes, drafter, limits, deadline, clock)
-    rows = [one.verify_row(drafts.by_generation.get(one, ()), share) for one, share in zip(group, shares, strict=True)]
+    asked = await _propose(wishes, drafters, limits, deadline, clock)
+    drafts = _drafts(wishes, asked, limits)
+    rows = [one.verify_row(drafts[one].token_ids, share) for one, share in zip(group, shares, strict=True)]
     began = clock()
     verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)
-    reports, failed, shortage = _take(group, rows, verdicts)
+    reports, failed, shortage = _take(drafts, rows, verdicts)
     return RoundReport(
         reports,
         clock() - started,
-        drafts.time,
+        max((one.time for one in asked.values()), key=lambda hop: hop.total_s, default=HopTime()),
         verify,
         sum(row.token_count for row in rows),
-        drafts.error,
+        _error_of_all(asked),
         shortage,
-        drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows),
+        not any(one.call.caught_up_count for one in asked.values()) and all(len(row.token_ids) == 1 for row in rows),
         sum(map(_prompt_token_count, rows, verdicts.results)),
         failed,
+        {model: one.call for model, one in asked.items()},
     )
 
 
-def _taking_part(
-    group: Sequence[Generation], draft_counts: Sequence[int], limits: RoundLimits
-) -> tuple[dict[Generation, int], list[int]]:
-    """Return the generations for which the chunk of prompts has room, with draft counts, and the share of each."""
-    shares = prompt_shares([generation.target_lack for generation in group], limits.prefill_chunk_tokens)
-    counts = {one: count for one, count, share in zip(group, draft_counts, shares, strict=True) if share}
-    return counts, [share for share in shares if share]
+def _taking_part(wishes: Mapping[Generation, Wish], limits: RoundLimits) -> tuple[dict[Generation, Wish], list[int]]:
+    """Return the generations for which the chunk of prompts has room, with their wishes, and the share of each."""
+    shares = prompt_shares([generation.target_lack for generation in wishes], limits.prefill_chunk_tokens)
+    taking_part = {one: wish for (one, wish), share in zip(wishes.items(), shares, strict=True) if share}
+    return taking_part, [share for share in shares if share]
 
 
 def _take(
-    group: Sequence[Generation], rows: Sequence[VerifyRow], verdicts: Verdicts
+    drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdicts: Verdicts
 ) -> tuple[list[RowReport], dict[Generation, PacelineError], Shortage | None]:
     """Apply each row's verdict to its generation; return the commits, the failures and the shortage."""
     reports: list[RowReport] = []
     failed: dict[Generation, PacelineError] = {}
     refusals: dict[Generation, Overloaded] = {}
-    for generation, row, verdict in zip(group, rows, verdicts.results, strict=True):
+    for (generation, draft), row, verdict in zip(drafts.items(), rows, verdicts.results, strict=True):
         if isinstance(verdict, Verdict):
-            reports.append(_commit(generation, row, verdict))
+            reports.append(_commit(generation, draft, verdict))
         elif isinstance(verdict, Prefilled):
             generation.target_cached_length = verdict.cached_length
             generation.target_taken_count = verdict.cached_length - row.base_length
@@ -196,57 +169,95 @@ def time_left_s(group: Sequence[Generation], now_s: float) -> float | None:
 
 
 async def _propose(
-    wishes: Mapping[Generation, int], drafter: Drafter, limits: RoundLimits, deadline: Deadline, clock: Clock
-) -> _Drafts:
-    """Ask for draft tokens, at most `wishes` by generation, where they can help."""
-    wanted = _wanted(wishes, limits, drafter.max_length)
+    wishes: Mapping[Generation, Wish],
+    drafters: Mapping[str, Drafter],
+    limits: RoundLimits,
+    deadline: Deadline,
+    clock: Clock,
+) -> dict[str, _Asked]:
+    """Ask the draft services of every model at once; return what came of it, by model."""
+    models = [
+        model for model in drafters if any(one.asked_count and one.draft_model == model for one in wishes.values())
+    ]
+    calls = [_ask(model, wishes, drafters[model], limits, deadline, clock) for model in models]
+    answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+    return {model: answer for model, answer in zip(models, answers, strict=True) if answer}
+
+
+async def _ask(
+    model: str,
+    wishes: Mapping[Generation, Wish],
+    drafter: Drafter,
+    limits: RoundLimits,
+    deadline: Deadline,
+    clock: Clock,
+) -> _Asked | None:
+    """Ask for draft tokens where they can help; return None where they cannot for any row."""
+    wanted: list[tuple[Generation, int]] = []
+    for one, wish in wishes.items():
+        count = min(wish.asked_count, _most_drafts(one, limits), drafter.max_length + 1 - len(one.token_ids))
+        if wish.draft_model == model and count > 0 and model not in one.refused_draft_models:
+            one.move_draft(model)
+            wanted.append((one, count))
     if not wanted:
-        return _Drafts({})
-    lacks = [generation.draft_lack for generation, _ in wanted]
-    shares = prompt_shares(lacks, drafter.prefill_chunk_tokens)
-    asked = {
-        generation: generation.propose_row(count, share)
-        for (generation, count), share in zip(wanted, shares, strict=True)
-        if share
-    }
+        return None
+    shares = prompt_shares([one.draft_lack for one, _ in wanted], drafter.prefill_chunk_tokens)
+    rows = {one: one.propose_row(count, share) for (one, count), share in zip(wanted, shares, strict=True) if share}
+    call = _call_of(rows)
     began = clock()
     try:
-        proposals = await drafter.propose(list(asked.values()), deadline)
+        result: Proposals | PacelineError = await drafter.propose(list(rows.values()), deadline)
     except PacelineError as error:
-        return _Drafts({}, HopTime(wire_s=clock() - began), error)
-    time_spent = _hop_time(clock() - began, proposals.timing)
-    drafts = _take_drafts(asked, proposals, limits)
-    return _Drafts(drafts, time_spent, was_up_to_date=all(lack.count <= NEW_TO_DRAFT for lack in lacks))
+        return _Asked(rows, call, error, HopTime(wire_s=clock() - began))
+    return _Asked(rows, call, result, _hop_time(clock() - began, result.timing))
 
 
-def _wanted(
-    wishes: Mapping[Generation, int], limits: RoundLimits, draft_max_length: int
-) -> list[tuple[Generation, int]]:
-    """Return the generations that may have drafts, with the most that each may have."""
-    counts = (
-        (one, min(_draft_count(one, limits, wish), draft_max_length + 1 - len(one.token_ids)))
-        for one, wish in wishes.items()
-    )
-    return [(generation, count) for generation, count in counts if count > 0]
+def _call_of(rows: Mapping[Generation, ProposeRow]) -> DraftCall:
+    counts = [row.draft_count for row in rows.values()]
+    caught_up = sum(max(0, len(row.token_ids) - NEW_TO_DRAFT) for row in rows.values())
+    return DraftCall(len(rows), max(counts), sum(counts), caught_up)
 
 
-def _take_drafts(
-    asked: Mapping[Generation, ProposeRow], proposals: Proposals, limits: RoundLimits
-) -> dict[Generation, tuple[int, ...]]:
-    """Return the drafts, and note what the draft service caches now."""
-    drafts: dict[Generation, tuple[int, ...]] = {}
-    for (generation, row), proposal in zip(asked.items(), proposals.results, strict=True):
-        if isinstance(proposal, Proposal):
-            known = takewhile(lambda one: 0 <= one < limits.vocabulary_size, proposal.draft_token_ids)
-            drafts[generation] = tuple(known)
-            generation.draft_cached_length = proposal.cached_length
-            generation.draft_taken_count = proposal.cached_length - row.base_length
-        elif not isinstance(proposal, _KEEPS_CACHE):
-            generation.forget_draft()
-            if isinstance(proposal, InvalidRequest):
-                # It would be refused for ever, for a token that the draft lacks, say, and brings its prompt each time.
-                generation.max_draft_count = 0
+def _error_of_all(asked: Mapping[str, _Asked]) -> PacelineError | None:
+    """Return the error of a call when no call succeeded."""
+    errors = [one.result for one in asked.values() if isinstance(one.result, PacelineError)]
+    return errors[0] if errors and len(errors) == len(asked) else None
+
+
+def _drafts(
+    wishes: Mapping[Generation, Wish], asked: Mapping[str, _Asked], limits: RoundLimits
+) -> dict[Generation, _Draft]:
+    """Return each row's draft: what the draft service gave, or else the tokens at hand."""
+    drafts: dict[Generation, _Draft] = {}
+    for one, wish in wishes.items():
+        token_ids = wish.token_ids[: max(0, _most_drafts(one, limits))]
+        drafts[one] = _draft(token_ids, wish.source, "", limits)
+    for model, answer in asked.items():
+        if isinstance(answer.result, Proposals):
+            for (one, row), proposal in zip(answer.rows.items(), answer.result.results, strict=True):
+                drafted = _draft(_proposed(one, row, proposal), DraftSource.DRAFT, model, limits)
+                drafts[one] = drafted if drafted.token_ids else drafts[one]
     return drafts
+
+
+def _draft(token_ids: Sequence[int], source: DraftSource | None, model: str, limits: RoundLimits) -> _Draft:
+    """Return the tokens as a draft, up to the first that the target does not know."""
+    known = tuple(takewhile(lambda one: 0 <= one < limits.vocabulary_size, token_ids))
+    return _Draft(known, source, model) if known else NO_DRAFT
+
+
+def _proposed(generation: Generation, row: ProposeRow, proposal: Proposal | PacelineError) -> tuple[int, ...]:
+    """Return the tokens that a draft service proposes, and note what it caches now."""
+    if isinstance(proposal, Proposal):
+        generation.draft_cached_length = proposal.cached_length
+        generation.draft_taken_count = proposal.cached_length - row.base_length
+        return proposal.draft_token_ids
+    if not isinstance(proposal, _KEEPS_CACHE):
+        generation.forget_draft()
+        if isinstance(proposal, InvalidRequest):
+            # It would be refused for ever, for a token that the draft lacks, say, and brings its prompt each time.
+            generation.refused_draft_models.add(generation.draft_model)
+    return ()
 
 
 def _prompt_token_count(row: VerifyRow, result: VerifyOutcome | PacelineError) -> int:
@@ -260,26 +271,34 @@ def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:
     return HopTime(max(0.0, elapsed_s - timing.queued_s - timing.executed_s), timing.queued_s, timing.executed_s)
 
 
-def _draft_count(generation: Generation, limits: RoundLimits, draft_count: int) -> int:
-    """Return the number of drafts worth asking for: a round adds one token more than it accepts."""
+def _most_drafts(generation: Generation, limits: RoundLimits) -> int:
+    """Return the most drafts that can help a row: a round adds one token more than it accepts."""
     if len(generation.token_ids) - generation.target_cached_length > limits.prefill_chunk_tokens:
         return 0
-    return min(draft_count, generation.max_draft_count, generation.output.remaining_count - 1)
+    return min(generation.max_draft_count, generation.output.remaining_count - 1)
 
 
-def _commit(generation: Generation, row: VerifyRow, verdict: Verdict) -> RowReport:
+def _commit(generation: Generation, draft: _Draft, verdict: Verdict) -> RowReport:
     length, before = len(generation.token_ids), generation.usage
-    # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
-    generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)
+    if draft.source is DraftSource.DRAFT:
+        # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
+        generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)
+    else:
+        generation.draft_cached_length = min(generation.draft_cached_length, length)
     generation.target_cached_length = verdict.cached_length
     generation.commit(
-        [*row.draft_token_ids[: verdict.accepted_count], verdict.next_token_id],
+        [*draft.token_ids[: verdict.accepted_count], verdict.next_token_id],
         accepted_count=verdict.accepted_count,
-        drafted_count=len(row.draft_token_ids),
+        drafted_count=len(draft.token_ids),
         logprobs=verdict.logprobs,
+        source=draft.source,
+        draft_model=draft.model,
     )
     return RowReport(
         generation.usage.drafted_count - before.drafted_count,
         generation.usage.accepted_count - before.accepted_count,
         len(generation.token_ids) - length,
+        draft.source,
+        draft.model,
+        generation,
     )

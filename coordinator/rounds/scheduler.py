@@ -11,17 +11,18 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.protocols import Drafter, GuardedVerifier
+from coordinator.protocols import Drafters, GuardedVerifier
 from coordinator.requests.generation import Generation
-from coordinator.rounds.draft_length import DraftLength
 from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import Policy, Selection
 from coordinator.rounds.pool import GenerationPool
 from coordinator.rounds.residency import Residency
-from coordinator.rounds.round import RoundLimits, RoundReport, Shortage, run_round, time_left_s
+from coordinator.rounds.round import RoundLimits, run_round, time_left_s
+from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
+from coordinator.rounds.wishes import DraftPlanner, Wish
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
 log = structlog.get_logger()
@@ -48,8 +49,8 @@ class Scheduler:
         address: str,
         pool: GenerationPool,
         policy: Policy,
-        draft_length: DraftLength,
-        drafter: Drafter,
+        planner: DraftPlanner,
+        drafters: Drafters,
         target: GuardedVerifier,
         residency: Residency,
         others: Others,
@@ -72,9 +73,9 @@ class Scheduler:
         self._tracer = tracer
         self._clock = clock
         self._policy = policy
-        self._draft_length = draft_length
-        self._draft_worth = DraftWorth(lanes, draft_length.leeway)
-        self._drafter = drafter
+        self._planner = planner
+        self._draft_worth = DraftWorth(lanes, planner.leeway)
+        self._drafters = drafters
         self._target = target
         self._residency = residency
         self._others = others
@@ -152,20 +153,20 @@ class Scheduler:
         return self._lost
 
     async def _run_round(self, group: list[Generation], waits_s: list[float], lane: int) -> RoundReport:
-        draft_counts = self._draft_length.choose(group)
-        with self._tracer.round(group, waits_s, draft_counts, lane) as record:
+        drafters = self._drafters.usable
+        wishes = self._planner.plan(group, list(drafters))
+        with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
             report = await run_round(
-                group,
-                self._drafter,
+                wishes,
+                drafters,
                 self._target,
                 self._limits,
-                draft_counts,
                 draft_worth_s=self._draft_worth.seconds,
                 clock=self._clock,
             )
             self._metrics.round_ended(waits_s, report)
             record(report)
-        self._learn(draft_counts, report, sum(waits_s) / len(waits_s))
+        self._learn(wishes, report, sum(waits_s) / len(waits_s))
         return report
 
     def _judge(self, group: list[Generation], error: Exception) -> dict[Generation, PacelineError]:
@@ -220,11 +221,11 @@ class Scheduler:
             generation.fail(error)
         self.retire([generation])
 
-    def _learn(self, draft_counts: list[int], report: RoundReport, waited_s: float) -> None:
+    def _learn(self, wishes: Mapping[Generation, Wish], report: RoundReport, waited_s: float) -> None:
         self.statistics.count_report(report)
         self._draft_worth.observe(report)
         if report.draft_error is None:
-            self._draft_length.observe(draft_counts, report, waited_s + report.duration_s)
+            self._planner.observe(wishes, report, waited_s + report.duration_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
         """Make room in the target's cache: the youngest generations give up as much of theirs as is missing.

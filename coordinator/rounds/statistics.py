@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import accumulate
 
-from coordinator.rounds.round import RoundReport
+from coordinator.rounds.round_report import RoundReport
 from paceline.types import ClusterStatistics, HopTime
 
 

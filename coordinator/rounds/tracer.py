@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 
 from coordinator.requests.generation import Generation
 from coordinator.requests.traced_request import OwnRound, RoundNote, TracedRequest
-from coordinator.rounds.round import RoundReport
+from coordinator.rounds.round_report import RoundReport
 from paceline.checks import DECODED_TOKENS
 from paceline.errors import PacelineError
 from paceline.types import HopTime, Usage

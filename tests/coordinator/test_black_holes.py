@@ -216,7 +216,7 @@ async def test_a_trial_that_comes_to_no_call_makes_way_for_the_next() -> None:
     verifier, monotonic = failing(PeerFailed("broken")), Clock()
     async with dispatching([FakeDrafter(0.5)], [verifier], batch_size=4, clocks=Clocks(circuits=monotonic)) as running:
         await opened(running)
-        count, drafter = len(verifier.calls), running.drafts[0].remote
+        count, drafter = len(verifier.calls), running.draft_replicas[0].remote
         proposes, drafter.propose = drafter.propose, broken_in_itself  # type: ignore[method-assign, assignment]
         monotonic.advance(1.0)
         with pytest.raises(PeerFailed, match="unexpectedly"):

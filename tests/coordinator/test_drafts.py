@@ -18,12 +18,23 @@ from coordinator.protocols import Deadline
 from coordinator.replicas.circuit import FIRST_PAUSE_S, Circuit
 from coordinator.replicas.clients import RemoteDrafter
 from coordinator.replicas.replica import Replica
-from coordinator.rounds.draft_length import AutoDraftLength, DraftLength, FixedDraftLength
+from coordinator.rounds.auto_planner import AutoPlanner
 from coordinator.rounds.draft_worth import DraftWorth
-from coordinator.rounds.round import RoundReport, RowReport
+from coordinator.rounds.fixed_planner import FixedPlanner
+from coordinator.rounds.round_report import RoundReport, RowReport
+from coordinator.rounds.wishes import DraftPlanner
 from paceline.errors import CallTimedOut, PacelineError, PeerFailed, PeerUnavailable, PrefixNotCached
 from paceline.tasks import side_by_side
-from paceline.types import CircuitState, GenerationRequest, HopTime, Proposal, Proposals, ProposeRow, TokenIds
+from paceline.types import (
+    CircuitState,
+    DraftSource,
+    GenerationRequest,
+    HopTime,
+    Proposal,
+    Proposals,
+    ProposeRow,
+    TokenIds,
+)
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
 from paceline.wire import open_channel
@@ -154,10 +165,10 @@ async def test_late_calls_between_ones_in_time_are_forgiven_and_very_fast_ones_n
     assert guarded.circuit.state is CircuitState.CLOSED
 
 
-@pytest.mark.parametrize(("draft_length", "stays"), [(FixedDraftLength(8), False), (AutoDraftLength(lanes=2), True)])
-async def test_auto_may_try_more_drafts_than_pay(guarded: Guarded, draft_length: DraftLength, stays: bool) -> None:
+@pytest.mark.parametrize(("planner", "stays"), [(FixedPlanner(8), False), (AutoPlanner(lanes=2), True)])
+async def test_auto_may_try_more_drafts_than_pay(guarded: Guarded, planner: DraftPlanner, stays: bool) -> None:
     """Late trial calls opened the circuit: nothing was drafted then, nor learned about drafting."""
-    worth = DraftWorth(2, draft_length.leeway)
+    worth = DraftWorth(2, planner.leeway)
     worth.observe(report(verify_s=0.02, tokens=4, drafted_count=4))
     guarded.took_s = 0.14
     for _ in range(LATE_TO_FAIL):
@@ -166,7 +177,8 @@ async def test_auto_may_try_more_drafts_than_pay(guarded: Guarded, draft_length:
 
 
 def report(verify_s: float, tokens: int, drafted_count: int) -> RoundReport:
-    rows = [RowReport(drafted_count, max(0, tokens - 1), tokens)] * 2
+    source = DraftSource.DRAFT if drafted_count else None
+    rows = [RowReport(drafted_count, max(0, tokens - 1), tokens, source)] * 2
     return RoundReport(rows, 0, HopTime(), HopTime(executed_s=verify_s), 0, None, None)
 
 
@@ -266,7 +278,7 @@ async def generate(drafters: Sequence[FakeDrafter], change: Callable[[int], None
             [token.token_id async for piece in one.stream.pieces() for token in piece.tokens] for one in requests
         ]
         assert outputs == [continuation(prompt, 30) for prompt in prompts]
-        for drafter, replica in zip(drafters, running.drafts, strict=True):
+        for drafter, replica in zip(drafters, running.draft_replicas, strict=True):
             drafter.away = None
             await replica.look()
     assert not any(drafter.token_ids for drafter in drafters)
@@ -289,11 +301,11 @@ async def test_a_draft_that_joins_late_is_taken_in() -> None:
     late = FakeDrafter(1.0)
     late.away = PeerUnavailable("not started")
     async with dispatching([late], [FakeVerifier()], draft_count=4) as running:
-        assert running.drafter.description is None
+        assert running.drafts.description is None
         for joined in (False, True):
             if joined:
                 late.away = None
-                await running.drafts[0].look()
+                await running.draft_replicas[0].look()
             request = running.admission.admit(GenerationRequest(TokenIds((5, 5)), 10, ignore_end_tokens=True))
             running.dispatcher.submit(request)
             async with asyncio.timeout(60):
@@ -347,4 +359,4 @@ async def test_a_draft_whose_channel_is_closed_under_its_call_costs_drafts_and_n
         running.dispatcher.submit(request)
         assert (await collect(request))[0] == continuation((5, 6), 20)
         assert running.dispatcher.moved_count == 0
-        assert not running.drafts[0].is_up
+        assert not running.draft_replicas[0].is_up

@@ -25,6 +25,7 @@ from target_service.verifier import Verifier
 from tests.checkpoints import MAX_LENGTH
 from tests.checkpoints import VOCABULARY_SIZE as MODEL_VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
+from tests.coordinators import MODEL, asking
 from tests.fakes.device_kernels import device_backend
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, next_token
 
@@ -77,7 +78,7 @@ async def test_what_is_sent_of_a_prompt_grows_with_its_length_and_not_with_the_s
     prompt = [4 + number % 40 for number in range(chunk_count * CHUNK_TOKENS)]
     generation, drafter, verifier = generation_of(prompt, 2 * chunk_count), ChunkedDrafter(1.0), FakeVerifier()
     while not generation.ended:
-        await run_round([generation], drafter, verifier, LIMITS, [3])
+        await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
     committed = generation.token_ids
     assert len(committed) == len(prompt) + 2 * chunk_count
     assert all(committed[stop] == next_token(committed[:stop]) for stop in range(len(prompt), len(committed)))
@@ -93,7 +94,7 @@ async def test_prompts_that_a_call_has_no_chunk_for_are_not_sent_with_it() -> No
     generations = [generation_of([5 + number, *range(4, 44)] * 4, name=str(number)) for number in range(20)]
     verifier = FakeVerifier()
     for _ in range(20):
-        await run_round(generations, FakeDrafter(1.0), verifier, LIMITS, [0] * 20)
+        await run_round(asking(generations, [0] * 20), {MODEL: FakeDrafter(1.0)}, verifier, LIMITS)
     sizes = [sum(len(row.token_ids) for row in call) for call in verifier.calls[1:]]
     assert max(sizes) <= (CHUNKS_BROUGHT + len(generations)) * CHUNK_TOKENS
     assert all(generation.usage.output_count for generation in generations[:4])
@@ -114,7 +115,7 @@ class Here:
 async def rounds_to_first_token(target: Here, token_ids: Sequence[int], name: str, chunk_tokens: int) -> int:
     generation, limits = generation_of(token_ids, name=name), RoundLimits(MODEL_VOCABULARY_SIZE, chunk_tokens)
     for count in range(1, 1000):
-        await run_round([generation], FakeDrafter(1.0), target, limits, [0])
+        await run_round(asking([generation], [0]), {MODEL: FakeDrafter(1.0)}, target, limits)
         if generation.usage.output_count:
             return count
     raise AssertionError

@@ -1,7 +1,6 @@
 """The cost of prompts with and without drafts: seconds beyond a usual round, over the tokens yielded."""
 
 import pytest
-
 from coordinator.rounds.prompt_times import PromptTimes
 
 

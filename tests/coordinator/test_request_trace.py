@@ -13,7 +13,7 @@ from coordinator.door.tracer import request_tracer
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.requests.traced_request import MAX_ROUNDS, OwnRound, RoundNote, TracedRequest
-from coordinator.rounds.round import RoundReport
+from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.tracer import SHARED_AT_ONCE, SHARED_PER_S, RoundCap, RoundTracer
 from paceline.codec.generation import request_to_pb
 from paceline.errors import PeerUnavailable

@@ -6,10 +6,12 @@ import pytest
 
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.rounds.round import RoundLimits, RoundReport, run_round
+from coordinator.rounds.round import RoundLimits, run_round
+from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.statistics import Statistics
 from paceline.errors import InvalidRequest, PeerUnavailable
 from paceline.types import CallTiming, HopTime, ProposeRow, Usage, VerifyRow
+from tests.coordinators import MODEL, asking
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier
 
 LIMITS = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
@@ -21,19 +23,20 @@ def generation_of(max_new_tokens: int, prompt_count: int = 3) -> Generation:
 
 
 async def timed_round(drafter: FakeDrafter, verifier: FakeVerifier, clock: Clock) -> RoundReport:
-    return await run_round([generation_of(9)], drafter, verifier, LIMITS, [3], clock=clock)
+    return await run_round(asking([generation_of(9)], [3]), {MODEL: drafter}, verifier, LIMITS, clock=clock)
 
 
 @pytest.mark.parametrize("skill", [0.0, 1.0])
 async def test_a_round_in_which_a_service_takes_in_what_it_missed_is_no_decoding_one(skill: float) -> None:
     generation, drafter, verifier = generation_of(40), FakeDrafter(skill), FakeVerifier()
-    rounds = [await run_round([generation], drafter, verifier, LIMITS, [count]) for count in (3, 3, 3, 0, 0, 3, 3)]
+    counts = (3, 3, 3, 0, 0, 3, 3)
+    rounds = [await run_round(asking([generation], [count]), {MODEL: drafter}, verifier, LIMITS) for count in counts]
     assert [one.is_decoding for one in rounds] == [False, True, True, True, True, False, True]
 
 
 async def test_a_prompt_that_is_taken_in_part_counts_once_however_often_the_rest_is_sent() -> None:
     generation, verifier = generation_of(9, 3 * CHUNK_TOKENS), FakeVerifier()
-    rounds = [await run_round([generation], FakeDrafter(1.0), verifier, LIMITS, [3]) for _ in range(4)]
+    rounds = [await run_round(asking([generation], [3]), {MODEL: FakeDrafter(1.0)}, verifier, LIMITS) for _ in range(4)]
     assert [one.prompt_token_count for one in rounds] == [CHUNK_TOKENS, CHUNK_TOKENS, CHUNK_TOKENS - 1, 0]
 
 
@@ -66,7 +69,7 @@ async def test_a_generation_that_the_draft_cannot_read_is_drafted_no_more() -> N
 
     generation, drafter, verifier = generation_of(9), Small(1.0), FakeVerifier()
     for _ in range(3):
-        await run_round([generation], drafter, verifier, LIMITS, [3])
+        await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
     assert len(drafter.calls) == 1
     assert generation.usage.output_count == 3
 

@@ -1,10 +1,9 @@
 """Round times by draft count: measured where there is much data, shared where there is little."""
 
 import pytest
+from coordinator.rounds.round_times import KEPT, RoundTimes
 from hypothesis import given
 from hypothesis import strategies as st
-
-from coordinator.rounds.round_times import KEPT, RoundTimes
 
 ROUNDS = st.lists(st.tuples(st.integers(0, 12), st.floats(0.001, 1.0)), min_size=1, max_size=60)
 

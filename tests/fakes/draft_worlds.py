@@ -1,4 +1,4 @@
-"""Simulated rounds: worlds of known cost and acceptance, and the goodput of a draft length in them.
+"""Simulated rounds: worlds of known cost and acceptance, and the goodput of a planner in them.
 
 A world has a draft and a target, which each serve one call at a time, and lanes that alternate between them.
 """
@@ -13,9 +13,11 @@ from statistics import fmean
 from coordinator.requests.acceptance import Acceptance
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.rounds.draft_length import MAX_AUTO, AutoDraftLength, DraftLength, FixedDraftLength
-from coordinator.rounds.round import RoundReport, RowReport
-from paceline.types import HopTime, Usage
+from coordinator.rounds.auto_planner import MAX_AUTO, AutoPlanner
+from coordinator.rounds.fixed_planner import FixedPlanner
+from coordinator.rounds.round_report import NEW_TO_DRAFT, DraftCall, RoundReport, RowReport
+from coordinator.rounds.wishes import DraftPlanner, Wish
+from paceline.types import DraftSource, HopTime, Usage
 
 ROUNDS = 400
 """The horizon: the choices of its last `SETTLED_ROUNDS` are those of a long-lived service."""
@@ -26,6 +28,7 @@ SPIKE = 5
 GOLDEN_RATIO = 0.618034
 """Multiples of it fill the unit interval evenly."""
 OUTPUT_TOKENS = 100
+MODEL = "draft"
 LONGEST_SEQUENCE = 150
 """Most tokens of a generation that a draft may have missed."""
 
@@ -64,13 +67,13 @@ class World:
     draft_prompt_s: float = 0.0
     """Extra seconds of the first drafting for such a row."""
 
-    def propose_s(self, draft_count: int) -> float:
-        return draft_count * (self.draft_token_s + self.draft_token_s / 10 * self.group_size)
+    def propose_s(self, counts: Sequence[int]) -> float:
+        return self.draft_token_s * (max(counts) + sum(counts) / 10)
 
-    def verify_executed_s(self, draft_count: int) -> float:
-        token_count = math.ceil(self.group_size * (draft_count + 1) / self.step_tokens) * self.step_tokens
+    def verify_executed_s(self, counts: Sequence[int]) -> float:
+        token_count = math.ceil((len(counts) + sum(counts)) / self.step_tokens) * self.step_tokens
         executed_s = self.verify_s + self.verified_token_s * max(0, token_count - self.free_tokens)
-        return executed_s * (1 + self.rivalry * (draft_count > 0))
+        return executed_s * (1 + self.rivalry * (max(counts) > 0))
 
     def places(self, draft_count: int, acceptance: float) -> list[float]:
         """Return each draft token's acceptance, given that the one before it was accepted."""
@@ -88,7 +91,8 @@ class World:
         rates = [self.acceptance + self.spread * share / 20 for share in range(-20, 21)]
         tokens = fmean(self.expected_tokens(draft_count, min(1.0, max(0.0, rate))) for rate in rates)
         noise = math.exp(self.jitter**2 / 2) * (1 + (SPIKE - 1) * self.spike_share)
-        executed_s = self.propose_s(draft_count) + self.verify_executed_s(draft_count)
+        counts = [draft_count] * self.group_size
+        executed_s = self.propose_s(counts) + self.verify_executed_s(counts)
         return self.group_size * tokens / (self.hop_s * (1 + (draft_count > 0)) + executed_s * noise)
 
 
@@ -110,26 +114,28 @@ def best_fixed(world: World) -> float:
     """Return the goodput of the best fixed count, plain decoding included."""
     if world.lanes == 1:
         return max(map(world.goodput, COUNTS))
-    return max(goodput(simulate([world] * 5 * ROUNDS, FixedDraftLength(count), 0)) for count in COUNTS)
+    return max(goodput(simulate([world] * 5 * ROUNDS, FixedPlanner(count), 0)) for count in COUNTS)
 
 
 def reached(world: World, seeds: Sequence[int] = SEEDS, rounds: int = ROUNDS, settled: int = SETTLED_ROUNDS) -> float:
     """Return the settled goodput of `auto` as a share of the best fixed count's, mean over the seeds."""
-    runs = (simulate([world] * rounds, AutoDraftLength(world.lanes), seed) for seed in seeds)
+    runs = (simulate([world] * rounds, AutoPlanner(world.lanes), seed) for seed in seeds)
     return fmean(goodput(run[-settled - 1 :]) for run in runs) / best_fixed(world)
 
 
-def simulate(worlds: Sequence[World], draft_length: DraftLength, seed: int) -> list[Round]:
+def simulate(worlds: Sequence[World], planner: DraftPlanner, seed: int) -> list[Round]:
     """Run each round in its own world; all worlds have equal lanes and group size.
 
     A generation ends after some rounds, and a new one takes its place.
     """
-    return _Simulation(worlds, draft_length, seed).run()
+    return _Simulation(worlds, planner, seed).run()
 
 
 def group_of(count: int) -> list[Generation]:
-    output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
-    return [Generation(str(number), [1], output, 64, Usage(1), Request()) for number in range(count)]
+    output = Output(StopRules(max_new_tokens=OUTPUT_TOKENS, end_token_ids=frozenset()), None)
+    return [
+        Generation(str(number), [1] * 3 * LONGEST_SEQUENCE, output, 64, Usage(1), Request()) for number in range(count)
+    ]
 
 
 @dataclass
@@ -138,23 +144,29 @@ class _Lane:
     rates: list[float]
     world: World
     began_s: float = 0.0
-    counts: list[int] = field(default_factory=list)
+    wishes: dict[Generation, Wish] = field(default_factory=dict)
     propose: HopTime = HopTime()
     verify: HopTime = HopTime()
-    missed_count: int = 0
-    """Tokens that the draft has not seen."""
+    missed: dict[Generation, int] = field(default_factory=dict)
+    """Tokens of the output that the draft has not seen."""
+    unseen: set[Generation] = field(default_factory=set)
+    """Generations whose prompt the draft has not seen."""
+    caught_up_count: int = 0
     is_decoding: bool = True
     token_count: float = 0.0
     """Tokens since a generation ended."""
     prompt_s: float = 0.0
-    prompt_count: float = 0.0
-    missed_prompt_s: float = 0.0
+    prompt_count: int = 0
+
+    @property
+    def counts(self) -> list[int]:
+        return [wish.asked_count for wish in self.wishes.values()]
 
 
 class _Simulation:
-    def __init__(self, worlds: Sequence[World], draft_length: DraftLength, seed: int) -> None:
+    def __init__(self, worlds: Sequence[World], planner: DraftPlanner, seed: int) -> None:
         self._worlds = worlds
-        self._draft_length = draft_length
+        self._planner = planner
         self._rng = random.Random(seed)
         self._draft_free_s = self._target_free_s = 0.0
         self._sequence_count = seed
@@ -163,7 +175,7 @@ class _Simulation:
             _Lane(group_of(world.group_size), [self._rate(world) for _ in range(world.group_size)], world)
             for _ in range(world.lanes)
         ]
-        self._begun = 0
+        self._begun = self._prompts = 0
         self._rounds: list[Round] = []
 
     def run(self) -> list[Round]:
@@ -186,10 +198,12 @@ class _Simulation:
         lane.world = world = self._worlds[min(self._begun, len(self._worlds) - 1)]
         if not world.spread:
             lane.rates = [world.acceptance] * world.group_size
-        prompt_count, lane.token_count = divmod(lane.token_count, OUTPUT_TOKENS)
-        lane.prompt_count, lane.prompt_s = prompt_count, prompt_count * world.prompt_s
-        missed_s = lane.missed_prompt_s + prompt_count * world.draft_prompt_s
-        lane.missed_prompt_s = min(missed_s, world.group_size * world.draft_prompt_s)  # ended generations need none
+        lane.prompt_count = int(lane.token_count // OUTPUT_TOKENS) if world.prompt_s else 0
+        lane.token_count -= lane.prompt_count * OUTPUT_TOKENS
+        lane.prompt_s = lane.prompt_count * world.prompt_s
+        for _ in range(lane.prompt_count if world.draft_prompt_s else 0):
+            lane.unseen.add(lane.group[self._prompts % world.group_size])
+            self._prompts += 1
         if self._begun % world.life_rounds == 0:
             place = self._begun // world.life_rounds % world.group_size
             lane.group[place].acceptance = Acceptance()
@@ -199,21 +213,34 @@ class _Simulation:
     def _propose(self, now_s: float, lane: _Lane) -> float:
         self._renew(lane)
         world = lane.world
-        lane.began_s, lane.propose, lane.is_decoding = now_s, HopTime(), not lane.prompt_s
-        lane.counts = self._draft_length.choose(lane.group)
+        lane.began_s, lane.propose, lane.caught_up_count = now_s, HopTime(), 0
+        for one in lane.group:
+            _note_missed(one, lane.missed.get(one, 0) + OUTPUT_TOKENS * (one in lane.unseen))
+        lane.wishes = self._planner.plan(lane.group, [MODEL])
+        work_s = self._catch_up_s(lane)
         if not max(lane.counts):
-            lane.missed_count = min(lane.missed_count + world.group_size, LONGEST_SEQUENCE * world.group_size)
             return now_s
-        missed_s = lane.missed_count * world.catch_up_token_s + lane.missed_prompt_s
-        work_s = self._noisy(world.propose_s(max(lane.counts)) + missed_s, world)
+        work_s = self._noisy(world.propose_s(lane.counts) + work_s, world)
         began_s = max(now_s, self._draft_free_s)
         self._draft_free_s = began_s + work_s
         lane.propose = HopTime(world.hop_s, began_s - now_s, work_s)
-        lane.is_decoding, lane.missed_count, lane.missed_prompt_s = lane.is_decoding and not missed_s, 0, 0.0
         return now_s + lane.propose.total_s
 
+    def _catch_up_s(self, lane: _Lane) -> float:
+        """Let the draft see what rows that ask it have missed; return the seconds that this takes."""
+        spent_s = 0.0
+        for one, count in zip(lane.group, lane.counts, strict=True):
+            if not count:
+                lane.missed[one] = min(lane.missed.get(one, 0) + 1, LONGEST_SEQUENCE)
+                continue
+            missed, is_unseen = lane.missed.pop(one, 0), one in lane.unseen
+            lane.unseen.discard(one)
+            lane.caught_up_count += missed + OUTPUT_TOKENS * is_unseen
+            spent_s += missed * lane.world.catch_up_token_s + is_unseen * lane.world.draft_prompt_s
+        return spent_s
+
     def _verify(self, now_s: float, lane: _Lane) -> float:
-        work_s = self._noisy(lane.world.verify_executed_s(max(lane.counts)) + lane.prompt_s, lane.world)
+        work_s = self._noisy(lane.world.verify_executed_s(lane.counts) + lane.prompt_s, lane.world)
         began_s = max(now_s, self._target_free_s)
         self._target_free_s = began_s + work_s
         lane.verify = HopTime(lane.world.hop_s, began_s - now_s, work_s)
@@ -228,8 +255,10 @@ class _Simulation:
         for generation, count, rate in zip(lane.group, lane.counts, lane.rates, strict=True):
             right = [self._rng.random() < one for one in lane.world.places(count, rate)]
             accepted = right.index(False) if False in right else count
-            generation.acceptance.add(accepted, count)
-            rows.append(RowReport(count, accepted, accepted + 1))
+            if count:
+                generation.acceptance.add(accepted, count)
+            source = DraftSource.DRAFT if count else None
+            rows.append(RowReport(count, accepted, accepted + 1, source, MODEL, generation))
             tokens += lane.world.expected_tokens(count, rate)
         lane.token_count += tokens
         took_s = now_s - lane.began_s
@@ -241,9 +270,21 @@ class _Simulation:
             len(rows) + sum(lane.counts),
             None,
             None,
-            is_decoding=lane.is_decoding,
-            prompt_token_count=round(lane.prompt_count * OUTPUT_TOKENS) if lane.prompt_s else 0,
+            is_decoding=not (lane.prompt_count or lane.caught_up_count),
+            prompt_token_count=lane.prompt_count * OUTPUT_TOKENS,
+            draft_calls={MODEL: _call(lane)} if max(lane.counts) else {},
         )
-        self._draft_length.observe(lane.counts, report, took_s)
+        self._planner.observe(lane.wishes, report, took_s)
         self._rounds.append(Round(max(lane.counts), tokens, now_s))
         return now_s
+
+
+def _call(lane: _Lane) -> DraftCall:
+    counts = [count for count in lane.counts if count]
+    return DraftCall(len(counts), max(counts), sum(counts), lane.caught_up_count)
+
+
+def _note_missed(generation: Generation, count: int) -> None:
+    """Let a generation's draft cache lag behind by so many tokens."""
+    generation.draft_model = MODEL
+    generation.draft_cached_length = len(generation.token_ids) - NEW_TO_DRAFT - count

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from coordinator.rounds.metrics import RoundMetrics
-from coordinator.rounds.round import RoundReport, RowReport
+from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.statistics import Statistics
 from coordinator.serving import running_coordinator
 from paceline import __version__

@@ -17,7 +17,7 @@ from opentelemetry.util.types import AttributeValue
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.requests.traced_request import TracedRequest
-from coordinator.rounds.round import RoundReport
+from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.tracer import RoundTracer
 from paceline.client import Client
 from paceline.codec.generation import request_to_pb

@@ -1,4 +1,4 @@
-"""The automatic draft length against rounds of known cost and acceptance: it settles on the best count."""
+"""Planners against rounds of known cost and acceptance: `auto` settles on the best count."""
 
 import random
 from dataclasses import replace
@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.requests.acceptance import PRIOR_WEIGHT, ROUND_MEMORY, Acceptance, PlaceAcceptance
-from coordinator.rounds.draft_length import FIRST_COUNTS, MAX_AUTO, WINDOW, AutoDraftLength, FixedDraftLength
-from coordinator.rounds.round import RoundReport, RowReport
-from paceline.types import HopTime
-from tests.fakes.draft_worlds import COUNTS, SETTLED_ROUNDS, World, goodput, group_of, reached, simulate
+from coordinator.rounds.auto_planner import FIRST_COUNTS, WINDOW, AutoPlanner
+from coordinator.rounds.fixed_planner import FixedPlanner
+from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
+from paceline.types import DraftSource, HopTime
+from tests.fakes.draft_worlds import COUNTS, MODEL, SETTLED_ROUNDS, World, goodput, group_of, reached, simulate
 
 RANGES = {
     "acceptance": (0.3, 0.95),
@@ -88,19 +89,19 @@ def test_what_prompts_cost_without_drafts_is_learned_where_drafts_would_seem_to_
 def test_two_thousand_rounds_lose_little_from_the_first_on(name: str) -> None:
     """Trials in an unknown world count too: a service does not live for ever."""
     world = replace(REAL[name], group_size=8, life_rounds=6)
-    best = max(goodput(simulate([world] * 2000, FixedDraftLength(count), 0)) for count in COUNTS)
-    assert goodput(simulate([world] * 2000, AutoDraftLength(world.lanes), 1)) >= CLOSE * best
+    best = max(goodput(simulate([world] * 2000, FixedPlanner(count), 0)) for count in COUNTS)
+    assert goodput(simulate([world] * 2000, AutoPlanner(world.lanes), 1)) >= CLOSE * best
 
 
 def test_a_count_that_cannot_be_the_best_is_not_measured_first() -> None:
     dear = replace(PAIR, draft_token_s=10 * PAIR.draft_token_s)
     assert FIRST_COUNTS[2] == max(FIRST_COUNTS)
-    assert FIRST_COUNTS[2] not in [one.count for one in simulate([dear] * 10 * WINDOW, AutoDraftLength(1), 1)]
+    assert FIRST_COUNTS[2] not in [one.count for one in simulate([dear] * 10 * WINDOW, AutoPlanner(1), 1)]
 
 
 def test_a_draft_that_is_never_right_is_asked_no_more() -> None:
     world = replace(PAIR, acceptance=0, group_size=4)
-    settled = simulate([world] * 1000, AutoDraftLength(1), 1)[-SETTLED_ROUNDS:]
+    settled = simulate([world] * 1000, AutoPlanner(1), 1)[-SETTLED_ROUNDS:]
     assert sum(one.count > 0 for one in settled) <= WINDOW  # an occasional trial
 
 
@@ -108,7 +109,7 @@ def test_a_draft_that_is_never_right_is_asked_no_more() -> None:
 def test_a_draft_that_becomes_right_is_asked_again(group_size: int) -> None:
     bad = replace(PAIR, acceptance=0, draft_token_s=0.001, verify_s=0.01, group_size=group_size)
     good = replace(bad, acceptance=0.9)
-    rounds = simulate([bad] * 3000 + [good] * 2500, AutoDraftLength(1), 1)
+    rounds = simulate([bad] * 3000 + [good] * 2500, AutoPlanner(1), 1)
     assert goodput(rounds[1000:3000]) >= CLOSE * bad.goodput(0)
     assert goodput(rounds[-SETTLED_ROUNDS:]) >= NEAR * max(map(good.goodput, COUNTS))
 
@@ -117,30 +118,35 @@ def test_a_draft_that_becomes_right_is_asked_again(group_size: int) -> None:
 def test_a_draft_that_becomes_ten_times_as_slow_is_soon_asked_for_less(group_size: int) -> None:
     world = replace(PAIR, group_size=group_size)
     slow = replace(world, draft_token_s=10 * world.draft_token_s)
-    settled = simulate([world] * 1000 + [slow] * 800, AutoDraftLength(1), 1)[-600:]
+    settled = simulate([world] * 1000 + [slow] * 800, AutoPlanner(1), 1)[-600:]
     assert goodput(settled) >= 0.95 * slow.goodput(0)
 
 
 def test_each_of_the_first_counts_is_measured_before_any_is_preferred() -> None:
-    chosen = [one.count for one in simulate([PAIR] * len(FIRST_COUNTS) * WINDOW, AutoDraftLength(1), 1)]
+    chosen = [one.count for one in simulate([PAIR] * len(FIRST_COUNTS) * WINDOW, AutoPlanner(1), 1)]
     assert chosen == [count for count in FIRST_COUNTS for _ in range(WINDOW)]
 
 
 def test_a_draft_that_is_away_is_not_waited_for() -> None:
-    draft_length, group = AutoDraftLength(1), group_of(2)
+    planner, group = AutoPlanner(1), group_of(2)
     for _ in range(1000):
-        assert max(draft_length.choose(group)) <= MAX_AUTO
+        assert not any(wish.asked_count for wish in planner.plan(group, []).values())
 
 
 def test_no_sequence_has_more_drafts_than_its_client_wants() -> None:
-    draft_length, group = AutoDraftLength(1), group_of(2)
+    planner, group = AutoPlanner(1), group_of(2)
     group[0].max_draft_count = 1
     for _ in range(100):
-        counts = draft_length.choose(group)
+        wishes = planner.plan(group, [MODEL])
+        counts = [wish.asked_count for wish in wishes.values()]
         assert counts[0] <= 1
-        rows = [RowReport(count, count, count + 1) for count in counts]
-        verified_count = len(rows) + sum(counts)
-        draft_length.observe(counts, RoundReport(rows, 1.0, HopTime(), HopTime(), verified_count, None, None), 1.0)
+        rows = [
+            RowReport(count, count, count + 1, DraftSource.DRAFT if count else None, MODEL, one)
+            for one, count in zip(group, counts, strict=True)
+        ]
+        call = DraftCall(2, max(counts), sum(counts), 0)
+        report = RoundReport(rows, 1.0, HopTime(), HopTime(), 2 + sum(counts), None, None, draft_calls={MODEL: call})
+        planner.observe(wishes, report, 1.0)
     assert counts[1] > 1
 
 
@@ -161,7 +167,7 @@ def test_each_place_of_a_draft_has_its_own_acceptance() -> None:
     for accepted in (2, 2, 2, 0) * 100:
         places.age()
         places.add(accepted, 3)
-    tokens = places.expected_tokens()
-    assert tokens[1] - tokens[0] == pytest.approx(0.75, abs=0.02)
-    assert tokens[2] - tokens[1] == pytest.approx(0.75, abs=0.03)
-    assert tokens[4] - tokens[2] < 0.05
+    first, second, third, fourth = places.survival()
+    assert first == pytest.approx(0.75, abs=0.02)
+    assert second == pytest.approx(0.75, abs=0.03)
+    assert third + fourth < 0.05

@@ -1,0 +1,94 @@
+"""All draft services: those of one model are one drafter, and several models can be asked side by side.
+
+Owns which replica serves which model. A replica that comes back with another model leaves its old one.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from coordinator.drafting.ahead import AheadDrafter
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
+from coordinator.protocols import Drafter, RemoteDraft
+from coordinator.replicas.replica import Replica
+from paceline.errors import PacelineError
+from paceline.types import CircuitState, ModelDescription, ReplicaDescription
+
+
+@dataclass(frozen=True)
+class _Model:
+    replicas: ReplicatedDrafter
+    drafter: AheadDrafter
+    """Those replicas as they are asked."""
+
+
+class DraftModels:
+    def __init__(self, wrap: Callable[[ReplicatedDrafter], AheadDrafter]) -> None:
+        """`wrap` returns what is asked in place of the replicas of one model."""
+        self._wrap = wrap
+        self._models: dict[str, _Model] = {}
+        self._places: dict[str, str] = {}
+        """Model of each replica, by its address."""
+        self._unknown: dict[str, Replica[RemoteDraft]] = {}
+        """Replicas that have not said yet which model they serve."""
+
+    @property
+    def usable(self) -> Mapping[str, Drafter]:
+        """Drafters that can be asked now, by their model."""
+        return {model: one.drafter for model, one in self._models.items() if one.replicas.max_length}
+
+    @property
+    def is_usable(self) -> bool:
+        return any(one.replicas.is_usable for one in self._models.values())
+
+    @property
+    def description(self) -> ModelDescription | None:
+        """Description of one replica, preferably one that is up; None without any."""
+        models = sorted(self._models.values(), key=lambda one: not one.replicas.is_usable)
+        return next((one.replicas.description for one in models), None)
+
+    @property
+    def asked_ahead_count(self) -> int:
+        return sum(one.drafter.asked_count for one in self._models.values())
+
+    @property
+    def used_ahead_count(self) -> int:
+        return sum(one.drafter.used_count for one in self._models.values())
+
+    def describe(self) -> list[ReplicaDescription]:
+        unknown = [ReplicaDescription(one.address, one.state, 0, CircuitState.CLOSED) for one in self._unknown.values()]
+        return [*(found for one in self._models.values() for found in one.replicas.describe()), *unknown]
+
+    def changed(self, replica: Replica[RemoteDraft]) -> None:
+        """Take in a replica that is new or whose state or model changed."""
+        before = self._places.get(replica.address)
+        model = replica.description.model_id if replica.description else before
+        if model is None:
+            self._unknown[replica.address] = replica
+            return
+        if before is not None and model != before:
+            self._leave(replica, before)
+        self._unknown.pop(replica.address, None)
+        self._places[replica.address] = model
+        if model not in self._models:
+            replicas = ReplicatedDrafter()
+            self._models[model] = _Model(replicas, self._wrap(replicas))
+        self._models[model].replicas.changed(replica)
+
+    def left(self, replica: Replica[RemoteDraft]) -> None:
+        """Forget a replica that is gone."""
+        self._unknown.pop(replica.address, None)
+        if model := self._places.pop(replica.address, None):
+            self._leave(replica, model)
+
+    def _leave(self, replica: Replica[RemoteDraft], model: str) -> None:
+        self._models[model].replicas.left(replica)
+
+    def look_anew(self, reason: PacelineError) -> None:
+        """Ask no replica before it was looked at again."""
+        for one in self._models.values():
+            one.replicas.look_anew(reason)
+
+    async def release(self, sequence_ids: list[str]) -> None:
+        """Free sequences wherever they are."""
+        await asyncio.gather(*(one.drafter.release(sequence_ids) for one in self._models.values()))

@@ -1,0 +1,249 @@
+"""The drafts that pay best, by measured costs and acceptance.
+
+Knows nothing of services. The objective is the goodput of SmartSpec (arXiv 2406.14066): expected tokens over seconds of
+the group at hand. A budget is shared among rows, as in DSpark (arXiv 2607.05147): each draft goes where its chance of
+being accepted is worth more than the seconds that it adds, at the tokens that the group makes in a second.
+
+One number is chosen for the whole group: the most tokens that draft services are asked for, which costs as many steps of
+their model; none is one of the choices. Every eighth round it is decided anew which count the next eight have. At first
+a few counts are taken in turn, to measure each; later the best by measured prices. Another count is tried again, for
+eight rounds, when the loss of its last trial is a small share of the time since: this bounds the cost of all trials, and
+counts that are nearly as good are tried most. Groups of about one size share their prices.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coordinator.requests.generation import Generation
+from coordinator.rounds.costs import BENDS, CAUGHT_UP, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.outlook import NO_OPTION, Option, Outlook, Prices
+from coordinator.rounds.outlooks import MAX_GUESSED, Outlooks
+from coordinator.rounds.round_report import DraftCall, RoundReport
+from coordinator.rounds.wishes import Wish
+from coordinator.smoothing import smoothed
+
+MAX_AUTO = 12
+"""Most tokens that a draft service is asked for."""
+HYSTERESIS = 0.01
+"""Share of goodput that a change must promise to gain."""
+WINDOW = 8
+"""Least rounds of each lane with one count: groups change slowly, and no model works during a decision."""
+BEST_MEMORY = 0.97
+"""Weight of earlier rounds in the tokens and seconds of the best count, which trials are compared with."""
+FIRST_COUNTS = (4, 0, 8, 2, 1)
+"""Counts measured first."""
+FIRST_WINDOWS = 12
+"""Windows in which the first counts must be measured: a draft service that is away is not waited for."""
+NONE_SHARE, NEAR_SHARE, FAR_SHARE = 0.005, 0.003, 0.0005
+"""Share of all time that trials of a count may lose. NONE: asking nobody, which may be a tenth better for another text.
+NEAR: neighbours of the best, or the best count above none while nobody is asked. FAR: all others."""
+AUTO_LEEWAY = 4.0
+"""`auto` asks a slow draft for fewer tokens by itself. It times whole rounds; their parts say too little to overrule
+it. A trial may also take longer than its drafts are worth. So only an extremely slow draft service is at fault."""
+
+
+class AutoPlanner:
+    leeway: ClassVar[float] = AUTO_LEEWAY
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._outlooks = Outlooks(MAX_AUTO)
+        self._searches: dict[int, _Search] = {}
+
+    def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
+        return self._search(len(group)).plan(self._outlooks.of(group, draft_models))
+
+    def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
+        self._outlooks.observe(wishes, report)
+        if report.rows:
+            tokens = sum(row.committed_count for row in report.rows)
+            self._search(len(wishes)).observe(RoundWork.of(report), cycle_s, tokens)
+
+    def _search(self, group_size: int) -> "_Search":
+        """Return the search shared by groups up to the same power of two."""
+        return self._searches.setdefault((group_size - 1).bit_length(), _Search(self._lanes))
+
+
+@dataclass
+class _Trial:
+    """Rounds with a count that is not the best."""
+
+    ended: float = 0.0
+    lost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """What a round with one count of the draft services promises."""
+
+    tokens: float
+    time: float
+    token_count: int
+    """Tokens that the target verifies."""
+    bend_count: int
+    """Bends in the time of a verify by which its drafts were priced."""
+
+    @property
+    def goodput(self) -> float:
+        return self.tokens / self.time
+
+
+class _Search:
+    """The search for the best count of groups of about one size. Times are multiples of the costs' unit."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._costs = RoundCosts(lanes)
+        self._count = FIRST_COUNTS[0]
+        self._best = FIRST_COUNTS[0]
+        self._bend_count = 0
+        self._goodput = 0.0
+        """Tokens that the group makes in one unit of time with the best count; 0: not known yet."""
+        self._rounds_left = 0
+        self._window_count = 0
+        self._spent = 0.0
+        self._best_tokens: float | None = None
+        self._best_time: float | None = None
+        self._trials: dict[int, _Trial] = {}
+
+    def plan(self, outlooks: Sequence[Outlook]) -> dict[Generation, Wish]:
+        if not self._rounds_left:
+            self._decide(outlooks)
+        self._rounds_left -= 1
+        chosen = self._chosen(outlooks, self._count, self._prices(len(outlooks), self._bend_count))
+        return {
+            one.generation: one.wish(asked, at_hand) for one, (asked, at_hand) in zip(outlooks, chosen, strict=True)
+        }
+
+    def observe(self, work: RoundWork, cycle_s: float, tokens: float) -> None:
+        self._costs.add(work, cycle_s)
+        time = cycle_s / self._costs.unit_s
+        self._spent += time
+        if work.prompt_count or any(call.caught_up_count for call in (work.draft_calls or {}).values()):
+            return  # prompts come with any count
+        if self._count == self._best:
+            self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)
+            self._best_time = smoothed(self._best_time, time, BEST_MEMORY)
+        elif self._count in self._trials and self._best_tokens and self._best_time:
+            trial = self._trials[self._count]
+            trial.lost += time - tokens / self._best_tokens * self._best_time
+            trial.ended = self._spent
+
+    def _decide(self, outlooks: Sequence[Outlook]) -> None:
+        """Choose the count of the next rounds."""
+        self._rounds_left = WINDOW * self._lanes
+        self._window_count += 1
+        self._costs.fit()
+        most = max((len(drawn.chances) for one in outlooks for drawn in one.drawn.values()), default=0)
+        promises = [self._promise(outlooks, count) for count in range(most + 1)]
+        if self._window_count <= FIRST_WINDOWS and (missing := self._missing(promises)):
+            self._count = missing[0]
+            self._bend_count = promises[self._count].bend_count
+            return
+        self._best = _shortest_of_best([one.goodput for one in promises], self._best)
+        self._goodput = promises[self._best].goodput
+        self._count = self._due(promises)
+        self._bend_count = promises[self._count].bend_count
+
+    def _prices(self, group_size: int, bend_count: int) -> Prices:
+        """Return what drafts cost now. Before anything is known a group makes one token a row in a plain round."""
+        goodput, costs = self._goodput or group_size, self._costs
+        models = costs.models
+        return Prices(
+            goodput * costs.drafted_price(bend_count),
+            {model: goodput * costs.price(TOKEN, model) for model in models},
+            {model: goodput * costs.price(CAUGHT_UP, model) for model in models},
+        )
+
+    def _chosen(self, outlooks: Sequence[Outlook], count: int, prices: Prices) -> list[tuple[Option, Option]]:
+        """Return for each row what to ask for, and what to take at hand."""
+        at_hand = [one.at_hand(prices, MAX_GUESSED) for one in outlooks]
+        if not count:
+            return [(NO_OPTION, one) for one in at_hand]
+        asked = [one.asked(prices, count) for one in outlooks]
+        chosen = [
+            (ask if outlook.prefers(ask, own) else NO_OPTION, own)
+            for outlook, ask, own in zip(outlooks, asked, at_hand, strict=True)
+        ]
+        if count != self._best and not any(ask.count for ask, _ in chosen):
+            # A trial must ask for something: the row that costs least to ask for tells as much as any.
+            able = [place for place, ask in enumerate(asked) if ask.count]
+            if able:
+                place = max(able, key=lambda one: asked[one].worth)
+                chosen[place] = asked[place], at_hand[place]
+        return chosen
+
+    def _promise(self, outlooks: Sequence[Outlook], count: int) -> _Promise:
+        """Return the best that the count promises: tokens beyond a bend must be worth what they cost there."""
+        best = self._promise_at(outlooks, count, 0)
+        for bend_count, bend in enumerate(BENDS, 1):
+            if best.token_count <= bend:
+                break
+            found = self._promise_at(outlooks, count, bend_count)
+            best = max(found, best, key=lambda one: one.goodput)
+        return best
+
+    def _promise_at(self, outlooks: Sequence[Outlook], count: int, bend_count: int) -> _Promise:
+        chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count))
+        options = [ask if ask.count else own for ask, own in chosen]
+        tokens = len(outlooks) + sum(one.tokens for one in options)
+        catching_up = sum(
+            self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count / outlook.rounds_left(one.tokens)
+            for outlook, one in zip(outlooks, options, strict=True)
+            if one.model
+        )
+        work = RoundWork(len(outlooks), sum(one.count for one in options), 0, _calls(options))
+        time = max(1e-6, self._costs.predict(work) + catching_up)
+        return _Promise(tokens, time, work.row_count + work.drafted_count, bend_count)
+
+    def _missing(self, promises: Sequence[_Promise]) -> list[int]:
+        """Return the first counts that were not measured yet and that may be the best."""
+        counts = [count for count in FIRST_COUNTS if count < len(promises)]
+        known = [count for count in counts if self._costs.round_count(count) >= WINDOW / 2]
+        best = max((promises[count].goodput for count in known), default=0.0)
+
+        def may_be_best(count: int) -> bool:
+            # More drafts take no less time than fewer.
+            least = max((promises[one].time for one in known if one < count), default=0.0)
+            return promises[count].tokens > best * least
+
+        return [count for count in counts if count not in known and may_be_best(count)]
+
+    def _due(self, promises: Sequence[_Promise]) -> int:
+        """Return the count to try now; the best one if no trial is due."""
+        best = self._best
+        goodputs = [one.goodput for one in promises]
+        # If asking does not pay, the best count that asks.
+        other = goodputs.index(max(goodputs[1:]), 1) if not best and len(goodputs) > 1 else best
+        for count, goodput in enumerate(goodputs):
+            if count == best:
+                continue
+            trial = self._trials.setdefault(count, _Trial(ended=self._spent))
+            expected = WINDOW * self._lanes * promises[best].time * max(1 - goodput / goodputs[best], HYSTERESIS)
+            is_near = count == other or abs(count - best) == 1
+            share = NONE_SHARE if not count else NEAR_SHARE if is_near else FAR_SHARE
+            if share * (self._spent - trial.ended) > max(expected, trial.lost):
+                trial.ended, trial.lost = self._spent, 0.0
+                return count
+        return best
+
+
+def _calls(options: Sequence[Option]) -> dict[str, DraftCall]:
+    """Return the calls that ask for the options."""
+    counts: dict[str, list[int]] = {}
+    for one in options:
+        if one.model:
+            counts.setdefault(one.model, []).append(one.count)
+    return {model: DraftCall(len(own), max(own), sum(own), 0) for model, own in counts.items()}
+
+
+def _shortest_of_best(goodputs: Sequence[float], current: int) -> int:
+    """Return the smallest count that is as good as the best: tokens not drafted cannot be wrong.
+
+    Keep the current count if the found one is larger and hardly better.
+    """
+    best = next(count for count, one in enumerate(goodputs) if one >= max(goodputs) * (1 - HYSTERESIS))
+    if current < len(goodputs) and best > current and goodputs[best] <= goodputs[current] * (1 + HYSTERESIS):
+        return current
+    return best

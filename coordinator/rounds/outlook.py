@@ -1,0 +1,124 @@
+"""What a generation can have drafted, and what of it pays at a price.
+
+Owns the choice of one row's source and count; knows nothing of other rows. A draft is worth its chance of being accepted.
+It costs the seconds that it adds to the round, and a second is worth the tokens that the group makes in it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.requests.generation import Generation
+from coordinator.requests.guess import Guess
+from coordinator.rounds.wishes import Wish
+from paceline.types import DraftSource
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Drafts that a draft service of one model would give."""
+
+    chances: Sequence[float]
+    """Chance that the first 1, 2, ... of them are all right."""
+    caught_up_count: int
+    """Tokens that the service has to take in first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What drafts cost a row, in tokens that the group makes in the time."""
+
+    drafted: float = 0.0
+    """For each draft token that the target verifies."""
+    token: Mapping[str, float] = field(default_factory=dict)
+    """For each token that a draft service drafts, by model."""
+    caught_up: Mapping[str, float] = field(default_factory=dict)
+    """For each token that a draft service had missed, by model."""
+
+
+FREE = Prices()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Drafts of one source."""
+
+    count: int = 0
+    tokens: float = 0.0
+    """Accepted tokens to expect."""
+    worth: float = 0.0
+    """Those without what they cost."""
+    source: DraftSource | None = None
+    model: str = ""
+    """Model of the draft service that is asked; empty for other sources."""
+    caught_up_count: int = 0
+
+
+NO_OPTION = Option()
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one generation can have."""
+
+    generation: Generation
+    guesses: Mapping[DraftSource, Guess]
+    guess_chances: Mapping[DraftSource, Sequence[float]]
+    drawn: Mapping[str, Drawn]
+    """By model of a draft service."""
+    remaining_count: float
+    """Tokens that its output is expected to have still."""
+
+    def at_hand(self, prices: Prices, most: int) -> Option:
+        """Return the best of what needs no draft service, of at most `most` tokens."""
+        best = NO_OPTION
+        for source, chances in self.guess_chances.items():
+            count = _worthwhile(chances, prices.drafted, most)
+            tokens = sum(chances[:count])
+            option = Option(count, tokens, tokens - prices.drafted * count, source)
+            if count and (self._in_order or option.worth > best.worth):
+                best = option
+                if self._in_order:
+                    break
+        return best
+
+    def asked(self, prices: Prices, most: int) -> Option:
+        """Return the best of what draft services would give, of at most `most` tokens."""
+        best = NO_OPTION
+        for model, drawn in self.drawn.items():
+            price = prices.drafted + prices.token.get(model, 0.0)
+            count = _worthwhile(drawn.chances, price, most)
+            tokens = sum(drawn.chances[:count])
+            # What is missed is taken in once, for all rounds to come.
+            catching_up = prices.caught_up.get(model, 0.0) * drawn.caught_up_count / self.rounds_left(tokens)
+            worth = tokens - price * count - catching_up
+            if count and (best is NO_OPTION or worth > best.worth):
+                best = Option(count, tokens, worth, DraftSource.DRAFT, model, drawn.caught_up_count)
+        return best
+
+    def rounds_left(self, accepted: float) -> float:
+        """Return the rounds until its end if so many drafts are accepted in each."""
+        return max(1.0, self.remaining_count / (1.0 + accepted))
+
+    def prefers(self, asked: Option, at_hand: Option) -> bool:
+        """Return whether a draft service should be asked though tokens are at hand, which may be none."""
+        if not (self._in_order and asked.count and at_hand.source):
+            return asked.worth > at_hand.worth
+        order = self.generation.drafting.sources
+        return order.index(DraftSource.DRAFT) < order.index(at_hand.source)
+
+    @property
+    def _in_order(self) -> bool:
+        return self.generation.drafting.in_order
+
+    def wish(self, asked: Option, at_hand: Option) -> Wish:
+        """Return the wish for both: tokens at hand are for when no draft service answers."""
+        token_ids = self.guesses[at_hand.source].token_ids[: at_hand.count] if at_hand.source else ()
+        return Wish(asked.count, asked.model, at_hand.source, token_ids, self.guesses)
+
+
+def _worthwhile(chances: Sequence[float], price: float, most: int) -> int:
+    """Return how many drafts are worth their price: each is right only if all before it are."""
+    for place, chance in enumerate(chances[:most]):
+        if chance <= price:
+            return place
+    return min(len(chances), most)

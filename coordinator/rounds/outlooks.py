@@ -1,0 +1,103 @@
+"""Makes outlooks: asks a generation's guessers, and applies what was learned of the sources' acceptance.
+
+Owns what is learned of acceptance; knows nothing of costs.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.drafting.calibration import Calibration
+from coordinator.requests.acceptance import PlaceAcceptance
+from coordinator.requests.generation import Generation
+from coordinator.requests.guess import Guess
+from coordinator.rounds.outlook import Drawn, Outlook
+from coordinator.rounds.output_lengths import OutputLengths
+from coordinator.rounds.round_report import NEW_TO_DRAFT, RoundReport
+from coordinator.rounds.wishes import Wish
+from paceline.types import DraftSource
+
+MAX_GUESSED = 32
+"""Most tokens of a source without a model in a round: copies of a text go on for long."""
+LIKELIER_STEPS = 20
+"""Steps of the factor on a generation's acceptance: rows of about one factor share a computation."""
+
+
+class Outlooks:
+    def __init__(self, max_drawn: int) -> None:
+        """`max_drawn` is the most tokens that a draft service is asked for."""
+        self._max_drawn = max_drawn
+        self._places: dict[str, PlaceAcceptance] = {}
+        self._calibrations: dict[DraftSource, Calibration] = {}
+        self._lengths = OutputLengths()
+
+    def of(self, group: Sequence[Generation], draft_models: Sequence[str]) -> list[Outlook]:
+        """Return what each generation of the group can have. Draft services of `draft_models` can be asked now."""
+        chances: dict[tuple[str, int], list[float]] = {}
+        return [self._of(one, draft_models, chances) for one in group]
+
+    def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport) -> None:
+        """Learn from a round: of drafts by place, and of every guess, whether it was used or not."""
+        for places in self._places.values():
+            places.age()
+        for row in report.rows:
+            generation = row.generation
+            if row.source is DraftSource.DRAFT:
+                count = min(row.drafted_count, self._max_drawn)
+                self._at(row.draft_model).add(min(row.accepted_count, count), count)
+            if generation is None:
+                continue
+            if guesses := wishes[generation].guesses:
+                committed = generation.token_ids[len(generation.token_ids) - row.committed_count :]
+                for source, guess in guesses.items():
+                    self._calibration(source).observe(guess, committed)
+            if generation.ended:
+                self._lengths.ended(generation)
+
+    def _of(
+        self, generation: Generation, draft_models: Sequence[str], known: dict[tuple[str, int], list[float]]
+    ) -> Outlook:
+        guesses = _guesses(generation)
+        most = generation.max_draft_count
+        guess_chances = {source: self._calibration(source).chances(one)[:most] for source, one in guesses.items()}
+        drawn = {
+            model: Drawn(self._chances(generation, model, known)[:most], _missed(generation, model))
+            for model in draft_models
+            if most and _may_ask(generation, model)
+        }
+        return Outlook(generation, guesses, guess_chances, drawn, self._lengths.remaining(generation))
+
+    def _chances(self, generation: Generation, model: str, known: dict[tuple[str, int], list[float]]) -> list[float]:
+        usual = self._at(model).rate
+        likelier = round(LIKELIER_STEPS * generation.acceptance.rate(usual) / usual)
+        if (model, likelier) not in known:
+            known[model, likelier] = self._at(model).survival(likelier / LIKELIER_STEPS)
+        return known[model, likelier]
+
+    def _at(self, model: str) -> PlaceAcceptance:
+        if model not in self._places:
+            self._places[model] = PlaceAcceptance(self._max_drawn)
+        return self._places[model]
+
+    def _calibration(self, source: DraftSource) -> Calibration:
+        if source not in self._calibrations:
+            self._calibrations[source] = Calibration(source)
+        return self._calibrations[source]
+
+
+def _guesses(generation: Generation) -> dict[DraftSource, Guess]:
+    most = min(MAX_GUESSED, generation.max_draft_count, generation.output.remaining_count - 1)
+    guessers = generation.guessers if most > 0 else {}
+    order = generation.drafting.sources if generation.drafting.in_order else guessers
+    found = ((source, guessers[source].guess(most)) for source in order if source in guessers)
+    return {source: guess for source, guess in found if guess and guess.token_ids}
+
+
+def _missed(generation: Generation, model: str) -> int:
+    """Return the tokens that a draft service of this model has missed and would take in first."""
+    lack = generation.draft_lack.count if model == generation.draft_model else len(generation.token_ids)
+    return max(0, lack - NEW_TO_DRAFT)
+
+
+def _may_ask(generation: Generation, model: str) -> bool:
+    drafting = generation.drafting
+    named = not drafting.draft_model or drafting.draft_model == model
+    return named and drafting.allows(DraftSource.DRAFT) and model not in generation.refused_draft_models

@@ -1,0 +1,72 @@
+"""What a round tells of itself: tokens by row and source, times, and what failed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from coordinator.requests.generation import Generation
+from paceline.errors import PacelineError
+from paceline.types import DraftSource, HopTime
+
+NEW_TO_DRAFT = 2
+"""Tokens that a draft service has not cached after full acceptance: its last draft token and the next token."""
+
+
+@dataclass(frozen=True)
+class RowReport:
+    drafted_count: int
+    accepted_count: int
+    committed_count: int
+    source: DraftSource | None = None
+    """What drafted; None: nothing did."""
+    draft_model: str = ""
+    """The draft service's model; empty for other sources."""
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True)
+class DraftCall:
+    """What the rows of a round asked of the draft services of one model."""
+
+    row_count: int
+    step_count: int
+    """Most tokens that a row asked for."""
+    token_count: int
+    """Tokens that all rows asked for."""
+    caught_up_count: int
+    """Tokens that the service had missed and took in first."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The rows of a round that found no room in the target's cache."""
+
+    missing_bytes: Mapping[Generation, int]
+    """Bytes that each of them lacks, by generation; 0 if unknown."""
+    retry_after_s: float
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    rows: list[RowReport]
+    """Reports of the rows that committed tokens."""
+    duration_s: float
+    propose: HopTime
+    verify: HopTime
+    verified_count: int
+    """Tokens that the rows of the verify call brought, committed and drafted."""
+    draft_error: PacelineError | None
+    """The error of the draft call; None if it did not fail as a whole."""
+    shortage: Shortage | None
+    """The rows that found no room in the target's cache, if any; their generations are unchanged."""
+    is_decoding: bool = True
+    """Whether no row brought a prompt or anything else that a service had lost or missed."""
+    prompt_token_count: int = 0
+    """Tokens that the target computed before it could decode."""
+    failed: Mapping[Generation, PacelineError] = field(default_factory=dict)
+    """Generations whose row failed for good, with the error."""
+    draft_calls: Mapping[str, DraftCall] = field(default_factory=dict)
+    """Calls for drafts that the round waited for, by model."""
+
+    @property
+    def drafted_count(self) -> int:
+        return sum(row.drafted_count for row in self.rows)

@@ -1,0 +1,47 @@
+"""Wishes: the drafts that a generation is to have in a round, and from which source.
+
+A planner makes them and a round carries them out; neither can change an output.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from coordinator.requests.generation import Generation
+from coordinator.requests.guess import Guess
+from coordinator.rounds.round_report import RoundReport
+from paceline.types import DraftSource
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    asked_count: int = 0
+    """Most tokens to ask a draft service for; 0: none is asked."""
+    draft_model: str = ""
+    """Model of the draft service to ask."""
+    source: DraftSource | None = None
+    """Source of `token_ids`."""
+    token_ids: tuple[int, ...] = ()
+    """Tokens at hand. They are used when no draft service gives any."""
+    guesses: Mapping[DraftSource, Guess] = field(default_factory=dict)
+    """What all sources without a model had: each is compared with what is committed, used or not."""
+
+    @property
+    def most(self) -> int:
+        """Most drafts that the generation can have."""
+        return max(self.asked_count, len(self.token_ids))
+
+
+class DraftPlanner(Protocol):
+    @property
+    def leeway(self) -> float:
+        """Factor on the worth of drafts above which a slow draft service is at fault."""
+        ...
+
+    def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
+        """Return a wish for each generation of the group, in its order. Models in `draft_models` can be asked now."""
+        ...
+
+    def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
+        """Learn from a round that ran with `wishes`; `cycle_s` is its time since its rows were ready."""
+        ...

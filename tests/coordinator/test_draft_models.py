@@ -1,0 +1,91 @@
+"""Several draft models behind one coordinator: which is asked, and what happens when they change under requests."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from coordinator.placement.dispatcher import Dispatcher
+from paceline.types import DraftingOptions, GenerationRequest, ReplicaState, TokenIds
+from tests.coordinators import Dispatched, dispatching
+from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+
+PROMPTS = [(number, number) for number in range(4, 12)]
+LENGTH = 30
+
+
+def of_model(name: str, skill: float, seed: int = 0) -> FakeDrafter:
+    drafter = FakeDrafter(skill, seed=seed)
+    drafter.description = replace(drafter.description, model_id=name)
+    return drafter
+
+
+async def outputs(running: Dispatched, drafting: DraftingOptions = DraftingOptions()) -> list[list[int]]:
+    dispatcher: Dispatcher = running.dispatcher
+    requests = [
+        running.admission.admit(GenerationRequest(TokenIds(prompt), LENGTH, drafting=drafting)) for prompt in PROMPTS
+    ]
+    for request in requests:
+        dispatcher.submit(request)
+    return [[token.token_id async for piece in one.stream.pieces() for token in piece.tokens] for one in requests]
+
+
+def drafted_by(drafter: FakeDrafter) -> int:
+    return sum(row.draft_count for call in drafter.calls for row in call)
+
+
+EXPECTED = [continuation(prompt, LENGTH) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("draft_count", [4, "auto"])
+async def test_the_model_whose_drafts_are_right_is_asked_most_and_outputs_are_the_targets_own(
+    draft_count: int | str,
+) -> None:
+    good, bad = of_model("good", 0.95), of_model("bad", 0.0, seed=1)
+    async with dispatching([bad, good], [FakeVerifier()], draft_count=draft_count) as running:
+        for _ in range(3):
+            assert await outputs(running) == EXPECTED
+        before = drafted_by(bad)
+        good.calls.clear()
+        assert await outputs(running) == EXPECTED
+        assert drafted_by(good) > 4 * (drafted_by(bad) - before)
+    assert not good.token_ids
+    assert not bad.token_ids
+
+
+async def test_a_request_may_name_the_model_that_drafts_for_it() -> None:
+    good, bad = of_model("good", 0.95), of_model("bad", 0.0, seed=1)
+    async with dispatching([good, bad], [FakeVerifier()], draft_count=4) as running:
+        assert await outputs(running, DraftingOptions(draft_model="bad")) == EXPECTED
+        assert not good.calls
+        assert await outputs(running, DraftingOptions(draft_model="none such")) == EXPECTED
+        assert not good.calls
+
+
+async def test_models_swapped_while_requests_run_change_no_output() -> None:
+    """One replica comes back with the other's model, and the other with a new one."""
+    drafters: Sequence[FakeDrafter] = (of_model("first", 0.9), of_model("second", 0.7, seed=1))
+
+    async def swap(running: Dispatched, *names: str) -> None:
+        for drafter, replica, name in zip(drafters, running.draft_replicas, names, strict=True):
+            drafter.evict()
+            drafter.description = replace(drafter.description, model_id=name)
+            drafter.is_draining = True
+            await replica.look()
+            drafter.is_draining = False
+            await replica.look()
+            assert replica.state is ReplicaState.UP
+
+    async with dispatching(drafters, [FakeVerifier()], draft_count=4) as running:
+        assert sorted(running.drafts.usable) == ["first", "second"]
+        requests = [running.admission.admit(GenerationRequest(TokenIds(prompt), LENGTH)) for prompt in PROMPTS]
+        for request in requests:
+            running.dispatcher.submit(request)
+        found: list[list[int]] = []
+        for number, one in enumerate(requests):
+            found.append([token.token_id async for piece in one.stream.pieces() for token in piece.tokens])
+            if number == 1:
+                await swap(running, "second", "third")
+                assert sorted(running.drafts.usable) == ["second", "third"]
+        assert found == EXPECTED
+    assert not any(drafter.token_ids for drafter in drafters)
