@@ -1,0 +1,46 @@
+"""The guess that earlier places lead to: a vote among those that match about equally well, token by token.
+
+The votes are what SuffixDecoding (Oliaro et al., arXiv 2411.04975) keeps as counts in the nodes of a suffix tree.
+"""
+
+from operator import itemgetter
+
+from coordinator.drafting.guess import Guess
+from coordinator.drafting.indexed_text import Match
+
+MOST_VOTES = 4
+NEAR = 0.5
+"""Places vote whose match is at least this share of the longest."""
+
+_match_length = itemgetter(0)
+
+
+def guess_of(matches: list[Match], most: int) -> Guess | None:
+    """Return at most `most` tokens that followed the longest matches; of equal ones the first win. None without any."""
+    if len(matches) > 1:
+        matches.sort(key=_match_length, reverse=True)
+    if not matches or most < 1:
+        return None
+    longest = matches[0][0]
+    votes = [text.after(place, most) for length, text, place in matches[:MOST_VOTES] if length >= NEAR * longest]
+    token_ids, shares = _agreed(votes)
+    return Guess(tuple(token_ids), longest, tuple(shares)) if token_ids else None
+
+
+def _agreed(votes: list[list[int]]) -> tuple[list[int], list[float]]:
+    """Return the tokens that most votes go on with, and their shares. Each token counts the votes for all before it.
+
+    Of equally many votes the first ones win.
+    """
+    token_ids: list[int] = []
+    shares: list[float] = []
+    while votes:
+        count, first = len(token_ids), votes[0]
+        if votes.count(first) == len(votes):
+            return first, [*shares, *[1.0] * (len(first) - count)]
+        nexts = [vote[count] for vote in votes if len(vote) > count]
+        token_id = max(nexts, key=nexts.count)
+        token_ids.append(token_id)
+        shares.append(nexts.count(token_id) / len(nexts))
+        votes = [vote for vote in votes if len(vote) > count and vote[count] == token_id]
+    return token_ids, shares
