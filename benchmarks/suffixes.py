@@ -1,7 +1,7 @@
 """What looking up drafts costs the coordinator, without models and without calls.
 
-The text is made of phrases that come again and again, the frequent ones more often: nearly every search finds places, and as
-many as it looks at.
+The text is made of phrases that come again and again, the frequent ones more often: nearly every search finds places,
+and as many as it looks at.
 """
 
 import random

@@ -32,15 +32,16 @@ def _agreed(votes: list[list[int]]) -> tuple[list[int], list[float]]:
 
     Of equally many votes the first ones win.
     """
-    token_ids: list[int] = []
     shares: list[float] = []
-    while votes:
-        count, first = len(token_ids), votes[0]
-        if votes.count(first) == len(votes):
-            return first, [*shares, *[1.0] * (len(first) - count)]
-        nexts = [vote[count] for vote in votes if len(vote) > count]
+    # Where the least and the greatest vote agree, all do.
+    while (least := min(votes)) != (greatest := max(votes)):
+        count = len(shares)
+        while count < len(least) and least[count] == greatest[count]:
+            count += 1
+        shares += [1.0] * (count - len(shares))
+        votes = [vote for vote in votes if len(vote) > count]
+        nexts = [vote[count] for vote in votes]
         token_id = max(nexts, key=nexts.count)
-        token_ids.append(token_id)
         shares.append(nexts.count(token_id) / len(nexts))
-        votes = [vote for vote in votes if len(vote) > count and vote[count] == token_id]
-    return token_ids, shares
+        votes = [vote for vote in votes if vote[count] == token_id]
+    return least, shares + [1.0] * (len(least) - len(shares))

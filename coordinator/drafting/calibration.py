@@ -1,7 +1,7 @@
 """What a guess is worth: the chance that its tokens are right, learned from what was committed.
 
-Every guess is compared with the tokens of its round, used or not, so learning costs no drafts. One calibration serves all
-generations of a coordinator, for one kind of source. Knows nothing of rounds.
+Every guess is compared with the tokens of its round, used or not, so learning costs no drafts. One calibration serves
+all generations of a coordinator, for one kind of source. Knows nothing of rounds.
 """
 
 from bisect import bisect_right

@@ -15,7 +15,7 @@ KEY_TOKENS = 2
 """Tokens before a place by which it is found: the shortest match."""
 COMPARED = 8
 """Most tokens before a place that are compared: the longest match."""
-STEPS = range(8)
+STEPS = range(4)
 """Places of a chain that are looked at, which bounds the time of a search in any text."""
 
 _KEY_BYTES = TOKEN_BYTES * KEY_TOKENS

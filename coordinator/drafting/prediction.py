@@ -1,8 +1,8 @@
 """The output that a client expects, as a source: it goes on where the output and it agree.
 
-After a token that differs it is aligned again: to the nearest place, from the last one that was certain, where the output's
-latest two tokens stand; if there is none near, to a place anywhere with a longer match. So it follows inserted, deleted and
-replaced parts, and moved ones of some length. Knows nothing of the prompt.
+After a token that differs it is aligned again: to the nearest place, from the last one that was certain, that the
+output's latest two tokens stand before; if there is none near, to a place anywhere with a longer match. So it follows
+inserted, deleted and replaced parts, and moved ones of some length. Knows nothing of the prompt.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Recent outputs of all generations: what followed the same tokens in any of them.
 
-What it guesses tells of other clients' outputs, so it is off unless an operator turns it on: SECURITY.md says what a client
-could learn. Knows nothing of clients, generations or prompts.
+What it guesses tells of other clients' outputs, so it is off unless an operator turns it on: SECURITY.md says what a
+client could learn. Knows nothing of clients, generations or prompts.
 """
 
 from array import array
@@ -30,7 +30,7 @@ class SharedSuffixes:
         """The latest first."""
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Add an output that ended: about 0.5 us a token. Of one longer than a quarter of the limit, the end is kept."""
+        """Add an output that ended, about 0.3 us a token. Of a very long one only the end is kept."""
         kept = [*token_ids[-(self._room - 1) :], BORDER]
         if not self._texts or len(kept) > self._texts[0].left_count:
             self._texts.appendleft(IndexedText(array("i", bytes(4 * self._room)), 0))

@@ -1,7 +1,7 @@
 """The suffix index of one generation: what followed the same tokens earlier, in its prompt or its output.
 
-Prompt lookup (Saxena, 2023) with the longest match, a vote among equal ones, and a bounded search. The prompt is indexed once
-for all outputs of its request. Knows nothing of other generations.
+Prompt lookup (Saxena, 2023) with the longest match, a vote among equal ones, and a bounded search. The prompt is
+indexed once for all outputs of its request. Knows nothing of other generations.
 """
 
 from array import array
@@ -52,7 +52,7 @@ class SuffixIndex:
         return IndexedText(room, len(overlap), first_place=len(overlap))
 
     def guess(self, context: TokenList, most: int) -> Guess | None:
-        """Return at most `most` tokens that may follow `context`, the text so far; None: its end stands nowhere else."""
+        """Return at most `most` tokens that may follow `context`, the text so far; None: its end is new."""
         followed = self._follow(context)
         if followed and followed[0] >= COMPARED and (guess := guess_of([followed], most)):
             self._followed = followed
@@ -64,11 +64,11 @@ class SuffixIndex:
 
     def _follow(self, context: TokenList) -> Match | None:
         """Return the last guess's match with the tokens since then, if it went on with them."""
-        token_ids = context[self._guessed_at :]
-        self._guessed_at += len(token_ids)
+        guessed_at, self._guessed_at = self._guessed_at, len(context)
         if self._followed is None:
             return None
         length, text, place = self._followed
+        token_ids = context[guessed_at:]
         if text.after(place, len(token_ids)) != token_ids:
             return None
         return length + len(token_ids), text, place + len(token_ids)
