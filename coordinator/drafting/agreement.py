@@ -22,7 +22,8 @@ def guess_of(matches: list[Match], most: int) -> Guess | None:
     if not matches or most < 1:
         return None
     longest = matches[0][0]
-    votes = [text.after(place, most) for length, text, place in matches[:MOST_VOTES] if length >= NEAR * longest]
+    least = NEAR * longest
+    votes = [text.after(place, most) for length, text, place in matches[:MOST_VOTES] if length >= least]
     token_ids, shares = _agreed(votes)
     return Guess(tuple(token_ids), longest, tuple(shares)) if token_ids else None
 

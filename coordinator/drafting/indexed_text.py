@@ -1,8 +1,9 @@
 """A text in which the places are found where given tokens stood before: the ground of all sources without a model.
 
 A *place* is the number of tokens before it, so the token at a place is what followed them. Places are chained by a hash
-of the few tokens before them, the latest first, as compressors have done since LZ77; the latest of a chain are compared
-with more tokens. Knows nothing of what is done with the places.
+of the tokens before them, the latest first, as compressors have done since LZ77. There are two chains, by more tokens
+and by one: in the second alone, the latest of the many places of a frequent token would hide a longer match. Knows
+nothing of what is done with the places.
 """
 
 from array import array
@@ -11,14 +12,13 @@ from zlib import crc32
 
 TOKEN_BYTES = 4
 TOKEN_BITS = 8 * TOKEN_BYTES
-KEY_TOKENS = 2
-"""Tokens before a place by which it is found: the shortest match."""
+KEY_LENGTHS = (4, 1)
+"""Tokens before a place by which it is found, the longer first; the last is the shortest match."""
 COMPARED = 8
-"""Most tokens before a place that are compared: the longest match."""
+"""Most tokens before a place that are compared: the longest match of a search."""
 STEPS = range(4)
 """Places of a chain that are looked at, which bounds the time of a search in any text."""
 
-_KEY_BYTES = TOKEN_BYTES * KEY_TOKENS
 _COMPARED_BYTES = TOKEN_BYTES * COMPARED
 
 
@@ -33,11 +33,8 @@ class IndexedText:
         self.token_ids = room
         self.count = 0
         self.packed = memoryview(room).cast("B")
-        self.latest = array("i", bytes(TOKEN_BYTES * (len(room) | 1)))
-        """The latest place by the hash of the tokens before it, modulo the length of this; 0: none."""
-        self.earlier = array("i", bytes(TOKEN_BYTES * len(room)))
-        """For each place the one before it in its chain; 0: none."""
-        self._first_place = max(first_place, KEY_TOKENS)
+        self.chains = [_Chains(TOKEN_BYTES * length, len(room)) for length in KEY_LENGTHS]
+        self._first_place = first_place
         self._count_up_to(count)
 
     @property
@@ -55,12 +52,9 @@ class IndexedText:
 
     def _count_up_to(self, count: int) -> None:
         # What follows the last token is not known: that place is added with the token that follows.
-        packed, latest, earlier, size = self.packed, self.latest, self.earlier, len(self.latest)
-        for place in range(max(self.count, self._first_place), count):
-            end = TOKEN_BYTES * place
-            slot = crc32(packed[end - _KEY_BYTES : end]) % size
-            earlier[place] = latest[slot]
-            latest[slot] = place
+        start = max(self.count, self._first_place)
+        for chains in self.chains:
+            chains.add(self.packed, start, count)
         self.count = count
 
     def after(self, place: int, most: int) -> list[int]:
@@ -68,33 +62,55 @@ class IndexedText:
         return self.token_ids[place : min(place + most, self.count)].tolist()
 
 
+class _Chains:
+    """Places with the same hash of the tokens before them, each with the one before it; 0: none."""
+
+    def __init__(self, key_bytes: int, room: int) -> None:
+        self.latest = array("i", bytes(TOKEN_BYTES * (room | 1)))
+        """The latest place by the hash, modulo the length of this."""
+        self.earlier = array("i", bytes(TOKEN_BYTES * room))
+        self._key_bytes = key_bytes
+
+    def add(self, packed: memoryview, start: int, stop: int) -> None:
+        """Add the places from `start` to before `stop` that have enough tokens before them."""
+        latest, earlier, size, key_bytes = self.latest, self.earlier, len(self.latest), self._key_bytes
+        for place in range(max(start, key_bytes // TOKEN_BYTES), stop):
+            end = TOKEN_BYTES * place
+            slot = crc32(packed[end - key_bytes : end]) % size
+            earlier[place] = latest[slot]
+            latest[slot] = place
+
+
 Match = tuple[int, IndexedText, int]
 """Length of a match, and the text and place where it ends."""
 
 
 def latest_matches(texts: Iterable[IndexedText], latest_token_ids: Sequence[int]) -> list[Match]:
-    """Return the latest places where the latest tokens of a context stand before, in the order of the texts.
+    """Return the latest places that the latest tokens of a context stand before, in the order of the texts.
 
-    Of `latest_token_ids` as many are compared as are given, `COMPARED` at most.
+    They are those of the longest of `KEY_LENGTHS` that is found. Of `latest_token_ids` the last `COMPARED` count.
     """
     tail = array("i", latest_token_ids).tobytes()[-_COMPARED_BYTES:]
-    number, key = int.from_bytes(tail, "big"), crc32(tail[-_KEY_BYTES:])
+    number, size = int.from_bytes(tail, "big"), len(tail)
     found: list[Match] = []
-    for text in texts:
-        packed, earlier = text.packed, text.earlier
-        place = text.latest[key % len(text.latest)]
-        for _ in STEPS:
-            if not place:
-                break
-            stop = TOKEN_BYTES * place
-            start = stop - len(tail) if stop > len(tail) else 0
-            # As digits of a number, the latest token is the lowest: so is the lowest digit that differs.
-            differing = number ^ int.from_bytes(packed[start:stop], "big")
-            equal_bits = (differing & -differing).bit_length() - 1 if differing else 8 * len(tail)
-            length = equal_bits // TOKEN_BITS
-            if length > place:  # before a text's first token there is none, and not token 0
-                length = place
-            if length >= KEY_TOKENS:  # else only the hash is the same
-                found.append((length, text, place))
-            place = earlier[place]
+    for chain_number, shortest in enumerate(KEY_LENGTHS):
+        if found or TOKEN_BYTES * shortest > size:
+            continue
+        key = crc32(tail[-TOKEN_BYTES * shortest :])
+        for text in texts:
+            packed, chains = text.packed, text.chains[chain_number]
+            place, earlier = chains.latest[key % len(chains.latest)], chains.earlier
+            for _ in STEPS:
+                if not place:
+                    break
+                stop = TOKEN_BYTES * place
+                # As digits of a number, the latest token is the lowest: so is the lowest digit that differs.
+                differing = number ^ int.from_bytes(packed[stop - size if stop > size else 0 : stop], "big")
+                equal_bits = (differing & -differing).bit_length() - 1 if differing else 8 * size
+                length = equal_bits // TOKEN_BITS
+                if length > place:  # before a text's first token there is none, and not token 0
+                    length = place
+                if length >= shortest:  # else only the hash is the same
+                    found.append((length, text, place))
+                place = earlier[place]
     return found

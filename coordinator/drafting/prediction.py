@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 from coordinator.drafting.guess import Guess
-from coordinator.drafting.indexed_text import COMPARED, KEY_TOKENS, IndexedText, latest_matches
+from coordinator.drafting.indexed_text import COMPARED, IndexedText, latest_matches
 from coordinator.requests.committed_tokens import TokenList, packed
 
 NEAR_TOKENS = 256
-"""Tokens after the last certain place in which two equal tokens are enough."""
+"""Tokens after the last certain place in which `NEAR_MATCH` equal tokens are enough."""
+NEAR_MATCH = 2
 CERTAIN = 6
 """Equal tokens after which a place is certain."""
 FAR_MATCH = 5
@@ -61,7 +62,7 @@ class Prediction:
         """Return where the prediction goes on after the output's latest tokens, and how many of them stand before."""
         near_place = self._near_place(latest_token_ids)
         if near_place is not None:
-            return KEY_TOKENS, near_place
+            return NEAR_MATCH, near_place
         matches = latest_matches([self._text], latest_token_ids)
         far = [(length, place) for length, _, place in matches if length >= FAR_MATCH]
         ahead = [match for match in far if match[1] >= self._certain_place]
@@ -69,7 +70,7 @@ class Prediction:
 
     def _near_place(self, latest_token_ids: list[int]) -> int | None:
         """Return the first place after the certain one that the output's latest two tokens stand before."""
-        if len(latest_token_ids) < KEY_TOKENS:
+        if len(latest_token_ids) < NEAR_MATCH:
             return None
         *_, before, latest = latest_token_ids
         token_ids, place = self._text.token_ids, self._certain_place

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.drafting.guess import Guess
-from coordinator.drafting.indexed_text import COMPARED, KEY_TOKENS
+from coordinator.drafting.indexed_text import COMPARED, KEY_LENGTHS
 from coordinator.drafting.suffix_index import FIRST_ROOM, SuffixIndex, index_prompt
 from coordinator.requests.committed_tokens import CommittedTokens, packed
 
+SHORTEST = KEY_LENGTHS[-1]
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 PIECES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), max_size=12)
 
@@ -33,8 +34,8 @@ def test_every_guess_followed_the_same_tokens_earlier(prompt: list[int], pieces:
         guess, text = index.guess(context, most), context[:]
         places = [
             place
-            for place in range(KEY_TOKENS, len(text))
-            if text[place - KEY_TOKENS : place] == text[len(text) - KEY_TOKENS :]
+            for place in range(SHORTEST, len(text))
+            if text[place - SHORTEST : place] == text[len(text) - SHORTEST :]
         ]
         assert (guess is None) == (not places)
         if guess:
