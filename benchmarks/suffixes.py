@@ -8,7 +8,11 @@ import random
 import time
 import tracemalloc
 from array import array
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
 from rich.console import Console
 
@@ -47,36 +51,37 @@ def suffixes(
 def _print_rounds(rows: "list[_Row]", rounds: int, draft_count: int, phrases: "_Phrases") -> None:
     shared, calibration = SharedSuffixes(100_000), Calibration()
     shared.add(phrases.text(24_000))
-    spent = dict.fromkeys(("extend", "guess", "guess of shared outputs", "chances", "observe"), 0.0)
+    spent: defaultdict[str, list[float]] = defaultdict(list)
 
-    def timed(name: str, began_s: float) -> float:
-        now_s = time.perf_counter()
-        spent[name] += now_s - began_s
-        return now_s
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        began_s = time.perf_counter()
+        yield
+        spent[name].append(time.perf_counter() - began_s)
 
     for _ in range(rounds):
         # Each step for all rows before the next step, as rounds do it.
         committed = [phrases.text(ROUND_TOKENS) for _ in rows]
-        at_s = time.perf_counter()
-        guesses = [row.index.guess(row.context, draft_count) for row in rows]
-        at_s = timed("guess", at_s)
-        for row in rows:
-            shared.guess(row.context, draft_count)
-        at_s = timed("guess of shared outputs", at_s)
+        with timed("guess"):
+            guesses = [row.index.guess(row.context, draft_count) for row in rows]
+        with timed("guess of shared outputs"):
+            for row in rows:
+                shared.guess(row.context, draft_count)
         found = [(guess, right) for guess, right in zip(guesses, committed, strict=True) if guess]
-        for guess, _ in found:
-            calibration.chances(guess)
-        at_s = timed("chances", at_s)
-        for guess, right in found:
-            calibration.observe(guess, right)
-        at_s = timed("observe", at_s)
-        for row, token_ids in zip(rows, committed, strict=True):
-            row.index.extend(token_ids)
-        timed("extend", at_s)
+        with timed("chances"):
+            for guess, _ in found:
+                calibration.chances(guess)
+        with timed("observe"):
+            for guess, right in found:
+                calibration.observe(guess, right)
+        with timed("extend"):
+            for row, token_ids in zip(rows, committed, strict=True):
+                row.index.extend(token_ids)
         for row, token_ids in zip(rows, committed, strict=True):
             row.context += token_ids
-    for name, spent_s in spent.items():
-        console.print(f"{name}: {1e6 * spent_s / rounds / len(rows):.1f} us a row a round, {len(rows)} rows")
+    for name, times_s in spent.items():
+        us, least_us = (1e6 * time_s / len(rows) for time_s in (median(times_s), min(times_s)))
+        console.print(f"{name}: {us:.1f} us a row a round, the median of {rounds}; least {least_us:.1f}")
 
 
 @dataclass

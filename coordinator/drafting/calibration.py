@@ -18,7 +18,7 @@ MEMORY = 0.998
 """Weight of a class's earlier tokens after one more: about the last 500 count."""
 PRIOR_WEIGHT = 12.0
 """Weight of the prior chance of a class, in tokens."""
-PRIOR_CHANCES = (0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.75, 0.85, 0.9, 0.95)
+PRIOR_CHANCES = (0.3, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.85, 0.9, 0.95)
 """Chance by agreement while nothing is known, for a share of 1; times the share for others."""
 
 _FIRST_CLASSES = [(SHARE_CLASSES + 1) * (bisect_right(LENGTHS, length) - 1) for length in range(LENGTHS[-1] + 1)]

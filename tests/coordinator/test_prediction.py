@@ -1,6 +1,7 @@
 """A client's prediction: it is followed while the output agrees, and found again after each edit."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,11 +9,13 @@ from hypothesis import strategies as st
 
 from coordinator.drafting.guess import Guess
 from coordinator.drafting.prediction import Prediction
+from coordinator.requests.committed_tokens import CommittedTokens, packed
 
 LINE_END = 1
 LINES = [[100 * line + place for place in range(2, 12)] + [LINE_END] for line in range(1, 31)]
 """Lines of a text in which no token but the line's end comes twice."""
 NEW = [7000, 7001, 7002, LINE_END]
+NOTHING: list[int] = []
 TOKENS = st.lists(st.integers(0, 4), max_size=30)
 
 
@@ -22,7 +25,8 @@ def flat(lines: list[list[int]]) -> list[int]:
 
 def rounds_of(prediction: list[int], output: list[int], most: int = 8) -> int:
     """Return the number of rounds that the output takes with guesses from the prediction."""
-    source, context, count = Prediction(prediction), list[int](), 0
+    source, count = Prediction(prediction), 0
+    context: list[int] = []
     while len(context) < len(output):
         guess = source.guess(context, most)
         left = output[len(context) :]
@@ -37,7 +41,7 @@ def rounds_of(prediction: list[int], output: list[int], most: int = 8) -> int:
 
 
 def test_it_starts_at_the_beginning() -> None:
-    assert Prediction([1, 2, 3]).guess([], 2) == Guess((1, 2), 0, (1.0, 1.0))
+    assert Prediction([1, 2, 3]).guess(NOTHING, 2) == Guess((1, 2), 0, (1.0, 1.0))
 
 
 def test_it_goes_on_where_the_output_agrees() -> None:
@@ -83,7 +87,8 @@ def test_with_one_line_in_ten_replaced_most_tokens_are_still_guessed() -> None:
 
 @given(TOKENS, st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), max_size=10))
 def test_every_guess_is_a_part_of_the_prediction(token_ids: list[int], pieces: list[list[int]]) -> None:
-    prediction, output = Prediction(token_ids), list[int]()
+    prediction = Prediction(token_ids)
+    output: list[int] = []
     for piece in pieces:
         output += piece
         if guess := prediction.guess(output, 4):
@@ -92,25 +97,25 @@ def test_every_guess_is_a_part_of_the_prediction(token_ids: list[int], pieces: l
             assert any(token_ids[start : start + len(found)] == found for start in range(len(token_ids)))
 
 
-class CountedOutput(list[int]):
+class CountedOutput(CommittedTokens):
     """An output that counts the tokens that are read of it."""
 
     read_count = 0
 
-    def __getitem__(self, place: object) -> object:  # type: ignore[override]
-        found = super().__getitem__(place)  # type: ignore[call-overload]
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
         self.read_count += len(found) if isinstance(place, slice) else 1
         return found
 
 
 def test_a_round_reads_new_tokens_only() -> None:
-    prediction, output = Prediction(range(1000)), CountedOutput()
+    prediction, output = Prediction(range(1000)), CountedOutput(packed([]))
     for token_id in range(1000):
-        output.append(token_id)
+        output += [token_id]
         prediction.guess(output, 4)
     assert output.read_count == 1000
 
 
 def test_an_empty_prediction_guesses_nothing() -> None:
-    assert Prediction([]).guess([], 4) is None
-    assert Prediction([]).guess([1, 2], 4) is None
+    assert Prediction(NOTHING).guess(NOTHING, 4) is None
+    assert Prediction(NOTHING).guess([1, 2], 4) is None

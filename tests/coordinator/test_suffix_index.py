@@ -74,7 +74,7 @@ def test_a_match_is_followed_as_long_as_it_goes_on_and_its_length_grows() -> Non
         context += piece
         guess = index.guess(context, 4)
         assert guess and guess.token_ids == tuple(range(start + 3, start + 7))
-    assert guess.match_length > COMPARED
+    assert guess and guess.match_length > COMPARED
 
 
 def test_after_a_departure_another_match_is_looked_for() -> None:
