@@ -30,7 +30,7 @@ class SharedSuffixes:
         """The latest first."""
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Add an output that ended, about 0.3 us a token. Of a very long one only the end is kept."""
+        """Add an output that ended, about 0.5 us a token. Of a very long one only the end is kept."""
         kept = [*token_ids[-(self._room - 1) :], BORDER]
         if not self._texts or len(kept) > self._texts[0].left_count:
             self._texts.appendleft(IndexedText(array("i", bytes(4 * self._room)), 0))

@@ -25,7 +25,7 @@ def index_prompt(prompt: "array[int]") -> IndexedText:
 
 
 class SuffixIndex:
-    """The prompt and the output of a generation. The output takes 12 bytes a token of room."""
+    """The prompt and the output of a generation. The output takes 20 bytes a token of room."""
 
     def __init__(self, prompt: IndexedText) -> None:
         """`prompt` is what `index_prompt` returned."""
