@@ -36,8 +36,10 @@ def _agreed(votes: list[list[int]]) -> tuple[list[int], list[float]]:
     shares: list[float] = []
     # Where the least and the greatest vote agree, all do.
     while (least := min(votes)) != (greatest := max(votes)):
-        count = len(shares)
-        while count < len(least) and least[count] == greatest[count]:
+        count = 0
+        for one, other in zip(least, greatest, strict=False):
+            if one != other:
+                break
             count += 1
         shares += [1.0] * (count - len(shares))
         votes = [vote for vote in votes if len(vote) > count]

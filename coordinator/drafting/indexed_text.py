@@ -20,7 +20,7 @@ STEPS = range(4)
 
 
 class IndexedText:
-    """Token ids, with room for more, and their places. Each token of room takes 16 bytes beside the 4 of its id."""
+    """Token ids, with room for more, and their places. Each token of room takes 17 bytes beside the 4 of its id."""
 
     def __init__(self, room: "array[int]", count: int, first_place: int = 0) -> None:
         """Keep the text in `room`, of type int32, whose first `count` tokens are there already.
@@ -56,7 +56,8 @@ class IndexedText:
 
     def after(self, place: int, most: int) -> list[int]:
         """Return the tokens at a place, at most `most`."""
-        return self.token_ids[place : min(place + most, self.count)].tolist()
+        stop = place + most
+        return self.token_ids[place : stop if stop < self.count else self.count].tolist()
 
 
 class _Chains:

@@ -23,7 +23,7 @@ FAR_MATCH = 5
 
 class Prediction:
     def __init__(self, token_ids: Iterable[int]) -> None:
-        """Index the expected output, 0.5 us and 20 bytes a token. May run in any thread."""
+        """Index the expected output, 0.5 us and 21 bytes a token. May run in any thread."""
         text = packed(token_ids)
         self._text = IndexedText(text, len(text))
         self._seen_count = 0

@@ -20,7 +20,7 @@ BORDER = -1
 
 
 class SharedSuffixes:
-    """At most `token_limit` tokens of the latest outputs, for 20 bytes a token."""
+    """At most `token_limit` tokens of the latest outputs, for 21 bytes a token."""
 
     def __init__(self, token_limit: int) -> None:
         if token_limit < 2 * TEXT_COUNT:

@@ -17,7 +17,7 @@ FIRST_ROOM = 256
 
 
 def index_prompt(prompt: "array[int]") -> IndexedText:
-    """Index a prompt, packed as `CommittedTokens` keeps it: about 0.5 us and 16 bytes a token, as long as it is kept.
+    """Index a prompt, packed as `CommittedTokens` keeps it: about 0.5 us and 17 bytes a token, as long as it is kept.
 
     It may run in any thread. The index shares the prompt with its owner, and outputs share the index; neither changes.
     """
@@ -25,7 +25,7 @@ def index_prompt(prompt: "array[int]") -> IndexedText:
 
 
 class SuffixIndex:
-    """The prompt and the output of a generation. The output takes 20 bytes a token of room."""
+    """The prompt and the output of a generation. The output takes 21 bytes a token of room."""
 
     def __init__(self, prompt: IndexedText) -> None:
         """`prompt` is what `index_prompt` returned."""
