@@ -40,7 +40,7 @@ class IndexedText:
         return len(self.token_ids) - self.count
 
     def extend(self, token_ids: Sequence[int]) -> int:
-        """Add tokens as far as there is room, about 0.5 us for each; return how many."""
+        """Add tokens as far as there is room, about 1 us for each; return how many."""
         start, stop = self.count, min(self.count + len(token_ids), len(self.token_ids))
         if start < stop:
             self.token_ids[start:stop] = array("i", token_ids[: stop - start])

@@ -12,9 +12,10 @@ from coordinator.drafting.guess import Guess
 from coordinator.drafting.indexed_text import COMPARED, IndexedText, latest_matches
 from coordinator.requests.committed_tokens import TokenList, packed
 
-NEAR_TOKENS = 256
-"""Tokens after the last certain place in which `NEAR_MATCH` equal tokens are enough."""
 NEAR_MATCH = 2
+"""Equal tokens that a place takes near the last certain one."""
+NEAR_TOKENS = 256
+"""Tokens after the last certain place that are near."""
 CERTAIN = 6
 """Equal tokens after which a place is certain."""
 FAR_MATCH = 5

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from coordinator.drafting.agreement import guess_of
 from coordinator.drafting.guess import Guess
-from coordinator.drafting.indexed_text import COMPARED, IndexedText, latest_matches
+from coordinator.drafting.indexed_text import COMPARED, TOKEN_BYTES, IndexedText, latest_matches
 from coordinator.requests.committed_tokens import TokenList
 
 TEXT_COUNT = 4
@@ -33,7 +33,7 @@ class SharedSuffixes:
         """Add an output that ended, about 0.5 us a token. Of a very long one only the end is kept."""
         kept = [*token_ids[-(self._room - 1) :], BORDER]
         if not self._texts or len(kept) > self._texts[0].left_count:
-            self._texts.appendleft(IndexedText(array("i", bytes(4 * self._room)), 0))
+            self._texts.appendleft(IndexedText(array("i", bytes(TOKEN_BYTES * self._room)), 0))
         self._texts[0].extend(kept)
 
     def guess(self, context: TokenList, most: int) -> Guess | None:
