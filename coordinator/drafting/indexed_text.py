@@ -1,18 +1,19 @@
 """A text in which the places are found where given tokens stood before: the ground of all sources without a model.
 
-A *place* is the number of tokens before it, so the token at a place is what followed them. Places are chained by a hash
-of the tokens before them, the latest first, as compressors have done since LZ77. There are two chains, by more tokens
-and by one: in the second alone, the latest of the many places of a frequent token would hide a longer match. Knows
-nothing of what is done with the places.
+A *place* is the number of tokens before it, so the token at a place is what followed them. Places with the same tokens
+before them are chained, the latest first, as compressors have done since LZ77. There are two chains, by four tokens and
+by one: in the second alone, the latest of the many places of a frequent token would hide a longer match. Knows nothing
+of what is done with the places.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 from zlib import crc32
 
 TOKEN_BYTES = 4
 KEY_LENGTHS = (4, 1)
-"""Tokens before a place by which it is found, the longer first; the last is the shortest match."""
+"""Tokens before a place by which it is chained; the second is the shortest match."""
 COMPARED = 8
 """Most tokens before a place that are compared: the longest match of a search."""
 STEPS = range(4)
@@ -30,7 +31,7 @@ class IndexedText:
         self.token_ids = room
         self.count = 0
         self._packed = memoryview(room).cast("B")
-        self.chains = [_Chains(TOKEN_BYTES * length, len(room)) for length in KEY_LENGTHS]
+        self.chains = [_Chains.of(len(room)) for _ in KEY_LENGTHS]
         self._first_place = first_place
         self._count_up_to(count)
 
@@ -48,10 +49,19 @@ class IndexedText:
         return stop - start
 
     def _count_up_to(self, count: int) -> None:
+        token_ids, packed, key_length = self.token_ids, self._packed, KEY_LENGTHS[0]
+        (latest, earlier), (latest_by_one, earlier_by_one) = self.chains
+        size = len(latest)
         # What follows the last token is not known: that place is added with the token that follows.
-        start = max(self.count, self._first_place)
-        for chains in self.chains:
-            chains.add(self._packed, start, count)
+        for place in range(max(self.count, self._first_place, 1), count):
+            slot = token_ids[place - 1] % size
+            earlier_by_one[place] = latest_by_one[slot]
+            latest_by_one[slot] = place
+            if place >= key_length:
+                end = TOKEN_BYTES * place
+                slot = crc32(packed[end - TOKEN_BYTES * key_length : end]) % size
+                earlier[place] = latest[slot]
+                latest[slot] = place
         self.count = count
 
     def after(self, place: int, most: int) -> list[int]:
@@ -60,23 +70,17 @@ class IndexedText:
         return self.token_ids[place : stop if stop < self.count else self.count].tolist()
 
 
-class _Chains:
-    """Places with the same hash of the tokens before them, each with the one before it; 0: none."""
+class _Chains(NamedTuple):
+    """Places with the same tokens before them, or whose tokens happen to share a slot."""
 
-    def __init__(self, key_bytes: int, room: int) -> None:
-        self.latest = array("i", bytes(TOKEN_BYTES * (room | 1)))
-        """The latest place by the hash, modulo the length of this."""
-        self.earlier = array("i", bytes(TOKEN_BYTES * room))
-        self._key_bytes = key_bytes
+    latest: "array[int]"
+    """The latest place, by the slot of the tokens before it: a hash of them modulo the length of this; 0: none."""
+    earlier: "array[int]"
+    """For each place the one before it in its chain; 0: none."""
 
-    def add(self, packed: memoryview, start: int, stop: int) -> None:
-        """Add the places from `start` to before `stop` that have enough tokens before them."""
-        latest, earlier, size, key_bytes = self.latest, self.earlier, len(self.latest), self._key_bytes
-        for place in range(max(start, key_bytes // TOKEN_BYTES), stop):
-            end = TOKEN_BYTES * place
-            slot = crc32(packed[end - key_bytes : end]) % size
-            earlier[place] = latest[slot]
-            latest[slot] = place
+    @staticmethod
+    def of(room: int) -> "_Chains":
+        return _Chains(array("i", bytes(TOKEN_BYTES * (room | 1))), array("i", bytes(TOKEN_BYTES * room)))
 
 
 Match = tuple[int, IndexedText, int]
@@ -89,15 +93,15 @@ def latest_matches(texts: Iterable[IndexedText], latest_token_ids: Sequence[int]
     They are those of the longest of `KEY_LENGTHS` that is found. Of `latest_token_ids` the last `COMPARED` count.
     """
     backwards = latest_token_ids[: -COMPARED - 1 : -1]
-    packed = array("i", latest_token_ids).tobytes()
     found: list[Match] = []
     for chain_number, shortest in enumerate(KEY_LENGTHS):
         if found or shortest > len(backwards):
             continue
-        key = crc32(packed[-TOKEN_BYTES * shortest :])
+        key = crc32(array("i", latest_token_ids[-shortest:]).tobytes()) if shortest > 1 else backwards[0]
         for text in texts:
-            token_ids, chains = text.token_ids, text.chains[chain_number]
-            place, earlier = chains.latest[key % len(chains.latest)], chains.earlier
+            token_ids = text.token_ids
+            latest, earlier = text.chains[chain_number]
+            place = latest[key % len(latest)]
             for _ in STEPS:
                 if not place:
                     break
@@ -106,7 +110,7 @@ def latest_matches(texts: Iterable[IndexedText], latest_token_ids: Sequence[int]
                     if not at or token_ids[at - 1] != token_id:
                         break
                     at -= 1
-                if place - at >= shortest:  # else only the hash is the same
+                if place - at >= shortest:  # else only the slot is the same
                     found.append((place - at, text, place))
                 place = earlier[place]
             if len(found) >= len(STEPS):

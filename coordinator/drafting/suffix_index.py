@@ -14,6 +14,8 @@ from coordinator.requests.committed_tokens import TokenList
 
 FIRST_ROOM = 256
 """Tokens that an output's first text has room for; each further one has room for twice as many."""
+FOLLOWED = 4
+"""Least length of a match that is followed."""
 
 
 def index_prompt(prompt: "array[int]") -> IndexedText:
@@ -32,7 +34,7 @@ class SuffixIndex:
         self._texts = [prompt]
         """The latest first. The index of a full one never moves, so no round waits for that."""
         self._followed: Match | None = None
-        """The longest match of the last guess: where it goes on, it is not searched again."""
+        """The longest match of the last guess, if it is long: while it goes on, no other is looked for."""
         self._guessed_at = 0
         """Length of the context of the last guess."""
 
@@ -59,7 +61,7 @@ class SuffixIndex:
             return guess
         matches = latest_matches(self._texts, context[max(0, len(context) - COMPARED) :])
         guess = guess_of(matches, most)
-        self._followed = matches[0] if matches else None
+        self._followed = matches[0] if matches and matches[0][0] >= FOLLOWED else None
         return guess
 
     def _follow(self, context: TokenList) -> Match | None:
