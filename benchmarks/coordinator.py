@@ -19,6 +19,7 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.processes import coordinator_process, cpu_s
+from benchmarks.suffixes import suffixes
 from draft_service.servicer import SERVICE_NAME as DRAFT_SERVICE
 from draft_service.servicer import DraftServicer
 from paceline.client import Client
@@ -46,6 +47,7 @@ from target_service.servicer import SERVICE_NAME as TARGET_SERVICE
 from target_service.servicer import TargetServicer
 
 app = typer.Typer(add_completion=False, help=__doc__)
+app.command()(suffixes)
 console = Console(highlight=False)
 
 DRAFTED = (300, 400, 500, 600, 700, 800, 900, 1000)

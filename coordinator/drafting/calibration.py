@@ -1,22 +1,70 @@
-"""Placeholder until the sources come."""
+"""What a guess is worth: the chance that its tokens are right, learned from what was committed.
 
+Every guess is compared with the tokens of its round, used or not, so learning costs no drafts. One calibration serves
+all generations of a coordinator, for one kind of source. Knows nothing of rounds.
+"""
+
+from bisect import bisect_right
 from collections.abc import Sequence
 
+from coordinator.requests.acceptance import MOST_LIKELY
 from coordinator.requests.guess import Guess
-from paceline.types import DraftSource
+
+LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)
+"""The classes of agreement, each by its least: tokens of the match and of the guess that stand before a token."""
+SHARE_CLASSES = 4
+"""Classes of shares below 1; a share of 1 is a class of its own."""
+MEMORY = 0.998
+"""Weight of a class's earlier tokens after one more: about the last 500 count."""
+PRIOR_WEIGHT = 12.0
+"""Weight of the prior chance of a class, in tokens."""
+PRIOR_CHANCES = (0.3, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.85, 0.9, 0.95)
+"""Chance by agreement while nothing is known, for a share of 1; times the share for others."""
+
+_FIRST_CLASSES = [(SHARE_CLASSES + 1) * (bisect_right(LENGTHS, length) - 1) for length in range(LENGTHS[-1] + 1)]
+"""The class of the lowest shares, by agreement."""
 
 
 class Calibration:
-    def __init__(self, source: DraftSource) -> None:
-        self._right, self._asked = 1.0, 2.0
+    """Learned shares of right tokens by class, in 10 classes of agreement and 5 of shares."""
+
+    def __init__(self) -> None:
+        self._chances = [
+            chance * min((share_class + 0.5) / SHARE_CLASSES, 1.0)
+            for chance in PRIOR_CHANCES
+            for share_class in range(SHARE_CLASSES + 1)
+        ]
+        self._weights = [PRIOR_WEIGHT] * len(self._chances)
 
     def chances(self, guess: Guess, likelier: float = 1.0) -> list[float]:
-        rate = self._right / self._asked
-        return [rate ** (place + 1) for place in range(len(guess.token_ids))]
+        """Return for each token the chance that it and all before it are right.
+
+        `likelier` is a factor on the chance of each token, what the guess's generation is beside the usual one.
+        """
+        known, reached, chances = self._chances, 1.0, []
+        for agreement, share in enumerate(guess.shares, guess.match_length):
+            chance = known[_class_of(agreement, share)] * likelier
+            reached *= chance if chance < MOST_LIKELY else MOST_LIKELY
+            chances.append(reached)
+        return chances
 
     def observe(self, guess: Guess, committed: Sequence[int]) -> None:
-        for own, real in zip(guess.token_ids, committed):
-            self._asked += 1
-            if own != real:
-                return
-            self._right += 1
+        """Learn from the tokens that were committed after the guess was made.
+
+        Tokens after the first wrong one, and after the last committed one, tell nothing.
+        """
+        tokens = zip(guess.token_ids, guess.shares, committed, strict=False)
+        for agreement, (token_id, share, right_id) in enumerate(tokens, guess.match_length):
+            is_right = token_id == right_id
+            self._learn(_class_of(agreement, share), is_right)
+            if not is_right:
+                break
+
+    def _learn(self, number: int, is_right: bool) -> None:
+        weight = self._weights[number] = MEMORY * self._weights[number] + 1
+        self._chances[number] += (is_right - self._chances[number]) / weight
+
+
+def _class_of(agreement: int, share: float) -> int:
+    """Return the class of a token that `agreement` tokens of match and guess stand before."""
+    return _FIRST_CLASSES[agreement if agreement < LENGTHS[-1] else -1] + int(share * SHARE_CLASSES)

@@ -212,7 +212,7 @@ class Generation:
         Drafts past the end of the output count neither as drafted nor as accepted.
         """
         tokens = self.output.extend(token_ids, accepted_count, logprobs)
-        self._take(tokens)
+        self.token_ids += [token.token_id for token in tokens]
         if self.output.finish_reason:
             drafted_count = min(drafted_count, len(tokens))
         accepted_count = min(accepted_count, len(tokens))
@@ -238,16 +238,10 @@ class Generation:
 
     def resume(self, token_ids: Sequence[int]) -> None:
         """Commit tokens that the client has already, up to the one that ends the output; they are not sent."""
-        self._take(self.output.extend(token_ids, 0))
+        self.token_ids += [token.token_id for token in self.output.extend(token_ids, 0)]
         self.usage = replace(self.usage, output_count=self.output.count)
         if self.output.finish_reason:
             self._send([])
-
-    def _take(self, tokens: Sequence[OutputToken]) -> None:
-        token_ids = [token.token_id for token in tokens]
-        self.token_ids += token_ids
-        for guesser in self.guessers.values():
-            guesser.extend(token_ids)
 
     def _send(self, tokens: list[OutputToken]) -> None:
         finish = None

@@ -1,28 +1,28 @@
-"""Tokens that a source without a model has at hand for a generation."""
+"""What a source without a model gives for one generation: tokens that may follow, and what speaks for them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from coordinator.requests.committed_tokens import TokenList
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may follow those of a generation, because they followed the same tokens before."""
-
     token_ids: tuple[int, ...]
+    """Tokens that may follow the committed ones; at least one."""
     match_length: int
-    """Tokens before them that were found at the earlier places."""
+    """Latest committed tokens that stand before the earlier place too, as far as they were compared."""
     shares: tuple[float, ...]
-    """For each token, the share of the earlier places that still agree which go on with it."""
+    """For each token: of the earlier places that went on like the guess so far, the share that goes on with it."""
 
 
 class Guesser(Protocol):
     """What one source knows of one generation."""
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Take in tokens that were committed."""
+    def guess(self, context: TokenList, most: int) -> Guess | None:
+        """Return at most `most` tokens that may follow `context`, all committed tokens; None: nothing suggests any."""
         ...
 
-    def guess(self, most: int) -> Guess | None:
-        """Return up to `most` tokens that may follow; None when nothing suggests any."""
+    def ended(self, context: TokenList) -> None:
+        """Take note of the whole text of a generation that ended."""
         ...

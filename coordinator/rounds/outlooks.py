@@ -50,7 +50,12 @@ class Outlooks:
                 for source, guess in guesses.items():
                     self._calibration(source).observe(guess, committed)
             if generation.ended:
-                self._lengths.ended(generation)
+                self._ended(generation)
+
+    def _ended(self, generation: Generation) -> None:
+        self._lengths.ended(generation)
+        for guesser in generation.guessers.values():
+            guesser.ended(generation.token_ids)
 
     def _of(
         self, generation: Generation, draft_models: Sequence[str], known: dict[tuple[str, int], list[float]]
@@ -79,7 +84,7 @@ class Outlooks:
 
     def _calibration(self, source: DraftSource) -> Calibration:
         if source not in self._calibrations:
-            self._calibrations[source] = Calibration(source)
+            self._calibrations[source] = Calibration()
         return self._calibrations[source]
 
 
@@ -87,7 +92,7 @@ def _guesses(generation: Generation) -> dict[DraftSource, Guess]:
     most = min(MAX_GUESSED, generation.max_draft_count, generation.output.remaining_count - 1)
     guessers = generation.guessers if most > 0 else {}
     order = generation.drafting.sources if generation.drafting.in_order else guessers
-    found = ((source, guessers[source].guess(most)) for source in order if source in guessers)
+    found = ((source, guessers[source].guess(generation.token_ids, most)) for source in order if source in guessers)
     return {source: guess for source, guess in found if guess and guess.token_ids}
 
 

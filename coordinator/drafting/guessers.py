@@ -1,0 +1,61 @@
+"""Makes what the sources without a model know of a request's outputs.
+
+Owns which of them there are. Knows nothing of rounds.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from coordinator.drafting.prediction import Prediction
+from coordinator.drafting.shared_suffixes import SharedSuffixes
+from coordinator.drafting.suffix_index import SuffixIndex, index_prompt
+from coordinator.requests.committed_tokens import TokenList
+from coordinator.requests.guess import Guess, Guesser
+from paceline.types import DraftingOptions, DraftSource
+
+GuessersOf = dict[DraftSource, Guesser]
+
+
+class Guessers:
+    def __init__(self, *, has_suffixes: bool = True, shared: SharedSuffixes | None = None) -> None:
+        """`shared` has what all outputs have in common; None: each generation knows its own text only."""
+        self._has_suffixes = has_suffixes
+        self._shared = shared
+
+    def of_request(
+        self, prompt: "array[int]", drafting: DraftingOptions, predicted_token_ids: Sequence[int]
+    ) -> Callable[[], GuessersOf]:
+        """Return what makes the guessers of each of its outputs. It takes as long as the prompt; any thread may call."""
+        has_suffixes = self._has_suffixes and drafting.allows(DraftSource.SUFFIX)
+        has_prediction = bool(predicted_token_ids) and drafting.allows(DraftSource.PREDICTION)
+        index = index_prompt(prompt) if has_suffixes else None
+
+        def guessers() -> GuessersOf:
+            found: GuessersOf = {}
+            if has_prediction:
+                found[DraftSource.PREDICTION] = Prediction(predicted_token_ids, len(prompt))
+            if index:
+                found[DraftSource.SUFFIX] = _Suffixes(SuffixIndex(index), self._shared, len(prompt))
+            return found
+
+        return guessers
+
+
+class _Suffixes:
+    """A generation's own text, and what all outputs have in common where that knows a longer match."""
+
+    def __init__(self, own: SuffixIndex, shared: SharedSuffixes | None, prompt_count: int) -> None:
+        self._own = own
+        self._shared = shared
+        self._prompt_count = prompt_count
+
+    def guess(self, context: TokenList, most: int) -> Guess | None:
+        own = self._own.guess(context, most)
+        others = self._shared.guess(context, most) if self._shared else None
+        if own and others:
+            return others if others.match_length > own.match_length else own
+        return own or others
+
+    def ended(self, context: TokenList) -> None:
+        if self._shared:
+            self._shared.add(context[self._prompt_count :])

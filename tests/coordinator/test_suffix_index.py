@@ -1,0 +1,112 @@
+"""The suffix index: what it guesses did follow the same tokens earlier, as late and as long as can be found."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.drafting.indexed_text import COMPARED, KEY_LENGTHS
+from coordinator.drafting.suffix_index import FIRST_ROOM, SuffixIndex, index_prompt
+from coordinator.requests.committed_tokens import CommittedTokens, packed
+from coordinator.requests.guess import Guess
+
+SHORTEST = KEY_LENGTHS[-1]
+TOKENS = st.lists(st.integers(0, 3), max_size=40)
+PIECES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), max_size=12)
+
+
+def index_of(prompt: list[int]) -> SuffixIndex:
+    return SuffixIndex(index_prompt(packed(prompt)))
+
+
+def guess_after(prompt: list[int], *pieces: list[int], most: int = 5) -> Guess | None:
+    return index_of(prompt).guess([*prompt, *sum(pieces, [])], most)
+
+
+@given(TOKENS, PIECES, st.integers(1, 12))
+def test_every_guess_followed_the_same_tokens_earlier(prompt: list[int], pieces: list[list[int]], most: int) -> None:
+    index, context = index_of(prompt), CommittedTokens(packed(prompt))
+    for piece in pieces:
+        context += piece
+        guess, text = index.guess(context, most), context[:]
+        places = [
+            place
+            for place in range(SHORTEST, len(text))
+            if text[place - SHORTEST : place] == text[len(text) - SHORTEST :]
+        ]
+        assert (guess is None) == (not places)
+        if guess:
+            assert 1 <= len(guess.token_ids) == len(guess.shares) <= most
+            assert all(0 < share <= 1 for share in guess.shares)
+            followed = [text[place : place + len(guess.token_ids)] for place in places]
+            assert list(guess.token_ids) in followed
+            ending = text[len(text) - guess.match_length :]
+            assert any(text[place - guess.match_length : place] == ending for place in places)
+
+
+@given(TOKENS, PIECES)
+def test_a_guess_does_not_depend_on_how_the_output_came(prompt: list[int], pieces: list[list[int]]) -> None:
+    assert guess_after(prompt, *pieces) == guess_after(prompt, sum(pieces, []))
+
+
+def test_a_longer_match_goes_before_a_later_one() -> None:
+    assert guess_after([1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 9], [1, 2, 3, 4, 5], most=2) == Guess((6, 7), 5, (1.0, 1.0))
+
+
+def test_of_equal_matches_most_decide_and_the_share_says_how_many() -> None:
+    prompt = [1, 2, 5, 6, 1, 2, 5, 7, 1, 2, 8, 9]
+    assert guess_after(prompt, [1, 2], most=2) == Guess((5, 7), 2, (2 / 3, 1 / 2))
+
+
+def test_of_equal_matches_and_equal_counts_the_latest_decides() -> None:
+    assert guess_after([1, 2, 5, 1, 2, 6, 7], [1, 2], most=1) == Guess((6,), 2, (0.5,))
+
+
+def test_a_match_is_followed_as_long_as_it_goes_on_and_its_length_grows() -> None:
+    prompt = list(range(100))
+    index, context = index_of(prompt), CommittedTokens(packed(prompt))
+    for start in range(0, 60, 3):
+        piece = list(range(start, start + 3))
+        context += piece
+        guess = index.guess(context, 4)
+        assert guess and guess.token_ids == tuple(range(start + 3, start + 7))
+    assert guess and guess.match_length > COMPARED
+
+
+def test_after_a_departure_another_match_is_looked_for() -> None:
+    prompt = list(range(100))
+    index, context = index_of(prompt), CommittedTokens(packed(prompt))
+    for piece, following in ((list(range(10, 20)), 20), ([70, 71], 72)):
+        context += piece
+        guess = index.guess(context, 1)
+        assert guess and guess.token_ids == (following,)
+
+
+@pytest.mark.parametrize("length", [FIRST_ROOM - 3, FIRST_ROOM, 3 * FIRST_ROOM + 1])
+def test_what_came_before_is_found_wherever_a_text_became_full(length: int) -> None:
+    repeated = list(range(10_000, 10_000 + COMPARED + 3))
+    output = [*range(length), *repeated, *range(20_000, 20_000 + FIRST_ROOM), *repeated[:COMPARED]]
+    guess = guess_after([1, 2, 3], output, most=1)
+    assert guess == Guess((repeated[COMPARED],), COMPARED, (1.0,))
+
+
+def test_a_match_may_begin_in_the_prompt_and_end_in_the_output() -> None:
+    assert guess_after([9, 1, 2], [3, 4, 8, 1, 2, 3], most=2) == Guess((4, 8), 3, (1.0, 1.0))
+
+
+def test_outputs_of_a_request_share_the_prompt_and_nothing_else() -> None:
+    prompt = packed([1, 2, 3, 4, 5])
+    shared = index_prompt(prompt)
+    one, other = SuffixIndex(shared), SuffixIndex(shared)
+    assert shared.token_ids is prompt
+    assert one.guess([1, 2, 3, 4, 5, 7, 8, 9, 7, 8], 1) == Guess((9,), 2, (1.0,))
+    assert other.guess([1, 2, 3, 4, 5, 7, 8], 1) is None
+
+
+@pytest.mark.parametrize("prompt", [[], [1], [1, 2, 3]])
+def test_there_is_no_guess_where_nothing_comes_again(prompt: list[int]) -> None:
+    assert guess_after(prompt, [4]) is None
+    assert guess_after(prompt) is None
+
+
+def test_a_guess_of_no_tokens_is_none() -> None:
+    assert guess_after([1, 2, 3], [1, 2], most=0) is None
