@@ -25,7 +25,7 @@ class Guessers:
     def of_request(
         self, prompt: "array[int]", drafting: DraftingOptions, predicted_token_ids: Sequence[int]
     ) -> Callable[[], GuessersOf]:
-        """Return what makes the guessers of each of its outputs. It takes as long as the prompt; any thread may call."""
+        """Return what makes the guessers of each output. Takes as long as the prompt is; any thread may call."""
         has_suffixes = self._has_suffixes and drafting.allows(DraftSource.SUFFIX)
         has_prediction = bool(predicted_token_ids) and drafting.allows(DraftSource.PREDICTION)
         index = index_prompt(prompt) if has_suffixes else None

@@ -24,7 +24,7 @@ FAR_MATCH = 5
 
 class Prediction:
     def __init__(self, token_ids: Iterable[int], prompt_count: int = 0) -> None:
-        """Index the output that is expected after so many tokens, 0.5 us and 21 bytes a token. May run in any thread."""
+        """Index the output expected after so many tokens, 0.5 us and 21 bytes a token. May run in any thread."""
         text = packed(token_ids)
         self._text = IndexedText(text, len(text))
         self._prompt_count = prompt_count

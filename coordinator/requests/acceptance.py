@@ -56,7 +56,7 @@ class PlaceAcceptance:
         self._asked[min(accepted_count + 1, drafted_count)] += 1
 
     def survival(self, likelier: float = 1.0) -> list[float]:
-        """Return the chance that the first 1, 2, ... drafts are all right; `likelier` is a factor on the usual rates."""
+        """Return the chance that the first 1, 2, ... drafts are all right; `likelier` is a factor on usual rates."""
         rate, reached, chances = PRIOR_RATE, 1.0, []
         for right, asked in zip(self._places(self._right), self._places(self._asked), strict=True):
             # A place with few compared drafts is taken to be like the one before it.

@@ -4,11 +4,11 @@ Knows nothing of services. The objective is the goodput of SmartSpec (arXiv 2406
 the group at hand. A budget is shared among rows, as in DSpark (arXiv 2607.05147): each draft goes where its chance of
 being accepted is worth more than the seconds that it adds, at the tokens that the group makes in a second.
 
-One number is chosen for the whole group: the most tokens that draft services are asked for, which costs as many steps of
-their model; none is one of the choices. Every eighth round it is decided anew which count the next eight have. At first
-a few counts are taken in turn, to measure each; later the best by measured prices. Another count is tried again, for
-eight rounds, when the loss of its last trial is a small share of the time since: this bounds the cost of all trials, and
-counts that are nearly as good are tried most. Groups of about one size share their prices.
+One number is chosen for the whole group: the most tokens that draft services are asked for, which costs as many steps
+of their model; none is one of the choices. Every eighth round it is decided anew which count the next eight have. At
+first a few counts are taken in turn, to measure each; later the best by measured prices. Another count is tried
+again, for eight rounds, when the loss of its last trial is a small share of the time since: this bounds the cost of all
+trials, and counts that are nearly as good are tried most. Groups of about one size share their prices.
 """
 
 from collections.abc import Mapping, Sequence

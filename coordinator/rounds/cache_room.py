@@ -1,8 +1,8 @@
 """An estimate of whether a target's cache has room for one more generation until it ends.
 
-Owns the estimate of the room. Nothing is held back until the target refuses rows for lack of
-room. The tokens cached at that moment are then the room, whatever other coordinators hold or prompts share. The peak
-demand is foreseen from the lengths of recent outputs, as in the Past-Future scheduler (Gong et al., arXiv 2507.10150).
+Owns the estimate of the room. Nothing is held back until the target refuses rows for lack of room. The tokens cached at
+that moment are then the room, whatever other coordinators hold or prompts share. The peak demand is foreseen from the
+lengths of recent outputs, as in the Past-Future scheduler (Gong et al., arXiv 2507.10150).
 """
 
 from collections.abc import Iterable

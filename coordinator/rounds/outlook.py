@@ -1,7 +1,7 @@
 """What a generation can have drafted, and what of it pays at a price.
 
-Owns the choice of one row's source and count; knows nothing of other rows. A draft is worth its chance of being accepted.
-It costs the seconds that it adds to the round, and a second is worth the tokens that the group makes in it.
+Owns the choice of one row's source and count; knows nothing of other rows. A draft is worth its chance of being
+accepted. It costs the seconds that it adds to the round, and a second is worth the tokens that the group makes in it.
 """
 
 from collections.abc import Mapping, Sequence

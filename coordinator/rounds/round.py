@@ -206,10 +206,10 @@ async def _ask(
     call = _call_of(rows)
     began = clock()
     try:
-        result: Proposals | PacelineError = await drafter.propose(list(rows.values()), deadline)
+        proposals = await drafter.propose(list(rows.values()), deadline)
     except PacelineError as error:
         return _Asked(rows, call, error, HopTime(wire_s=clock() - began))
-    return _Asked(rows, call, result, _hop_time(clock() - began, result.timing))
+    return _Asked(rows, call, proposals, _hop_time(clock() - began, proposals.timing))
 
 
 def _call_of(rows: Mapping[Generation, ProposeRow]) -> DraftCall:

@@ -12,6 +12,7 @@ from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
 PROMPTS = [(number, number) for number in range(4, 12)]
 LENGTH = 30
+ANY = DraftingOptions()
 
 
 def of_model(name: str, skill: float, seed: int = 0) -> FakeDrafter:
@@ -20,7 +21,7 @@ def of_model(name: str, skill: float, seed: int = 0) -> FakeDrafter:
     return drafter
 
 
-async def outputs(running: Dispatched, drafting: DraftingOptions = DraftingOptions()) -> list[list[int]]:
+async def outputs(running: Dispatched, drafting: DraftingOptions = ANY) -> list[list[int]]:
     dispatcher: Dispatcher = running.dispatcher
     requests = [
         running.admission.admit(GenerationRequest(TokenIds(prompt), LENGTH, drafting=drafting)) for prompt in PROMPTS

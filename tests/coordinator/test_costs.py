@@ -1,0 +1,102 @@
+"""Prices of the parts of rounds, learned from the times of whole rounds."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from coordinator.rounds.costs import BENDS, CAUGHT_UP, PROMPT, RoundCosts, RoundWork
+from coordinator.rounds.round_report import DraftCall
+
+MODEL = "draft"
+
+
+def work(drafted: int, *, prompt: int = 0, caught_up: int = 0, rows: int = 4) -> RoundWork:
+    """A round in which each row has as many drafts of a draft service; 0: it is not asked."""
+    call = DraftCall(rows, drafted, rows * drafted, caught_up)
+    return RoundWork(rows, rows * drafted, prompt, {MODEL: call} if drafted else {})
+
+
+def seconds(done: RoundWork) -> float:
+    """10 ms for a round, 0.3 a draft token, 2 a call, 1 a step; 0.2 a prompt token, 0.05 a token that was missed."""
+    call = (done.draft_calls or {}).get(MODEL)
+    drafting = 2 + call.step_count + 0.05 * call.caught_up_count if call else 0.0
+    return (10 + 0.3 * done.drafted_count + 0.2 * done.prompt_count + drafting) / 1000
+
+
+def learned(rounds: Sequence[RoundWork], lanes: int = 1) -> RoundCosts:
+    costs = RoundCosts(lanes)
+    for number, done in enumerate(rounds):
+        costs.add(done, seconds(done))
+        if number % 8 == 0:
+            costs.fit()
+    costs.fit()
+    return costs
+
+
+def mixed(count: int) -> list[RoundWork]:
+    rng = random.Random(1)
+    return [
+        work(rng.choice([0, 1, 2, 4, 8]), prompt=rng.choice([0] * 9 + [100]), caught_up=rng.choice([0] * 9 + [100]))
+        for _ in range(count)
+    ]
+
+
+def test_the_time_of_a_round_is_foreseen_from_its_parts() -> None:
+    costs = learned(mixed(1500))
+    for count in (0, 1, 2, 3, 4, 6, 8):
+        assert costs.predict(work(count)) * costs.unit_s == pytest.approx(seconds(work(count)), rel=0.1)
+    assert costs.price(PROMPT) * costs.unit_s == pytest.approx(0.2 / 1000, rel=0.2)
+    assert costs.price(CAUGHT_UP, MODEL) * costs.unit_s == pytest.approx(0.05 / 1000, rel=0.3)
+
+
+def test_no_price_is_ever_below_nothing() -> None:
+    """Rounds with more drafts that happen to be faster must not make drafts a gain."""
+    costs = RoundCosts(1)
+    for number in range(400):
+        costs.add(work(number % 5), 0.01 - 0.001 * (number % 5))
+        costs.fit()
+    assert costs.drafted_price(len(BENDS)) >= 0
+    assert costs.step_price(MODEL, 4) >= 0
+
+
+def test_a_pause_hardly_changes_what_is_foreseen() -> None:
+    costs = learned(mixed(1500))
+    before = costs.predict(work(4))
+    costs.add(work(4), 5.0)
+    costs.fit()
+    assert costs.predict(work(4)) == pytest.approx(before, rel=0.05)
+
+
+def test_a_machine_that_became_three_times_as_slow_is_foreseen_soon() -> None:
+    costs = learned([work(4), work(0)] * 500)
+    for _ in range(60):
+        for count in (4, 0):
+            costs.add(work(count), 3 * seconds(work(count)))
+            costs.fit()
+    assert costs.predict(work(4)) * costs.unit_s == pytest.approx(3 * seconds(work(4)), rel=0.15)
+
+
+def test_what_another_lane_does_meanwhile_is_part_of_what_it_costs() -> None:
+    """Two lanes take turns at the target: a token of one delays both."""
+    costs, lanes = RoundCosts(2), [work(0), work(0)]
+    rng = random.Random(2)
+    for number in range(2000):
+        lanes[number % 2] = work(rng.choice([0, 2, 4]))
+        costs.add(lanes[number % 2], sum(map(seconds, lanes)))
+        costs.fit()
+    for count in (0, 2, 4):
+        assert costs.predict(work(count)) * costs.unit_s == pytest.approx(2 * seconds(work(count)), rel=0.1)
+
+
+def test_tokens_beyond_those_that_are_free_have_their_price() -> None:
+    """Reading the weights takes as long as 16 tokens."""
+    costs = RoundCosts(1)
+    rng = random.Random(3)
+    for _ in range(1500):
+        count = rng.choice([0, 1, 2, 3])
+        free = RoundWork(8, 8 * count)
+        costs.add(free, 0.01 + 0.001 * max(0, 8 + 8 * count - 16))
+        costs.fit()
+    assert costs.drafted_price(0) < 0.25 * costs.drafted_price(1)
+    assert costs.drafted_price(1) * costs.unit_s == pytest.approx(0.001, rel=0.2)
