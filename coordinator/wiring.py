@@ -120,7 +120,11 @@ def wired(
     )
     model = CurrentModel(partial(_admission, settings), dispatcher, drafter)
     # Before there is a target: that none is found must show.
-    watched.registry.register(ClusterCollector(model, dispatcher, drafter, ahead, statistics))
+    watched.registry.register(
+        ClusterCollector(
+            model, dispatcher, drafter, ahead, statistics, has_draft_service=bool(settings.draft_addresses)
+        )
+    )
     return Parts(model, dispatcher, drafter, ahead, residency, statistics)
 
 

@@ -3,6 +3,7 @@
 The token list is the truth; the cached lengths are hints. Only the coordinator changes a generation.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,13 +17,17 @@ from paceline.prefix_hash import PrefixHash
 from paceline.types import (
     GREEDY,
     ChoiceRule,
+    DraftingOptions,
+    DraftSource,
     GenerationFinish,
     OutputPiece,
     OutputToken,
     ProposeRow,
+    SourceUsage,
     TokenLogprobs,
     Usage,
     VerifyRow,
+    added_up,
 )
 
 
@@ -78,6 +83,9 @@ class Generation:
     rule: ChoiceRule = GREEDY
     seed: int = 0
     top_logprob_count: int | None = None
+    drafting: DraftingOptions = DraftingOptions()
+    predicted_token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    """The output that the client expects, from its beginning; all outputs of the request share it. Never changed."""
     draft_cached_length: int = 0
     """Leading committed tokens that the draft service is known to hold."""
     target_cached_length: int = 0
@@ -188,12 +196,15 @@ class Generation:
         accepted_count: int,
         drafted_count: int,
         logprobs: Sequence[TokenLogprobs] = (),
+        source: DraftSource | None,
+        draft_model: str = "",
     ) -> None:
         """Add a round's tokens, up to the one that ends the output, and send them to the client.
 
-        Drafts past the end of the output count neither as drafted nor as accepted.
+        Drafts past the end of the output count neither as drafted nor as accepted. `source` proposed the drafts: None
+        where there were none. `draft_model` is the draft service's.
         """
-        tokens = self.output.extend(token_ids, accepted_count, logprobs)
+        tokens = self.output.extend(token_ids, accepted_count, logprobs, source)
         self.token_ids += [token.token_id for token in tokens]
         if self.output.finish_reason:
             drafted_count = min(drafted_count, len(tokens))
@@ -209,6 +220,7 @@ class Generation:
             round_count=before.round_count + 1,
             accepted_counts_by_position=_one_more(before.accepted_counts_by_position, accepted_count),
             queued_s=self.until_first_round_s or 0.0,
+            sources=_with_drafts(before.sources, source, draft_model, drafted_count, accepted_count),
         )
         self._send(tokens)
 
@@ -235,6 +247,13 @@ class Generation:
         """End the generation; its client gets `error`."""
         self.ended = True
         self.request.stream.put(error)
+
+
+def _with_drafts(
+    sources: tuple[SourceUsage, ...], source: DraftSource | None, draft_model: str, drafted_count: int, accepted: int
+) -> tuple[SourceUsage, ...]:
+    """Count a round's drafts as their source's."""
+    return added_up((*sources, SourceUsage(source, draft_model, drafted_count, accepted))) if source else sources
 
 
 def _one_more(counts: tuple[int, ...], place_count: int) -> tuple[int, ...]:

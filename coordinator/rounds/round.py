@@ -24,15 +24,18 @@ from paceline.errors import (
 )
 from paceline.types import (
     CallTiming,
+    DraftSource,
     HopTime,
     Prefilled,
     Proposal,
     Proposals,
     ProposeRow,
+    SourceUsage,
     Verdict,
     Verdicts,
     VerifyOutcome,
     VerifyRow,
+    added_up,
 )
 
 Clock = Callable[[], float]
@@ -55,6 +58,10 @@ class RowReport:
     drafted_count: int
     accepted_count: int
     committed_count: int
+    source: DraftSource | None = None
+    """What drafted; None: nothing did."""
+    draft_model: str = ""
+    """The draft service's model."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,15 @@ class RoundReport:
     @property
     def drafted_count(self) -> int:
         return sum(row.drafted_count for row in self.rows)
+
+    @property
+    def sources(self) -> tuple[SourceUsage, ...]:
+        """Draft tokens of the rows by source."""
+        return added_up(
+            SourceUsage(row.source, row.draft_model, row.drafted_count, row.accepted_count)
+            for row in self.rows
+            if row.source
+        )
 
 
 _KEEPS_CACHE = (Overloaded, PeerUnavailable, CallTimedOut)
@@ -269,6 +285,7 @@ def _draft_count(generation: Generation, limits: RoundLimits, draft_count: int) 
 
 def _commit(generation: Generation, row: VerifyRow, verdict: Verdict) -> RowReport:
     length, before = len(generation.token_ids), generation.usage
+    source = DraftSource.DRAFT if row.draft_token_ids else None
     # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
     generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)
     generation.target_cached_length = verdict.cached_length
@@ -277,9 +294,11 @@ def _commit(generation: Generation, row: VerifyRow, verdict: Verdict) -> RowRepo
         accepted_count=verdict.accepted_count,
         drafted_count=len(row.draft_token_ids),
         logprobs=verdict.logprobs,
+        source=source,
     )
     return RowReport(
         generation.usage.drafted_count - before.drafted_count,
         generation.usage.accepted_count - before.accepted_count,
         len(generation.token_ids) - length,
+        source,
     )

@@ -1,10 +1,11 @@
 """Where draft tokens come from, and what a request says about it. No source can change an output."""
 
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 
-class DraftSource(Enum):
+class DraftSource(StrEnum):
     UNSPECIFIED = "unspecified"
     """A source that this version does not know."""
     DRAFT = "draft"
@@ -40,3 +41,21 @@ class SourceUsage:
     """The draft service's model; empty for other sources."""
     drafted_count: int = 0
     accepted_count: int = 0
+
+    @property
+    def name(self) -> str:
+        """The source, with its model if it has one."""
+        return f"{self.source.value} {self.model}".rstrip()
+
+
+def added_up(usages: Iterable[SourceUsage]) -> tuple[SourceUsage, ...]:
+    """Return one usage for each source and model, in the order in which they come first."""
+    sums: dict[tuple[DraftSource, str], SourceUsage] = {}
+    for one in usages:
+        before = sums.get((one.source, one.model), SourceUsage(one.source, one.model))
+        sums[one.source, one.model] = replace(
+            before,
+            drafted_count=before.drafted_count + one.drafted_count,
+            accepted_count=before.accepted_count + one.accepted_count,
+        )
+    return tuple(sums.values())
