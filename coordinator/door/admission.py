@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from coordinator.door.drafting import check_drafting, predicted_token_ids
+from coordinator.door.drafting_options import check_drafting, predicted_token_ids
 from coordinator.door.limits import NO_LIMITS, RequestLimits
 from coordinator.door.served import Served, named
 from coordinator.requests.committed_tokens import CommittedTokens, packed

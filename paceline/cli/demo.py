@@ -120,8 +120,8 @@ def _introduce(console: Console, cluster: ClusterDescription) -> None:
 
 
 def _legend() -> Text:
-    accepted = [part for part in SOURCE_STYLES.values() for part in (part, ", ")]
-    return Text.assemble("accepted draft tokens: ", *accepted[:-1], "; ", ("the target's own", OWN_STYLE), "\n")
+    accepted = Text(", ").join(Text(*one) for one in SOURCE_STYLES.values())
+    return Text.assemble("accepted draft tokens: ", accepted, "; ", ("the target's own", OWN_STYLE), "\n")
 
 
 def _styled(token: OutputToken) -> Text:

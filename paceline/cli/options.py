@@ -137,7 +137,7 @@ class ClusterFlags(PairFlags):
         bool | None,
         typer.Option(
             "--shared-suffixes/--own-suffixes",
-            help="Whether drafts may be looked up in recent outputs of other requests. Unset: not.",
+            help="Whether drafts may be looked up in recent outputs of other requests. Unset: false.",
         ),
     ]
     trace_dir: Annotated[

@@ -135,7 +135,7 @@ def _drafting_from_pb(message: generation_service_pb2.DraftingOptions) -> types.
     )
 
 
-def _sources_from_pb(values: Iterable[int]) -> tuple[types.DraftSource, ...]:
+def _sources_from_pb(values: Iterable[generation_service_pb2.DraftSource.ValueType]) -> tuple[types.DraftSource, ...]:
     """Read each source once: every round looks at them, and a message may repeat one a million times."""
     return tuple(dict.fromkeys(_SOURCE_FROM_PB.get(one, types.DraftSource.UNSPECIFIED) for one in values))
 

@@ -55,7 +55,8 @@ def read_text_codec(target_model: str, draft_model: str) -> TextCodec:
     with named_extras():
         from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 
-    found = [(model, read_tokenizer(find_checkpoint(model))) for model in (draft_model, target_model) if model != NO_DRAFT]
+    models = [model for model in (draft_model, target_model) if model != NO_DRAFT]
+    found = [(model, read_tokenizer(find_checkpoint(model))) for model in models]
     codecs = [(model, TextCodec(files)) for model, files in found if files]
     if len(codecs) < len(found):
         lacking = next(model for model, files in found if files is None)

@@ -231,6 +231,8 @@ async def test_a_failed_round_among_those_summed_up_is_told_as_such() -> None:
         "paceline.failed_round_count": 1,
         "paceline.drafted_count": 10,
         "paceline.accepted_count": 6,
+        "paceline.draft.drafted_count": 10,
+        "paceline.draft.accepted_count": 6,
     }
     assert all(type(value) is int for value in counted.values())
     assert later.attributes["paceline.failed_s"] == pytest.approx(0.020)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.round import RoundLimits, run_round
-from paceline.types import DraftSource, SourceUsage, Usage, added_up
+from paceline.types import DraftSource, OutputPiece, SourceUsage, Usage, added_up
 from tests.coordinators import collect
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier
 
@@ -27,7 +27,8 @@ def test_counts_of_sources_add_up_to_those_of_the_output_and_every_accepted_toke
     max_new_tokens: int, rounds: list[tuple[tuple[DraftSource, str] | None, int, int, int]]
 ) -> None:
     """Also in the round that ends the output, whose drafts past the end count for nobody."""
-    generation, pieces = generation_of(max_new_tokens), []
+    generation = generation_of(max_new_tokens)
+    pieces: list[OutputPiece] = []
     generation.request.stream.put = pieces.append  # type: ignore[method-assign, assignment]
     for source, accepted_count, wrong_count, token_id in rounds:
         if generation.ended:

@@ -125,6 +125,7 @@ async def test_no_pass_finds_its_prompts_cached_by_the_one_before(pairs: dict[st
     pair = ClusterOptions(target_model=str(pairs["Llama"].target), draft_model=str(pairs["Llama"].draft))
     options = grid.cluster_options(SystemSpec(grid.SPECULATIVE, 2, AUTO, "continuous", "3"), pair)
     async with cluster_here(options) as addresses, Client(addresses.coordinator) as client:
+        assert addresses.draft
         system = ClusterSystem(client, addresses, 4)
         first, again = [await system.run([tuple(range(10, 74))]) for _ in range(2)]
         assert first.outputs == again.outputs

@@ -86,7 +86,7 @@ async def test_counts_of_a_known_request_are_exact() -> None:
 
 async def test_where_there_is_to_be_no_draft_service_nothing_says_that_it_is_missing() -> None:
     registry = new_registry("coordinator")
-    async with fake_cluster(FakeDrafter(), FakeVerifier(), registry, draft="none"):
+    async with fake_cluster(FakeDrafter(1.0), FakeVerifier(), registry, draft="none"):
         assert registry.get_sample_value("paceline_draft_available") is None
 
 

@@ -176,7 +176,7 @@ def test_the_waterfall_has_a_row_a_round_with_its_hops_and_its_place() -> None:
 
 
 def test_drafts_are_told_by_source_round_by_round_and_in_all() -> None:
-    request, first, second, third, *_ = timeline([TYPICAL] * 3).spans
+    request, _, first, second, third, *_ = timeline([TYPICAL] * 3).spans
     assert {one.name for one in (first, second, third)} == {"round"}
     named = [replace(first, attributes={**first.attributes, "paceline.draft_source": "suffix"})]
     named.append(replace(second, attributes={**second.attributes, "paceline.draft_source": "draft"}))
