@@ -1,7 +1,7 @@
 """Where draft tokens come from, and what a request says about it. No source can change an output."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -50,12 +50,9 @@ class SourceUsage:
 
 def added_up(usages: Iterable[SourceUsage]) -> tuple[SourceUsage, ...]:
     """Return one usage for each source and model, in the order in which they come first."""
-    sums: dict[tuple[DraftSource, str], SourceUsage] = {}
+    sums: dict[tuple[DraftSource, str], list[int]] = {}
     for one in usages:
-        before = sums.get((one.source, one.model), SourceUsage(one.source, one.model))
-        sums[one.source, one.model] = replace(
-            before,
-            drafted_count=before.drafted_count + one.drafted_count,
-            accepted_count=before.accepted_count + one.accepted_count,
-        )
-    return tuple(sums.values())
+        counts = sums.setdefault((one.source, one.model), [0, 0])
+        counts[0] += one.drafted_count
+        counts[1] += one.accepted_count
+    return tuple(SourceUsage(*name, *counts) for name, counts in sums.items())
