@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from paceline.measure.peers.reference import HuggingFaceReference
 
 SOURCE_STYLES = {
-    DraftSource.DRAFT: ("draft service", "green"),
+    DraftSource.DRAFT: ("of the draft service", "green"),
     DraftSource.SUFFIX: ("repeated", "cyan"),
-    DraftSource.PREDICTION: ("expected by the client", "magenta"),
+    DraftSource.PREDICTION: ("predicted by the client", "magenta"),
 }
 """Words and style of accepted draft tokens by what drafted them."""
 OWN_STYLE = "bold yellow"
