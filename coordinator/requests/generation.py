@@ -252,8 +252,10 @@ class Generation:
 def _with_drafts(
     sources: tuple[SourceUsage, ...], source: DraftSource | None, draft_model: str, drafted_count: int, accepted: int
 ) -> tuple[SourceUsage, ...]:
-    """Count a round's drafts as their source's."""
-    return added_up((*sources, SourceUsage(source, draft_model, drafted_count, accepted))) if source else sources
+    """Count a round's drafts as their source's, if there were any."""
+    if source is None or not drafted_count:
+        return sources
+    return added_up((*sources, SourceUsage(source, draft_model, drafted_count, accepted)))
 
 
 def _one_more(counts: tuple[int, ...], place_count: int) -> tuple[int, ...]:

@@ -189,7 +189,9 @@ class GenerateTextRequest(_message.Message):
     coordinator that serves another refuses with FAILED_PRECONDITION and reason MODEL_CHANGED. Empty: whichever.
     """
     predicted_text: _builtins.str
-    """Text, tokenized as what follows the prompt. A special token that it spells is that token."""
+    """Text, tokenized as what follows the prompt. Nothing in it becomes a special token: those have no text in an
+    output.
+    """
     @_builtins.property
     def token_ids(self) -> _common_pb2.TokenIds:
         """Token ids, taken as they are."""
