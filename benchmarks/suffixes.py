@@ -17,8 +17,9 @@ from statistics import median
 from rich.console import Console
 
 from coordinator.drafting.calibration import Calibration
+from coordinator.drafting.indexed_text import index_of
 from coordinator.drafting.shared_suffixes import SharedSuffixes
-from coordinator.drafting.suffix_index import SuffixIndex, index_prompt
+from coordinator.drafting.suffix_index import SuffixIndex
 from coordinator.requests.committed_tokens import CommittedTokens, packed
 
 console = Console(highlight=False)
@@ -37,11 +38,11 @@ def suffixes(
     _print_rounds([_Row.of(phrases.text(prompt_tokens)) for _ in range(rows)], rounds, draft_count, phrases)
     prompt = packed(phrases.text(long_prompt))
     tracemalloc.start()
-    index = index_prompt(prompt)
+    index = index_of(prompt)
     held_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     began_s = time.perf_counter()
-    index = index_prompt(prompt)
+    index = index_of(prompt)
     console.print(
         f"a prompt of {index.count} tokens: {1e3 * (time.perf_counter() - began_s):.0f} ms, "
         f"{held_bytes / index.count:.1f} bytes a token beside its ids"
@@ -89,7 +90,7 @@ class _Row:
     @staticmethod
     def of(token_ids: list[int]) -> "_Row":
         prompt: array[int] = packed(token_ids)
-        return _Row(CommittedTokens(prompt), SuffixIndex(index_prompt(prompt)))
+        return _Row(CommittedTokens(prompt), SuffixIndex(index_of(prompt)))
 
 
 @dataclass

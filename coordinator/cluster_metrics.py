@@ -5,7 +5,7 @@ The counts of `statistics` are read and not counted a second time. `docs/metrics
 
 import asyncio
 from collections import Counter as Counts
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,7 +15,7 @@ from coordinator.drafting.draft_models import DraftModels
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.rounds.statistics import Statistics
 from paceline.observe.metrics import model_info
-from paceline.types import CircuitState, ReplicaDescription, ReplicaState
+from paceline.types import CircuitState, DraftSource, ReplicaDescription, ReplicaState, SourceUsage, added_up
 
 SCRAPE_TIMEOUT_S = 10.0
 """Seconds to wait for the event loop: Prometheus waits no longer either."""
@@ -33,7 +33,11 @@ class ClusterCollector(Collector):
         dispatcher: Dispatcher,
         drafts: DraftModels,
         statistics: Statistics,
+        *,
+        has_draft_service: bool,
     ) -> None:
+        """`has_draft_service` is False where there is to be none: nothing then tells that it is not available."""
+        self._has_draft_service = has_draft_service
         self._model = model
         self._dispatcher = dispatcher
         self._drafts = drafts
@@ -55,9 +59,11 @@ class ClusterCollector(Collector):
             ("sequences_running", "Generations with a place in the pool.", dispatcher.live_count),
             ("sequences_waiting", "Generations waiting for a place.", dispatcher.waiting_count),
             ("sequences_waiting_limit", "Most generations that may wait; more are refused.", dispatcher.queue_limit),
-            ("draft_available", "1 while there is a draft replica to ask.", self._drafts.is_usable),
         ):
             yield GaugeMetricFamily(f"paceline_{name}", text, value)
+        if self._has_draft_service:
+            available = self._drafts.is_usable
+            yield GaugeMetricFamily("paceline_draft_available", "1 while there is a draft replica to ask.", available)
         yield _replica_counts({"target": dispatcher.describe(), "draft": self._drafts.describe()})
         for name, text, value in (
             ("rounds", "Rounds run.", counted.round_count),
@@ -83,6 +89,7 @@ class ClusterCollector(Collector):
         for position, count in enumerate(counted.accepted_counts_by_position):
             positions.add_metric([str(position)], count)
         yield positions
+        yield from _source_counts(counted.sources)
 
 
 def _loop_here() -> asyncio.AbstractEventLoop | None:
@@ -90,6 +97,20 @@ def _loop_here() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def _source_counts(usages: Iterable[SourceUsage]) -> Iterator[Metric]:
+    """Count draft tokens by source. All sources have series from the start: a rate misses the step from nothing."""
+    labels = ["source", "draft_model"]
+    drafted = CounterMetricFamily("paceline_source_draft_tokens", "Draft tokens verified, by source.", labels=labels)
+    accepted = CounterMetricFamily(
+        "paceline_source_accepted_tokens", "Draft tokens accepted, by source.", labels=labels
+    )
+    known = [SourceUsage(one) for one in DraftSource if one is not DraftSource.UNSPECIFIED]
+    for one in added_up((*known, *usages)):
+        drafted.add_metric([one.source.value, one.model], one.drafted_count)
+        accepted.add_metric([one.source.value, one.model], one.accepted_count)
+    return iter((drafted, accepted))
 
 
 def _replica_counts(replicas: dict[str, list[ReplicaDescription]]) -> Metric:

@@ -7,9 +7,10 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from coordinator.door.limits import MAX_COMPLETIONS, MAX_REQUEST_BYTES
-from coordinator.replicas.discovery import parse_addresses
+from coordinator.replicas.discovery import HostPort, parse_addresses
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.process.settings import Seconds, ServiceSettings
+from paceline.process.variables import NO_DRAFT
 from paceline.security.settings import Count, GrpcCount
 from paceline.types import PAPER_POLICIES, PolicyName
 
@@ -17,6 +18,10 @@ from paceline.types import PAPER_POLICIES, PolicyName
 def _addresses(text: str) -> str:
     parse_addresses(text)
     return text
+
+
+def _addresses_or_none(text: str) -> str:
+    return text if text == NO_DRAFT else _addresses(text)
 
 
 Addresses = Annotated[str, AfterValidator(_addresses)]
@@ -27,9 +32,9 @@ class CoordinatorSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
-    draft: Addresses = Field(
+    draft: Annotated[str, AfterValidator(_addresses_or_none)] = Field(
         description="HOST:PORT of the draft service, or several with commas between them; a name may stand for several "
-        "replicas, and is looked up again and again"
+        "replicas, and is looked up again and again; none: there is no draft service, and none is missed"
     )
     target: Addresses = Field(description="HOST:PORT of the target service, or several, as for the draft")
     batch_size: Count = Field(
@@ -41,6 +46,11 @@ class CoordinatorSettings(ServiceSettings):
         default=5,
         description="draft tokens that a generation gets in a round; 0: plain decoding; auto: as many as pay best by "
         "measured times, chosen anew as these change",
+    )
+    shared_suffixes: bool = Field(
+        default=False,
+        description="whether drafts for a request may be looked up in recent outputs of others; its client may then "
+        "learn from the speed what others were answered",
     )
     policy: PolicyName = Field(
         default="continuous",
@@ -105,6 +115,11 @@ class CoordinatorSettings(ServiceSettings):
         description="file of tokens, one a line, of which clients must show one; read again when it changes; unset: "
         "none is needed",
     )
+
+    @property
+    def draft_addresses(self) -> list[HostPort]:
+        """Addresses of the draft service; empty when there is to be none."""
+        return [] if self.draft == NO_DRAFT else parse_addresses(self.draft)
 
     @property
     def lane_count(self) -> int:

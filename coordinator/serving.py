@@ -102,7 +102,7 @@ class ModelServices:
 
         By name, before any is looked up: what a name resolves to later on may be another machine.
         """
-        for address in (*parse_addresses(self.settings.target), *parse_addresses(self.settings.draft)):
+        for address in (*parse_addresses(self.settings.target), *self.settings.draft_addresses):
             self.security.check(str(address))
 
     async def find(self, parts: Parts, tasks: Background) -> None:
@@ -119,8 +119,11 @@ class ModelServices:
             timeout_s=settings.startup_timeout_s,
             encrypted=self.security.certificates is not None,
         )
+        if not settings.draft_addresses:
+            log.info("there is no draft service, as --draft says")
+            return
         drafts: Replicas[RemoteDrafter] = Replicas(
-            parse_addresses(settings.draft), self._connect_draft, parts.model.check_draft, parts.drafts, tasks
+            settings.draft_addresses, self._connect_draft, parts.model.check_draft, parts.drafts, tasks
         )
         await drafts.refresh()
         tasks.start(drafts.run())

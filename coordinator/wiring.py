@@ -17,6 +17,8 @@ from coordinator.door.limits import RequestLimits
 from coordinator.door.served import Served
 from coordinator.drafting.ahead import AheadDrafter
 from coordinator.drafting.draft_models import DraftModels
+from coordinator.drafting.guessers import Guessers
+from coordinator.drafting.shared_suffixes import SharedSuffixes
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.placement.guarded_target import FAILURES_TO_OPEN, GuardedTarget, UsualTime
 from coordinator.placement.target import Serving
@@ -35,7 +37,10 @@ from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
 from coordinator.rounds.wishes import DraftPlanner
 from paceline.process.instruments import Instruments
-from paceline.types import ModelDescription
+from paceline.types import PAPER_POLICIES, ModelDescription
+
+SHARED_TOKENS = 2_000_000
+"""Tokens of recent outputs that are kept with `--shared-suffixes`: 42 MB."""
 
 
 @dataclass(frozen=True)
@@ -119,20 +124,29 @@ def wired(
         target_wait_s=settings.target_wait_s,
         clock=clocks.rounds,
     )
-    model = CurrentModel(partial(_admission, settings), dispatcher, drafts)
+    model = CurrentModel(partial(_admission, settings, _guessers(settings)), dispatcher, drafts)
     # Before there is a target: that none is found must show.
-    watched.registry.register(ClusterCollector(model, dispatcher, drafts, statistics))
+    watched.registry.register(
+        ClusterCollector(model, dispatcher, drafts, statistics, has_draft_service=bool(settings.draft_addresses))
+    )
     return Parts(model, dispatcher, drafts, residency, statistics)
 
 
-def _admission(settings: CoordinatorSettings, served: Served) -> Admission:
+def _guessers(settings: CoordinatorSettings) -> Guessers | None:
+    """Return what makes sources without a model; the paper's algorithms, and plain decoding, have none."""
+    if not settings.draft_count or settings.policy in PAPER_POLICIES:
+        return None
+    return Guessers(SharedSuffixes(SHARED_TOKENS) if settings.shared_suffixes else None)
+
+
+def _admission(settings: CoordinatorSettings, guessers: Guessers | None, served: Served) -> Admission:
     limits = RequestLimits(
         settings.max_prompt_tokens,
         settings.max_output_tokens,
         settings.max_completions,
         max_together=_places(settings) + settings.queue_limit,
     )
-    return Admission(served, default_max_new_tokens=settings.max_new_tokens, limits=limits)
+    return Admission(served, default_max_new_tokens=settings.max_new_tokens, limits=limits, guessers=guessers)
 
 
 def _round_limits(target: ModelDescription) -> RoundLimits:

@@ -1,5 +1,7 @@
 """Prompts from a file of JSON lines: `{"prompt": ...}`, or the first turn of SpecBench's `{"turns": [...]}`.
 
+A line may also have the output that is expected for it, as `prediction`.
+
 Owns the file's format; knows nothing of the use of the prompts.
 """
 
@@ -22,6 +24,8 @@ class InputLine:
     error: str | None = None
     """The reason why the line has no prompt; None for a valid line."""
     category: str | None = None
+    prediction: str | None = None
+    """The output that is expected; None: none is."""
 
 
 def read_lines(path: Path) -> list[InputLine]:
@@ -50,7 +54,9 @@ def _parse(number: int, line: str) -> InputLine:
     turns = row.get("turns")
     prompt = row.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
     line_id = row.get("id", row.get("question_id", number))
-    category = row.get("category")
+    category, prediction = row.get("category"), row.get("prediction")
     if not isinstance(prompt, str):
         return InputLine(line_id, None, f"line {number} has neither a `prompt` string nor `turns` with one")
-    return InputLine(line_id, prompt, category=category if isinstance(category, str) else None)
+    if prediction is not None and not isinstance(prediction, str):
+        return InputLine(line_id, None, f"line {number} has a `prediction` that is no string")
+    return InputLine(line_id, prompt, None, category if isinstance(category, str) else None, prediction)

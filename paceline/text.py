@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -17,6 +17,12 @@ from tokenizers import AddedToken, Tokenizer
 
 from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable
 from paceline.types import Prompt, Text, TokenIds, TokenizerFiles
+
+MAX_SHRINKAGE = 4
+"""Most characters that normalization composes into one. A tokenizer that drops spaces, or one that maps an unknown word
+to a single token, may shrink a text more. A text of little else counts as too long although it might fit."""
+_TAIL_TOKENS = 8
+"""Tokens of a prompt that decide how a text after it is split: words and their spaces are shorter."""
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -74,8 +80,12 @@ class TextCodec:
         """Number of ids that texts may have, gaps included: the largest one and those before it."""
         return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    def most_characters(self, token_count: int) -> int:
+        """Return the characters of the longest text that can fit into so many tokens."""
+        return MAX_SHRINKAGE * self._longest_token_characters * token_count
+
     @cached_property
-    def longest_token_characters(self) -> int:
+    def _longest_token_characters(self) -> int:
         """The length of the longest token in characters of normalized text."""
         return max(map(len, self.tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
@@ -91,6 +101,22 @@ class TextCodec:
         if self._spells_special(prompt.value):
             return self._encode_forged(prompt.value)
         return self._encode(self._render(prompt.value), add_special_tokens=False)
+
+    def encode_continuation(self, text: str, prompt: Sequence[int]) -> list[int]:
+        """Turn a text that is to follow a prompt into the token ids that a model would write it with.
+
+        What a tokenizer puts before a text, such as a first token or a space, is left out, and a space of the text's
+        own stays: the end of the prompt stands before it. Where a tokenizer would join the end of the prompt and the
+        beginning of the text into one token, the text is read alone. Nothing in it becomes a special token.
+        """
+        before = self.tokenizer.decode(list(prompt[-_TAIL_TOKENS:]), skip_special_tokens=True)
+        own, joined = self._encode_output(before), self._encode_output(before + text)
+        return joined[len(own) :] if joined[: len(own)] == own else self._encode_output(text)
+
+    def _encode_output(self, text: str) -> list[int]:
+        if self._spells_special(text):
+            return self._plain_tokenizer.encode(text)
+        return self._encode(text, add_special_tokens=False)
 
     def _spells_special(self, message: str) -> bool:
         if self._special and self._special.search(message):

@@ -4,10 +4,12 @@ import hashlib
 import secrets
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from coordinator.door.drafting_options import check_drafting, predicted_token_ids
 from coordinator.door.limits import NO_LIMITS, RequestLimits
 from coordinator.door.served import Served, named
+from coordinator.drafting.guessers import Guessers, GuessersOf
 from coordinator.requests.committed_tokens import CommittedTokens, packed
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
@@ -38,14 +40,20 @@ MAX_STOP_CHARACTERS = 1024
 """Most characters of all stop strings of a request together: every output is searched for each string."""
 MAX_STOP_TOKEN_IDS = 1024
 """Limited because every row of every round carries them."""
-MAX_SHRINKAGE = 4
-"""Most characters that normalization composes into one. A tokenizer that drops spaces, or one that maps an unknown word
-to a single token, may shrink a text more. A text of little else is refused although it might fit."""
 
 
 class Admission:
-    def __init__(self, served: Served, *, default_max_new_tokens: int, limits: RequestLimits = NO_LIMITS) -> None:
+    def __init__(
+        self,
+        served: Served,
+        *,
+        default_max_new_tokens: int,
+        limits: RequestLimits = NO_LIMITS,
+        guessers: Guessers | None = None,
+    ) -> None:
+        """`guessers` makes what sources without a model know of a request; None: there are no such sources."""
         self.served = served
+        self._guessers = guessers
         self._decoder = TokenDecoder(served.text.tokenizer) if served.text else None
         self._default_max_new_tokens = limits.default_output_tokens(default_max_new_tokens)
         self._limits = limits
@@ -59,6 +67,7 @@ class Admission:
         self._limits.check(request)
         self._check_stop_token_ids(request.stop_token_ids)
         check_top_logprob_count(request.top_logprob_count)
+        check_drafting(request.drafting)
         received = self._received(request)
         stop_strings = self._stop_strings(request)
         prompt = self._encode(request.prompt)
@@ -69,15 +78,25 @@ class Admission:
             stop_strings=stop_strings,
         )
         self._check_sampling(request.sampling, rules)
+        predicted = predicted_token_ids(request.predicted_output, self.served, prompt, rules.max_new_tokens)
         left = [one for one in received if not one.ended]
         admitted = Request(Stream(len(left)), secrets.randbits(64) if request.seed is None else request.seed)
-        admitted.generations = [self._generation(request, prompt, rules, admitted, one) for one in left]
+        guessers = self._guessers_of(request, prompt, predicted)
+        admitted.generations = [self._generation(request, prompt, guessers(), rules, admitted, one) for one in left]
         return admitted
+
+    def _guessers_of(
+        self, request: GenerationRequest, prompt: "array[int]", predicted: "array[int]"
+    ) -> Callable[[], GuessersOf]:
+        if self._guessers is None or request.max_draft_count == 0:
+            return dict
+        return self._guessers.of_request(prompt, request.drafting, predicted)
 
     def _generation(
         self,
         request: GenerationRequest,
         prompt: "array[int]",
+        guessers: GuessersOf,
         rules: StopRules,
         admitted: Request,
         received: ReceivedOutput,
@@ -95,9 +114,15 @@ class Admission:
             rule=_choice_rule(request.sampling, own_seed, len(prompt), rules),
             seed=own_seed,
             top_logprob_count=request.top_logprob_count,
+            drafting=request.drafting,
+            guessers=guessers,
         )
         if received.token_ids:
             _resume(generation, received)
+            for guesser in guessers.values():
+                guesser.guess(
+                    generation.token_ids, 1
+                )  # here, for it reads what was received: no round is to wait for it
         return generation
 
     def _check_model(self, wanted: str) -> None:
@@ -171,11 +196,10 @@ class Admission:
     def _check_text(self, text: str, codec: TextCodec) -> None:
         """Raise InvalidRequest for a text that would not fit even if all its tokens were the longest there are."""
         most = min(self.served.target.longest_sequence, self._limits.max_prompt_tokens or sys.maxsize)
-        most_characters = MAX_SHRINKAGE * codec.longest_token_characters * most
-        if len(text) > most_characters:
+        if len(text) > codec.most_characters(most):
             raise InvalidRequest(
-                f"prompt has {len(text)} characters; give {most_characters} at most: no more can fit into the {most} "
-                "tokens that are taken here",
+                f"prompt has {len(text)} characters; give {codec.most_characters(most)} at most: no more can fit into "
+                f"the {most} tokens that are taken here",
                 field="prompt",
             )
 

@@ -6,7 +6,7 @@ Owns the clock of a request; knows nothing of rounds. Never holds text of a prom
 import secrets
 import time
 from collections import Counter as Counts
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
 import grpc
@@ -17,7 +17,7 @@ from coordinator.requests.generation import Request
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed
 from paceline.observe.logs import active_span
 from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
-from paceline.types import FinishReason, OutputPiece
+from paceline.types import FinishReason, OutputPiece, SourceUsage, added_up
 
 log = structlog.get_logger()
 
@@ -129,6 +129,7 @@ class RequestRecord:
             rounds=sum(usage.round_count for usage in usages),
             drafted=sum(usage.drafted_count for usage in usages),
             accepted=sum(usage.accepted_count for usage in usages),
+            sources=_by_source(source for usage in usages for source in usage.sources),
             queued_s=_rounded(queued_s),
             time_to_first_token_s=_rounded(self.time_to_first_token_s),
             duration_s=_rounded(duration_s),
@@ -157,6 +158,11 @@ class RequestRecord:
     @property
     def time_to_first_token_s(self) -> float | None:
         return min(self._first_token_s.values()) - self._began_s if self._first_token_s else None
+
+
+def _by_source(usages: Iterable[SourceUsage]) -> dict[str, dict[str, int]]:
+    """Return draft tokens by source, and by model for draft services that named theirs."""
+    return {one.name: {"drafted": one.drafted_count, "accepted": one.accepted_count} for one in added_up(usages)}
 
 
 def _rounded(seconds: float | None) -> float | None:

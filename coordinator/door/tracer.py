@@ -15,7 +15,7 @@ from opentelemetry.trace import Link, Span, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from coordinator.requests.generation import Request
-from coordinator.requests.traced_request import OwnRound, TracedRequest
+from coordinator.requests.traced_request import OwnRound, TracedRequest, counts_by_source
 from paceline.types import GenerationRequest, OutputPiece, UserMessage
 
 log = structlog.get_logger()
@@ -131,6 +131,7 @@ def _result(request: Request) -> Attributes:
         "paceline.drafted_count": sum(usage.drafted_count for usage in usages),
         "paceline.accepted_count": sum(usage.accepted_count for usage in usages),
         "paceline.round_count": sum(usage.round_count for usage in usages),
+        **counts_by_source(source for usage in usages for source in usage.sources),
     }
 
 
@@ -175,7 +176,7 @@ class _Story:
 
     def _round(self, one: OwnRound) -> None:
         name = "prefill" if one.is_prefill else "round"
-        attributes: Attributes = {"paceline.group_size": one.round.group_size, **one.told()}
+        attributes: Attributes = {"paceline.group_size": one.round.group_size, **one.told(), **one.drafted_by}
         attributes |= _output(self._request, one.completion_index)
         links = [Link(one.round.span)] if one.round.span else None
         span = self._start(name, one.round.began_ns, attributes, links)

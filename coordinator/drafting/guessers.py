@@ -4,11 +4,12 @@ Owns which of them there are. Knows nothing of rounds.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from coordinator.drafting.indexed_text import index_of
 from coordinator.drafting.prediction import Prediction
 from coordinator.drafting.shared_suffixes import SharedSuffixes
-from coordinator.drafting.suffix_index import SuffixIndex, index_prompt
+from coordinator.drafting.suffix_index import SuffixIndex
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.guess import Guess, Guesser
 from paceline.types import DraftingOptions, DraftSource
@@ -17,25 +18,24 @@ GuessersOf = dict[DraftSource, Guesser]
 
 
 class Guessers:
-    def __init__(self, *, has_suffixes: bool = True, shared: SharedSuffixes | None = None) -> None:
+    def __init__(self, shared: SharedSuffixes | None = None) -> None:
         """`shared` has what all outputs have in common; None: each generation knows its own text only."""
-        self._has_suffixes = has_suffixes
         self._shared = shared
 
     def of_request(
-        self, prompt: "array[int]", drafting: DraftingOptions, predicted_token_ids: Sequence[int]
+        self, prompt: "array[int]", drafting: DraftingOptions, predicted_token_ids: "array[int]"
     ) -> Callable[[], GuessersOf]:
         """Return what makes the guessers of each output. Takes as long as the prompt is; any thread may call."""
-        has_suffixes = self._has_suffixes and drafting.allows(DraftSource.SUFFIX)
+        own = index_of(prompt) if drafting.allows(DraftSource.SUFFIX) else None
         has_prediction = bool(predicted_token_ids) and drafting.allows(DraftSource.PREDICTION)
-        index = index_prompt(prompt) if has_suffixes else None
+        expected = index_of(predicted_token_ids) if has_prediction else None
 
         def guessers() -> GuessersOf:
             found: GuessersOf = {}
-            if has_prediction:
-                found[DraftSource.PREDICTION] = Prediction(predicted_token_ids, len(prompt))
-            if index:
-                found[DraftSource.SUFFIX] = _Suffixes(SuffixIndex(index), self._shared, len(prompt))
+            if expected:
+                found[DraftSource.PREDICTION] = Prediction(expected, len(prompt))
+            if own:
+                found[DraftSource.SUFFIX] = _Suffixes(SuffixIndex(own), self._shared, len(prompt))
             return found
 
         return guessers

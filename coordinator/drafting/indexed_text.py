@@ -83,6 +83,14 @@ class _Chains(NamedTuple):
         return _Chains(array("i", bytes(TOKEN_BYTES * (room | 1))), array("i", bytes(TOKEN_BYTES * room)))
 
 
+def index_of(text: "array[int]") -> IndexedText:
+    """Index a whole text, packed as `CommittedTokens` keeps a prompt: about 0.7 us and 17 bytes a token.
+
+    It may run in any thread. The index shares the text with its owner, and outputs share the index; neither changes.
+    """
+    return IndexedText(text, len(text))
+
+
 Match = tuple[int, IndexedText, int]
 """Length of a match, and the text and place where it ends."""
 

@@ -5,11 +5,10 @@ output's latest two tokens stand before; if there is none near, to a place anywh
 inserted, deleted and replaced parts, and moved ones of some length. Knows nothing of the prompt.
 """
 
-from collections.abc import Iterable
 from operator import itemgetter
 
 from coordinator.drafting.indexed_text import COMPARED, IndexedText, latest_matches
-from coordinator.requests.committed_tokens import TokenList, packed
+from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.guess import Guess
 
 NEAR_MATCH = 2
@@ -23,10 +22,9 @@ FAR_MATCH = 5
 
 
 class Prediction:
-    def __init__(self, token_ids: Iterable[int], prompt_count: int = 0) -> None:
-        """Index the output expected after so many tokens, 0.5 us and 21 bytes a token. May run in any thread."""
-        text = packed(token_ids)
-        self._text = IndexedText(text, len(text))
+    def __init__(self, expected: IndexedText, prompt_count: int = 0) -> None:
+        """`expected` is the output that is expected after so many tokens, as `index_of` returns it."""
+        self._text = expected
         self._prompt_count = prompt_count
         self._seen_count = prompt_count
         """Tokens of prompt and output up to the last that was compared."""

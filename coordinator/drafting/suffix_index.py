@@ -18,19 +18,11 @@ FOLLOWED = 4
 """Least length of a match that is followed."""
 
 
-def index_prompt(prompt: "array[int]") -> IndexedText:
-    """Index a prompt, packed as `CommittedTokens` keeps it: about 0.7 us and 17 bytes a token, as long as it is kept.
-
-    It may run in any thread. The index shares the prompt with its owner, and outputs share the index; neither changes.
-    """
-    return IndexedText(prompt, len(prompt))
-
-
 class SuffixIndex:
     """The prompt and the output of a generation. The output takes 21 bytes a token of room."""
 
     def __init__(self, prompt: IndexedText) -> None:
-        """`prompt` is what `index_prompt` returned."""
+        """`prompt` is what `index_of` returned."""
         self._texts = [prompt]
         """The latest first. The index of a full one never moves, so no round waits for that."""
         self._followed: Match | None = None

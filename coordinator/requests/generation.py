@@ -23,9 +23,11 @@ from paceline.types import (
     OutputPiece,
     OutputToken,
     ProposeRow,
+    SourceUsage,
     TokenLogprobs,
     Usage,
     VerifyRow,
+    added_up,
 )
 
 
@@ -204,14 +206,15 @@ class Generation:
         accepted_count: int,
         drafted_count: int,
         logprobs: Sequence[TokenLogprobs] = (),
-        source: DraftSource | None = None,
+        source: DraftSource | None,
         draft_model: str = "",
     ) -> None:
         """Add a round's tokens, up to the one that ends the output, and send them to the client.
 
-        Drafts past the end of the output count neither as drafted nor as accepted.
+        Drafts past the end of the output count neither as drafted nor as accepted. `source` proposed the drafts: None
+        where there were none. `draft_model` is the draft service's.
         """
-        tokens = self.output.extend(token_ids, accepted_count, logprobs)
+        tokens = self.output.extend(token_ids, accepted_count, logprobs, source)
         self.token_ids += [token.token_id for token in tokens]
         if self.output.finish_reason:
             drafted_count = min(drafted_count, len(tokens))
@@ -228,6 +231,7 @@ class Generation:
             round_count=before.round_count + 1,
             accepted_counts_by_position=_one_more(before.accepted_counts_by_position, accepted_count),
             queued_s=self.until_first_round_s or 0.0,
+            sources=_with_drafts(before.sources, source, draft_model, drafted_count, accepted_count),
         )
         self._send(tokens)
 
@@ -254,6 +258,15 @@ class Generation:
         """End the generation; its client gets `error`."""
         self.ended = True
         self.request.stream.put(error)
+
+
+def _with_drafts(
+    sources: tuple[SourceUsage, ...], source: DraftSource | None, draft_model: str, drafted_count: int, accepted: int
+) -> tuple[SourceUsage, ...]:
+    """Count a round's drafts as their source's, if there were any."""
+    if source is None or not drafted_count:
+        return sources
+    return added_up((*sources, SourceUsage(source, draft_model, drafted_count, accepted)))
 
 
 def _one_more(counts: tuple[int, ...], place_count: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from coordinator.requests.stop_strings import StopStringMatcher, StopStrings
 from paceline.detokenizer import TokenDecoder
-from paceline.types import FinishReason, OutputToken, TokenLogprobs
+from paceline.types import DraftSource, FinishReason, OutputToken, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,17 @@ class Output:
         return self._rules.max_new_tokens - self.count
 
     def extend(
-        self, token_ids: Sequence[int], accepted_count: int, logprobs: Sequence[TokenLogprobs] = ()
+        self,
+        token_ids: Sequence[int],
+        accepted_count: int,
+        logprobs: Sequence[TokenLogprobs] = (),
+        source: DraftSource | None = None,
     ) -> list[OutputToken]:
-        """Add a round's tokens up to the one that ends the output; the first `accepted_count` are the draft's."""
+        """Add a round's tokens up to the one that ends the output; `source` drafted the first `accepted_count`."""
         tokens: list[OutputToken] = []
         for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):
-            tokens.append(OutputToken(token_id, self._push(token_id), position < accepted_count, own_logprobs))
+            accepted, text = position < accepted_count, self._push(token_id)
+            tokens.append(OutputToken(token_id, text, accepted, own_logprobs, source if accepted else None))
             if self.finish_reason:
                 break
         return tokens

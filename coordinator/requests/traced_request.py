@@ -5,6 +5,7 @@ from these notes when the request ends. Owns the notes and their limit; knows no
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -12,7 +13,7 @@ from opentelemetry import baggage, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext
 
-from paceline.types import HopTime
+from paceline.types import HopTime, SourceUsage
 
 MAX_ROUNDS = 256
 """Rounds of a request that are noted one by one; what comes after them is summed up."""
@@ -46,6 +47,8 @@ class OwnRound:
     """Seconds since its last round, or since it got a place after `queued_s`."""
     drafted_count: int
     accepted_count: int
+    source: SourceUsage | None = None
+    """What drafted for it, with the same counts; None: nothing did."""
 
     def told(self) -> dict[str, float]:
         """Return the attributes of its span that can be added up over rounds; zeros are left out."""
@@ -61,6 +64,23 @@ class OwnRound:
             "paceline.accepted_count": self.accepted_count,
         }
         return {name: value for name, value in attributes.items() if value}
+
+    @property
+    def drafted_by(self) -> dict[str, str]:
+        """The attributes of its span that name what drafted."""
+        if self.source is None:
+            return {}
+        model = {"paceline.draft_model": self.source.model} if self.source.model else {}
+        return {"paceline.draft_source": self.source.source.value, **model}
+
+
+def counts_by_source(usages: Iterable[SourceUsage]) -> dict[str, int]:
+    """Return the attributes that tell draft tokens by source, of all draft models together."""
+    counts: defaultdict[str, int] = defaultdict(int)
+    for one in usages:
+        counts[f"paceline.{one.source.value}.drafted_count"] += one.drafted_count
+        counts[f"paceline.{one.source.value}.accepted_count"] += one.accepted_count
+    return counts
 
 
 @dataclass
@@ -80,7 +100,8 @@ class LaterRounds:
             more = {"paceline.failed_round_count": 1, "paceline.failed_s": duration_s}
         else:
             more = {"paceline.coordinator_s": duration_s - one.round.propose.total_s - one.round.verify.total_s}
-        for name, value in (one.told() | waits | more | {"paceline.round_count": 1}).items():
+        by_source = counts_by_source([one.source] if one.source else [])
+        for name, value in (one.told() | by_source | waits | more | {"paceline.round_count": 1}).items():
             self.sums[name] += value
 
 

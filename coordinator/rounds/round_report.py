@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from coordinator.requests.generation import Generation
 from paceline.errors import PacelineError
-from paceline.types import DraftSource, HopTime
+from paceline.types import DraftSource, HopTime, SourceUsage, added_up
 
 NEW_TO_DRAFT = 2
 """Tokens that a draft service has not cached after full acceptance: its last draft token and the next token."""
@@ -70,3 +70,12 @@ class RoundReport:
     @property
     def drafted_count(self) -> int:
         return sum(row.drafted_count for row in self.rows)
+
+    @property
+    def sources(self) -> tuple[SourceUsage, ...]:
+        """Draft tokens of the rows by source."""
+        return added_up(
+            SourceUsage(row.source, row.draft_model, row.drafted_count, row.accepted_count)
+            for row in self.rows
+            if row.source
+        )

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import accumulate
 
 from coordinator.rounds.round_report import RoundReport
-from paceline.types import ClusterStatistics, HopTime
+from paceline.types import ClusterStatistics, HopTime, SourceUsage, added_up
 
 
 class Statistics:
@@ -21,6 +21,7 @@ class Statistics:
         self._round_s = 0.0
         self._propose = HopTime()
         self._verify = HopTime()
+        self._sources: tuple[SourceUsage, ...] = ()
 
     def count_report(self, report: RoundReport) -> None:
         """Count the tokens and times of a round."""
@@ -28,6 +29,7 @@ class Statistics:
             self._drafted_count += row.drafted_count
             self._committed_count += row.committed_count
             self._rows_by_accepted_count[row.accepted_count] += 1
+        self._sources = added_up((*self._sources, *report.sources))
         self._round_s += report.duration_s
         self._propose = _sum(self._propose, report.propose)
         self._verify = _sum(self._verify, report.verify)
@@ -64,6 +66,7 @@ class Statistics:
             round_s=self._round_s,
             propose=self._propose,
             verify=self._verify,
+            sources=self._sources,
         )
 
 

@@ -9,7 +9,7 @@ their rate is capped.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from opentelemetry import baggage, trace
@@ -19,11 +19,11 @@ from opentelemetry.trace import Span, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from coordinator.requests.generation import Generation
-from coordinator.requests.traced_request import OwnRound, RoundNote, TracedRequest
+from coordinator.requests.traced_request import OwnRound, RoundNote, TracedRequest, counts_by_source
 from coordinator.rounds.round_report import RoundReport
 from paceline.checks import DECODED_TOKENS
 from paceline.errors import PacelineError
-from paceline.types import HopTime, Usage
+from paceline.types import HopTime, SourceUsage, Usage
 
 Record = Callable[[RoundReport], None]
 
@@ -128,8 +128,20 @@ class _Member:
                 self.waited_s,
                 after.drafted_count - before.drafted_count,
                 after.accepted_count - before.accepted_count,
+                _drafted_between(before, after),
             )
         )
+
+
+def _drafted_between(before: Usage, after: Usage) -> SourceUsage | None:
+    """Return what drafted in the one round between two counts; None if nothing did."""
+    known = {(one.source, one.model): one for one in before.sources}
+    for one in after.sources:
+        was = known.get((one.source, one.model), SourceUsage(one.source))
+        if one.drafted_count > was.drafted_count:
+            drafted, accepted = one.drafted_count - was.drafted_count, one.accepted_count - was.accepted_count
+            return replace(one, drafted_count=drafted, accepted_count=accepted)
+    return None
 
 
 def _ignore(report: RoundReport) -> None:
@@ -160,6 +172,7 @@ def _end(span: Span, note: RoundNote, reports: Sequence[RoundReport]) -> None:
                 "paceline.accepted_count": sum(row.accepted_count for row in report.rows),
                 "paceline.committed_count": sum(row.committed_count for row in report.rows),
                 "paceline.prompt_token_count": report.prompt_token_count,
+                **counts_by_source(report.sources),
             }
         )
     if note.error:

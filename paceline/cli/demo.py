@@ -26,12 +26,26 @@ from paceline.cli.trace import report
 from paceline.client import Client, Completion
 from paceline.observe.records import read_spans
 from paceline.process.launcher import ClusterOptions, running_cluster
-from paceline.types import ClusterDescription, GenerationRequest, OutputPiece, UserMessage
+from paceline.types import (
+    ClusterDescription,
+    DraftSource,
+    GenerationRequest,
+    OutputPiece,
+    OutputToken,
+    UserMessage,
+    added_up,
+)
 
 if TYPE_CHECKING:
     from paceline.measure.peers.reference import HuggingFaceReference
 
-ACCEPTED_STYLE, OWN_STYLE = "green", "bold yellow"
+SOURCE_STYLES = {
+    DraftSource.DRAFT: ("of the draft service", "green"),
+    DraftSource.SUFFIX: ("repeated", "cyan"),
+    DraftSource.PREDICTION: ("predicted by the client", "magenta"),
+}
+"""Words and style of accepted draft tokens by what drafted them."""
+OWN_STYLE = "bold yellow"
 MAX_NEW_TOKENS, RUNS = 160, 3
 
 
@@ -97,12 +111,25 @@ async def show(
 def _introduce(console: Console, cluster: ClusterDescription) -> None:
     for role, model in (("target", cluster.target), ("draft", cluster.draft)):
         if model is None:
-            console.print(f"{role:7} none answers yet: plain decoding until one does")
+            words = "none answers yet: plain decoding until one does" if cluster.drafts else "none"
+            console.print(f"{role:7} {words}")
             continue
         size = f"{model.parameter_count / 1e6:.1f} M parameters"
         console.print(f"{role:7} {model.model_id}, {model.architecture}, {size}, {model.precision} on {model.device}")
-    legend = Text.assemble(("accepted draft tokens", ACCEPTED_STYLE), ", ", ("the target's own", OWN_STYLE), "\n")
-    console.print(legend)
+    console.print(_legend())
+
+
+def _legend() -> Text:
+    accepted = Text(", ").join(Text(*one) for one in SOURCE_STYLES.values())
+    return Text.assemble("accepted draft tokens: ", accepted, "; ", ("the target's own", OWN_STYLE), "\n")
+
+
+def _styled(token: OutputToken) -> Text:
+    """Return a token's text in the colour of its source. An unknown source counts as the draft service."""
+    if not token.accepted:
+        return Text(token.text, OWN_STYLE)
+    source = token.source if token.source in SOURCE_STYLES else DraftSource.DRAFT
+    return Text(token.text, SOURCE_STYLES[source][1])
 
 
 def _requests(
@@ -150,7 +177,7 @@ async def _print_stream(
             await task  # raises why the stream ended early
         piece = await getter
         for token in piece.tokens:
-            console.print(Text(token.text, ACCEPTED_STYLE if token.accepted else OWN_STYLE), end="")
+            console.print(_styled(token), end="")
         if piece.finish:
             console.print("\n")
             return
@@ -184,6 +211,7 @@ def _table(
 ) -> Table:
     usages = [completion.finish.usage for completion in speculative[0].completions]
     drafted, accepted = sum(u.drafted_count for u in usages), sum(u.accepted_count for u in usages)
+    sources = added_up(source for usage in usages for source in usage.sources)
     rounds, output = sum(u.round_count for u in usages), sum(u.output_count for u in usages)
     plain_rate, rate = median(m.tokens_per_s for m in plain), median(m.tokens_per_s for m in speculative)
     outputs = [completion.token_ids for completion in speculative[0].completions]
@@ -195,6 +223,9 @@ def _table(
     table.add_row("tokens/s", f"{plain_rate:.0f}", f"{rate:.0f} ({rate / plain_rate:.2f}x)")
     table.add_row("tokens per round and generation", "1.00", f"{output / rounds:.2f}")
     table.add_row("drafts accepted", "", f"{accepted / drafted:.1%}" if drafted else "none drafted")
+    for one in sources if len(sources) > 1 else ():
+        share = f"{one.accepted_count / one.drafted_count:.1%} of {one.drafted_count}"
+        table.add_row(f"  {one.name}", "", share)
     table.add_row("identical to plain decoding", "", _same(outputs, plain_outputs))
     table.add_row("identical to Hugging Face generate", _same(plain_outputs, reference), _same(outputs, reference))
     return table

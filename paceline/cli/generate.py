@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,24 +12,29 @@ from rich.console import Console
 from paceline.cli.connection import Connection, connected, with_connection_flags
 from paceline.cli.options import (
     Chat,
+    DraftingFlags,
     MaxNewTokens,
     Seed,
     Speculation,
     TimeoutS,
     answer_fields,
     as_prompt,
+    by_source,
     draft_limit,
     run_async,
     teller,
     with_cluster_flags,
+    with_drafting_flags,
     with_sampling_flags,
 )
+from paceline.errors import InvalidRequest
 from paceline.process.launcher import ClusterOptions
-from paceline.types import ClusterDescription, GenerationFinish, GenerationRequest, SamplingParameters
+from paceline.types import ClusterDescription, GenerationFinish, GenerationRequest, SamplingParameters, Text
 
 
 @with_cluster_flags
 @with_connection_flags
+@with_drafting_flags
 @with_sampling_flags
 def command(
     prompt: Annotated[str, typer.Argument(help="What to continue or answer.")],
@@ -38,14 +44,20 @@ def command(
     chat: Chat = None,
     seed: Seed = None,
     timeout_s: TimeoutS = None,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(help="File with the output that you expect: where it is right, tokens come faster. Unset: none."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
     *,
     sampling: SamplingParameters,
+    drafting: DraftingFlags,
     connection: Connection,
     options: ClusterOptions,
 ) -> None:
     """Stream the answer to one prompt."""
     limit = draft_limit(speculation, options)
+    drafting_options, predicted_output = drafting.options(), _prediction(prediction)
 
     def request(cluster: ClusterDescription) -> GenerationRequest:
         return GenerationRequest(
@@ -55,9 +67,21 @@ def command(
             max_draft_count=limit,
             sampling=sampling,
             seed=seed,
+            drafting=drafting_options,
+            predicted_output=predicted_output,
         )
 
     run_async(_generate(connection, options, request, timeout_s, as_json=as_json))
+
+
+def _prediction(path: Path | None) -> Text | None:
+    if path is None:
+        return None
+    try:
+        # With the file's own line ends: an output may have any.
+        return Text(path.read_bytes().decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--prediction {path} cannot be read: {error}", field="prediction") from error
 
 
 async def _generate(
@@ -88,5 +112,5 @@ def _summary(request: GenerationRequest, finish: GenerationFinish, elapsed_s: fl
     return (
         f"{usage.output_count} tokens in {usage.round_count} rounds and {elapsed_s:.2f} s "
         f"({usage.output_count / max(elapsed_s, 1e-9):.0f} tokens/s), "
-        f"{usage.accepted_count} of {usage.drafted_count} draft tokens accepted{seed}"
+        f"{usage.accepted_count} of {usage.drafted_count} draft tokens accepted{by_source(usage.sources)}{seed}"
     )

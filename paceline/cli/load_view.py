@@ -2,6 +2,7 @@
 
 from rich.table import Table
 
+from paceline.cli.options import by_source
 from paceline.measure.load.load import LoadLog, Outcome
 from paceline.measure.load.summary import LoadSummary, Percentiles
 
@@ -58,7 +59,8 @@ def summary_lines(summary: LoadSummary) -> list[str]:
         f"{summary.requests_per_s:.2f} requests/s, {summary.tokens_per_s:.0f} tokens/s",
     ]
     if summary.drafted_count:
-        lines.append(f"{summary.accepted_count / summary.drafted_count:.1%} of draft tokens accepted")
+        share = summary.accepted_count / summary.drafted_count
+        lines.append(f"{share:.1%} of draft tokens accepted{by_source(summary.sources)}")
     if summary.good_count is not None:
         sent_count = sum(summary.counts.values())
         lines.append(f"{summary.good_count} of {sent_count} within the objectives, {summary.good_per_s:.2f} requests/s")

@@ -18,7 +18,17 @@ from paceline.client import Completion
 from paceline.errors import InvalidRequest
 from paceline.process.launcher import ClusterOptions
 from paceline.process.supervision import Tell
-from paceline.types import ClusterDescription, PolicyName, Prompt, SamplingParameters, Text, UserMessage
+from paceline.types import (
+    ClusterDescription,
+    DraftingOptions,
+    DraftSource,
+    PolicyName,
+    Prompt,
+    SamplingParameters,
+    SourceUsage,
+    Text,
+    UserMessage,
+)
 
 Result = TypeVar("Result")
 
@@ -65,7 +75,8 @@ class PairFlags:
     draft_model: Annotated[
         str,
         typer.Option(
-            envvar="PACELINE_DRAFT_MODEL", help="Checkpoint directory, hub id (REPOSITORY@REVISION), or builtin:draft."
+            envvar="PACELINE_DRAFT_MODEL",
+            help="Checkpoint directory, hub id (REPOSITORY@REVISION), or builtin:draft; none: no draft service.",
         ),
     ]
     device: Annotated[
@@ -122,6 +133,13 @@ class ClusterFlags(PairFlags):
         PolicyName | None,
         typer.Option(help="How groups are formed; eqspec and exspec: as in arXiv 2510.22876. Unset: continuous."),
     ]
+    shared_suffixes: Annotated[
+        bool | None,
+        typer.Option(
+            "--shared-suffixes/--own-suffixes",
+            help="Whether drafts may be looked up in recent outputs of other requests. Unset: false.",
+        ),
+    ]
     trace_dir: Annotated[
         str | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")
     ]
@@ -136,6 +154,43 @@ SamplingFlags = make_dataclass(
     ],
 )
 """Flags of every command that sends prompts: the parameters that are numbers."""
+
+SOURCES = tuple(one.value for one in DraftSource if one is not DraftSource.UNSPECIFIED)
+
+
+@dataclass(frozen=True)
+class DraftingFlags:
+    """Flags of the commands that send prompts: where the drafts of a request may come from."""
+
+    draft_sources: Annotated[
+        str | None,
+        typer.Option(help=f"Sources that may draft, with commas: of {', '.join(SOURCES)}. Unset: all there are."),
+    ] = None
+    in_order: Annotated[
+        bool,
+        typer.Option("--in-order", help="The first of --draft-sources that has drafts gives them, not the best one."),
+    ] = False
+    forbid_sources: Annotated[
+        str | None, typer.Option(help="Sources that may not draft, with commas. Unset: none.")
+    ] = None
+    only_draft_model: Annotated[
+        str | None,
+        typer.Option(help="Of several draft models behind a coordinator, the one that may draft. Unset: any."),
+    ] = None
+
+    def options(self) -> DraftingOptions:
+        """Return what a request says. Raise InvalidRequest for a word that is no source."""
+        return DraftingOptions(
+            _sources("--draft-sources", self.draft_sources),
+            self.in_order,
+            _sources("--forbid-sources", self.forbid_sources),
+            self.only_draft_model or "",
+        )
+
+
+def _sources(flag: str, value: str | None) -> tuple[DraftSource, ...]:
+    return () if value is None else tuple(DraftSource(word) for word in comma_list(flag, value, SOURCES))
+
 
 Command = Callable[..., None]
 
@@ -168,6 +223,7 @@ def with_flags(parameter: str, flags: type[Any], make: Callable[..., Any]) -> Ca
 
 with_pair_flags = with_flags("pair", PairFlags, ClusterOptions)
 with_cluster_flags = with_flags("options", ClusterFlags, ClusterOptions)
+with_drafting_flags = with_flags("drafting", DraftingFlags, DraftingFlags)
 with_sampling_flags = with_flags("sampling", SamplingFlags, SamplingParameters)
 
 
@@ -215,6 +271,13 @@ def answer_fields(completion: Completion) -> dict[str, Any]:
         "usage": asdict(completion.finish.usage),
         "seed": completion.finish.seed,
     }
+
+
+def by_source(sources: Sequence[SourceUsage]) -> str:
+    """Return ` (draft 10 of 15, suffix 3 of 4)`: accepted of drafted tokens; nothing for one draft service."""
+    if len(sources) < 2 and all(one.source is DraftSource.DRAFT for one in sources):
+        return ""
+    return f" ({', '.join(f'{one.name} {one.accepted_count} of {one.drafted_count}' for one in sources)})"
 
 
 def comma_list(flag: str, value: str, choices: Sequence[str] = ()) -> tuple[str, ...]:

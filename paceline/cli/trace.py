@@ -12,7 +12,7 @@ from paceline.observe.records import SpanRecord, read_spans
 from paceline.observe.report.analysis import RequestTrace, requests_of, summarize, verdict
 from paceline.observe.report.perfetto import write_perfetto
 from paceline.observe.report.receiver import running_receiver
-from paceline.observe.report.rendering import LEAST_WIDTH, hop_table, waterfall
+from paceline.observe.report.rendering import LEAST_WIDTH, hop_table, source_table, waterfall
 from paceline.wire import termination
 
 
@@ -58,6 +58,8 @@ def report(console: Console, spans: list[SpanRecord], request: str | None, perfe
     if answered := [one for one in requests if one.is_answered]:
         console.print()
         console.print(hop_table(summarize(answered), answered))
+        if sources := source_table(answered):
+            console.print(sources)
         console.print(verdict(answered))
     if len(answered) < len(requests):
         console.print(f"{len(requests) - len(answered)} requests that got no whole answer are left out.", style="dim")

@@ -38,7 +38,7 @@ def command(
     *,
     options: ClusterOptions,
 ) -> None:
-    """Start the three services here and print their addresses; one that ends is started again."""
+    """Start the services here and print their addresses; one that ends is started again."""
     options = replace(
         options,
         host=None,
@@ -54,7 +54,9 @@ async def _up(options: ClusterOptions) -> None:
     console = Console(highlight=False)
     async with running_cluster(options, teller(Console(stderr=True)), PORTS) as addresses:
         console.print(f"coordinator  {addresses.coordinator}")
-        console.print(f"draft        {addresses.draft}   {options.draft_model}")
+        console.print(
+            f"draft        {addresses.draft}   {options.draft_model}" if addresses.draft else "draft        none"
+        )
         console.print(f"target       {addresses.target}   {options.target_model}")
         # A target that wants TLS or listens elsewhere cannot be asked here; its own log names its numerics.
         with suppress(PacelineError):

@@ -37,7 +37,14 @@ _CIRCUIT_TO_PB = {
     types.CircuitState.HALF_OPEN: generation_service_pb2.CIRCUIT_STATE_HALF_OPEN,
 }
 _CIRCUIT_FROM_PB = {pb: state for state, pb in _CIRCUIT_TO_PB.items()}
-# A newer coordinator may send values that are in none of these tables: they are read as UNSPECIFIED.
+_SOURCE_TO_PB = {
+    types.DraftSource.UNSPECIFIED: generation_service_pb2.DRAFT_SOURCE_UNSPECIFIED,
+    types.DraftSource.DRAFT: generation_service_pb2.DRAFT_SOURCE_DRAFT,
+    types.DraftSource.SUFFIX: generation_service_pb2.DRAFT_SOURCE_SUFFIX,
+    types.DraftSource.PREDICTION: generation_service_pb2.DRAFT_SOURCE_PREDICTION,
+}
+_SOURCE_FROM_PB = {pb: source for source, pb in _SOURCE_TO_PB.items()}
+# Another version may send values that are in none of these tables: they are read as UNSPECIFIED.
 _REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 
 
@@ -46,7 +53,9 @@ def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.Ge
     own = ("max_new_tokens", "stop_strings", "stop_token_ids", "ignore_end_tokens", "max_draft_count", "seed")
     values = {name: getattr(request, name) for name in (*own, "completion_count", "top_logprob_count", "model_digest")}
     values |= _prompt_values(request.prompt) | _received_values(request.received_outputs)
+    values |= _prediction_values(request.predicted_output)
     values["sampling"] = sampling_to_pb(request.sampling)
+    values["drafting"] = _drafting_to_pb(request.drafting)
     return filled(generation_service_pb2.GenerateTextRequest, values)
 
 
@@ -59,6 +68,31 @@ def _prompt_values(prompt: types.Prompt) -> dict[str, Any]:
         case types.TokenIds(values):
             return {"token_ids": {"values": values}}
     raise InvalidRequest(f"prompt is {prompt!r}; give Text, UserMessage or TokenIds", field="prompt")
+
+
+def _prediction_values(prediction: types.Prediction | None) -> dict[str, Any]:
+    match prediction:
+        case None:
+            return {}
+        case types.Text(value):
+            return {"predicted_text": value}
+        case types.TokenIds(values):
+            return {"predicted_token_ids": {"values": values}}
+    raise InvalidRequest(
+        f"predicted_output is {prediction!r}; give Text or TokenIds, or leave it out", field="predicted_output"
+    )
+
+
+def _drafting_to_pb(options: types.DraftingOptions) -> generation_service_pb2.DraftingOptions | None:
+    if options == types.DraftingOptions():
+        return None
+    values = {
+        "sources": [_SOURCE_TO_PB[one] for one in options.sources],
+        "in_order": options.in_order,
+        "forbidden_sources": [_SOURCE_TO_PB[one] for one in options.forbidden_sources],
+        "draft_model": options.draft_model,
+    }
+    return filled(generation_service_pb2.DraftingOptions, values, prefix="drafting.")
 
 
 def _received_values(outputs: Sequence[types.ReceivedOutput]) -> dict[str, Any]:
@@ -87,7 +121,32 @@ def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
         top_logprob_count=message.top_logprob_count if message.HasField("top_logprob_count") else None,
         received_outputs=tuple(_received_from_pb(message)),
         model_digest=message.model_digest,
+        drafting=_drafting_from_pb(message.drafting),
+        predicted_output=_prediction_from_pb(message),
     )
+
+
+def _drafting_from_pb(message: generation_service_pb2.DraftingOptions) -> types.DraftingOptions:
+    return types.DraftingOptions(
+        _sources_from_pb(message.sources),
+        message.in_order,
+        _sources_from_pb(message.forbidden_sources),
+        message.draft_model,
+    )
+
+
+def _sources_from_pb(values: Iterable[generation_service_pb2.DraftSource.ValueType]) -> tuple[types.DraftSource, ...]:
+    """Read each source once: every round looks at them, and a message may repeat one a million times."""
+    return tuple(dict.fromkeys(_SOURCE_FROM_PB.get(one, types.DraftSource.UNSPECIFIED) for one in values))
+
+
+def _prediction_from_pb(message: generation_service_pb2.GenerateTextRequest) -> types.Prediction | None:
+    match message.WhichOneof("predicted_output"):
+        case "predicted_text":
+            return types.Text(message.predicted_text)
+        case "predicted_token_ids":
+            return types.TokenIds(_ids_from_pb(message.predicted_token_ids.values))
+    return None
 
 
 def _received_from_pb(message: generation_service_pb2.GenerateTextRequest) -> Iterator[types.ReceivedOutput]:
@@ -127,19 +186,23 @@ def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateText
     for token in piece.tokens:
         # Made in place: a separate message would be copied, which takes twice the time.
         added = message.tokens.add(token_id=token.token_id, text=token.text, accepted=token.accepted)
+        if token.source:
+            added.source = _SOURCE_TO_PB[token.source]
         if token.logprobs:
             added.logprobs.CopyFrom(logprobs_to_pb(token.logprobs))
     if piece.finish:
         usage = piece.finish.usage
         message.finish.seed = piece.finish.seed
         message.finish.reason = _REASON_TO_PB[piece.finish.reason]
-        message.finish.usage.CopyFrom(generation_service_pb2.Usage(**values_of(types.Usage, usage)))
+        values = values_of(types.Usage, usage) | {"sources": map(_source_usage_to_pb, usage.sources)}
+        message.finish.usage.CopyFrom(generation_service_pb2.Usage(**values))
     return message
 
 
 def _token_from_pb(message: generation_service_pb2.OutputToken) -> types.OutputToken:
     logprobs = logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None
-    return types.OutputToken(message.token_id, message.text, message.accepted, logprobs)
+    source = _SOURCE_FROM_PB.get(message.source, types.DraftSource.UNSPECIFIED) if message.accepted else None
+    return types.OutputToken(message.token_id, message.text, message.accepted, logprobs, source)
 
 
 def piece_from_pb(message: generation_service_pb2.GenerateTextResponse) -> types.OutputPiece:
@@ -150,9 +213,22 @@ def piece_from_pb(message: generation_service_pb2.GenerateTextResponse) -> types
 
 def _finish_from_pb(message: generation_service_pb2.GenerationFinish) -> types.GenerationFinish:
     reason = _REASON_FROM_PB.get(message.reason, types.FinishReason.UNSPECIFIED)
-    positions = tuple(message.usage.accepted_counts_by_position)
-    usage = types.Usage(**values_of(types.Usage, message.usage) | {"accepted_counts_by_position": positions})
+    lists = {
+        "accepted_counts_by_position": tuple(message.usage.accepted_counts_by_position),
+        "sources": tuple(map(_source_usage_from_pb, message.usage.sources)),
+    }
+    usage = types.Usage(**values_of(types.Usage, message.usage) | lists)
     return types.GenerationFinish(reason, usage, message.seed)
+
+
+def _source_usage_to_pb(usage: types.SourceUsage) -> generation_service_pb2.SourceUsage:
+    values = values_of(types.SourceUsage, usage) | {"source": _SOURCE_TO_PB[usage.source]}
+    return generation_service_pb2.SourceUsage(**values)
+
+
+def _source_usage_from_pb(message: generation_service_pb2.SourceUsage) -> types.SourceUsage:
+    source = _SOURCE_FROM_PB.get(message.source, types.DraftSource.UNSPECIFIED)
+    return types.SourceUsage(**values_of(types.SourceUsage, message) | {"source": source})
 
 
 def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.DescribeClusterResponse:
@@ -210,8 +286,9 @@ def _statistics_to_pb(statistics: types.ClusterStatistics) -> generation_service
     hops = {
         name: generation_service_pb2.HopTime(**values_of(types.HopTime, getattr(statistics, name))) for name in _HOPS
     }
+    lists = {"round_counts_by_group_size": sizes, "sources": map(_source_usage_to_pb, statistics.sources)}
     values = values_of(types.ClusterStatistics, statistics)
-    return generation_service_pb2.ClusterStatistics(**values | {"round_counts_by_group_size": sizes} | hops)
+    return generation_service_pb2.ClusterStatistics(**values | lists | hops)
 
 
 def _statistics_from_pb(message: generation_service_pb2.ClusterStatistics) -> types.ClusterStatistics:
@@ -220,6 +297,7 @@ def _statistics_from_pb(message: generation_service_pb2.ClusterStatistics) -> ty
         "round_counts_by_group_size": tuple(
             (one.group_size, one.round_count) for one in message.round_counts_by_group_size
         ),
+        "sources": tuple(map(_source_usage_from_pb, message.sources)),
     }
     hops = {name: types.HopTime(**values_of(types.HopTime, getattr(message, name))) for name in _HOPS}
     return types.ClusterStatistics(**values | hops)

@@ -35,13 +35,15 @@ class ClusterSystem:
         rounds = rounds_between(before, await self._counters(), (one.finish.usage for one in completions), batch_size)
         return Measured([one.token_ids for one in completions], elapsed_s, rounds)
 
-    async def models(self) -> tuple[ModelDescription, ModelDescription]:
-        """Return what target and draft say of themselves."""
-        return await asyncio.gather(describe_target(self._addresses.target), describe_draft(self._addresses.draft))
+    async def models(self) -> tuple[ModelDescription, ModelDescription | None]:
+        """Return what target and draft say of themselves; None without a draft service."""
+        target = await describe_target(self._addresses.target)
+        return target, await describe_draft(self._addresses.draft) if self._addresses.draft else None
 
     async def _counters(self) -> Counters:
         cluster, (target, draft) = await asyncio.gather(self._client.describe(), self.models())
-        return Counters(cluster.statistics, draft.cache.realignment_s, target.cache.realignment_s)
+        draft_realignment_s = draft.cache.realignment_s if draft else 0.0
+        return Counters(cluster.statistics, draft_realignment_s, target.cache.realignment_s)
 
 
 @asynccontextmanager

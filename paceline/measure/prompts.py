@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paceline.errors import InvalidRequest, TokenizerNotFound
 from paceline.extras import named_extras
+from paceline.process.variables import NO_DRAFT
 from paceline.prompt_file import InputLine, read_lines
 from paceline.text import TextCodec, check_same_tokenizer, fingerprint
 from paceline.types import Text, UserMessage
@@ -46,18 +47,23 @@ def thin_out(lines: Sequence[InputLine], count: int | None) -> list[InputLine]:
 
 
 def read_text_codec(target_model: str, draft_model: str) -> TextCodec:
-    """Read the target's tokenizer and check that the draft's is equal. Raise a StartupError, or TokenizerNotFound."""
+    """Read the target's tokenizer and check that the draft's is equal, if there is a draft.
+
+    Raise a StartupError, or TokenizerNotFound.
+    """
     # The import is slow, and some installations lack it.
     with named_extras():
         from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 
-    found = [(model, read_tokenizer(find_checkpoint(model))) for model in (draft_model, target_model)]
+    models = [model for model in (draft_model, target_model) if model != NO_DRAFT]
+    found = [(model, read_tokenizer(find_checkpoint(model))) for model in models]
     codecs = [(model, TextCodec(files)) for model, files in found if files]
     if len(codecs) < len(found):
         lacking = next(model for model, files in found if files is None)
         raise TokenizerNotFound(f"model {lacking!r} has no tokenizer, and prompts are text; give a pair that has one")
-    (draft, draft_codec), (target, target_codec) = codecs
-    check_same_tokenizer(draft, fingerprint(draft_codec.tokenizer), target, fingerprint(target_codec.tokenizer))
+    *drafts, (target, target_codec) = codecs
+    for draft, codec in drafts:
+        check_same_tokenizer(draft, fingerprint(codec.tokenizer), target, fingerprint(target_codec.tokenizer))
     return target_codec
 
 

@@ -19,9 +19,9 @@ from paceline.extras import check_engine
 from paceline.observe.logs import Lossy
 from paceline.process.settings import read_settings
 from paceline.process.supervision import Tell, fail_at_end, keep_running
-from paceline.process.variables import SERVICES, is_set
+from paceline.process.variables import NO_DRAFT, SERVICES, is_set
 from paceline.tasks import side_by_side
-from paceline.wire.ports import check_ports_free
+from paceline.wire.ports import Listening, check_ports_free
 
 STOP_TIMEOUT_S = 15.0
 PIECE_BYTES = 1 << 16
@@ -39,6 +39,7 @@ class ClusterOptions:
 
     target_model: str = "builtin:target"
     draft_model: str = "builtin:draft"
+    """`none` for no draft service."""
     dtype: str | None = None
     """Dtype of the target; the draft takes what is fastest."""
     quantization: str | None = None
@@ -55,6 +56,8 @@ class ClusterOptions:
     """A number, or `auto`."""
     policy: str | None = None
     lanes: int | None = None
+    shared_suffixes: bool | None = None
+    """True allows drafts that are looked up in recent outputs of other requests."""
     host: str | None = HOST
     coordinator_port: int | None = 0
     draft_port: int | None = 0
@@ -89,10 +92,11 @@ class Addresses:
     """`host:port` of each service as seen from this machine."""
 
     coordinator: str
-    draft: str
+    draft: str | None
+    """None without a draft service."""
     target: str
     metrics_urls: tuple[str, ...]
-    """URLs in the order of the services above; empty when metrics are not served."""
+    """URLs of the services that run, in the order above; empty when metrics are not served."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,15 @@ class ServicePlan:
 class ClusterPlan:
     coordinator: ServicePlan
     """Without the models' addresses, which are known only once the model services run."""
-    draft: ServicePlan
+    draft: ServicePlan | None
+    """None for no draft service."""
     target: ServicePlan
+
+    @property
+    def listens(self) -> list[Listening]:
+        """The addresses on which the services listen."""
+        services = (self.coordinator, self.draft, self.target)
+        return [one for service in services if service for one in service.settings.listens]
 
 
 def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE) -> ClusterPlan:
@@ -120,13 +131,15 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
     and before the models load.
     """
     check_engine()
-    nowhere = f"{HOST}:1"
-    coordinator = _plan("coordinator", options, otherwise, "--draft", nowhere, "--target", nowhere)
-    draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count)
+    nowhere, has_draft = f"{HOST}:1", options.draft_model != NO_DRAFT
+    draft_address = nowhere if has_draft else NO_DRAFT
+    coordinator = _plan("coordinator", options, otherwise, "--draft", draft_address, "--target", nowhere)
+    draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count) if has_draft else (None, CORES)
     if options.target_threads is None and not is_set("target", "threads"):
         otherwise = replace(otherwise, target_threads=CORES, threads_beside_draft=beside_draft)
     otherwise = replace(otherwise, draft_threads=draft_threads)
-    return ClusterPlan(coordinator, _plan("draft", options, otherwise), _plan("target", options, otherwise))
+    draft = _plan("draft", options, otherwise) if has_draft else None
+    return ClusterPlan(coordinator, draft, _plan("target", options, otherwise))
 
 
 def divided_threads(lane_count: int) -> tuple[int, int]:
@@ -160,7 +173,7 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
         "log_level": options.log_level,
         "trace_file": options.trace_dir and os.path.join(options.trace_dir, f"{role}.jsonl"),
     }
-    own: tuple[str, ...] = ("batch_size", "draft_count", "policy", "lanes")
+    own: tuple[str, ...] = ("batch_size", "draft_count", "policy", "lanes", "shared_suffixes")
     if role != "coordinator":
         own = ("device", "kv_memory", "layout", "prefix_sharing")
         shared |= {"model": getattr(options, f"{role}_model"), "threads": getattr(options, f"{role}_threads")}
@@ -181,29 +194,30 @@ async def running_cluster(
     is wrong or a service ends before it listens or cannot be restarted; its own message is on stderr by then.
     """
     plan = plan_cluster(options, otherwise)
-    check_ports_free([*plan.coordinator.settings.listens, *plan.draft.settings.listens, *plan.target.settings.listens])
+    check_ports_free(plan.listens)
     if options.trace_dir:
         os.makedirs(options.trace_dir, exist_ok=True)
-    target, draft = (ServiceProcess(one.module, one.flags) for one in (plan.target, plan.draft))
+    models = [ServiceProcess(one.module, one.flags) for one in (plan.target, plan.draft) if one]
     async with AsyncExitStack() as stack:
-        for model in (target, draft):
+        for model in models:
             stack.push_async_callback(model.stop)
         async with side_by_side() as starting:
-            starts = [starting.create_task(model.start()) for model in (target, draft)]
-        at_target, at_draft = (start.result() for start in starts)
-        models = ("--target", at_target.address, "--draft", at_draft.address)
-        coordinator = ServiceProcess(plan.coordinator.module, (*plan.coordinator.flags, *models))
+            starts = [starting.create_task(model.start()) for model in models]
+        at_target, *at_drafts = (start.result() for start in starts)
+        draft = at_drafts[0].address if at_drafts else None
+        addresses = ("--target", at_target.address, "--draft", draft or NO_DRAFT)
+        coordinator = ServiceProcess(plan.coordinator.module, (*plan.coordinator.flags, *addresses))
         stack.push_async_callback(coordinator.stop)
         async with side_by_side() as watching:
 
             def watch(service: ServiceProcess) -> asyncio.Task[NoReturn]:
                 return watching.create_task(keep_running(service, tell) if tell else fail_at_end(service))
 
-            watches = [watch(target), watch(draft)]
+            watches = [watch(model) for model in models]
             at_coordinator = await coordinator.start()
             watches.append(watch(coordinator))
-            urls = tuple(one.metrics_url for one in (at_coordinator, at_draft, at_target) if one.metrics_url)
-            yield Addresses(at_coordinator.address, at_draft.address, at_target.address, urls)
+            urls = tuple(one.metrics_url for one in (at_coordinator, *at_drafts, at_target) if one.metrics_url)
+            yield Addresses(at_coordinator.address, draft, at_target.address, urls)
             for one in watches:
                 one.cancel()
 

@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from paceline.errors import StartupError
 
 SERVICES = ("coordinator", "draft", "target")
+NO_DRAFT = "none"
+"""Stands for a draft model or a draft service's address where there is to be none."""
 _PREFIX = "PACELINE_"
 # Kubernetes sets these in every pod of a namespace with a Service named paceline-...
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)$")

@@ -12,7 +12,7 @@ from paceline.types.cluster import (
     ReplicaDescription,
     ReplicaState,
 )
-from paceline.types.drafting import DraftingOptions, DraftSource, SourceUsage
+from paceline.types.drafting import DraftingOptions, DraftSource, SourceUsage, added_up
 from paceline.types.generation import (
     FinishReason,
     GenerationAccepted,
@@ -90,4 +90,5 @@ __all__ = [
     "Verdicts",
     "VerifyOutcome",
     "VerifyRow",
+    "added_up",
 ]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from paceline.types.drafting import SourceUsage
 from paceline.types.models import ModelDescription
 from paceline.types.rounds import HopTime
 
@@ -33,6 +34,8 @@ class ClusterStatistics:
     """Seconds of all rounds; the part in neither hop is the coordinator's own. Rounds of two lanes overlap."""
     propose: HopTime = HopTime()
     verify: HopTime = HopTime()
+    sources: tuple[SourceUsage, ...] = ()
+    """Drafted and accepted tokens by source: those that drafted at all."""
 
 
 class ReplicaState(Enum):
@@ -74,7 +77,7 @@ class ClusterDescription:
     target: ModelDescription
     """Description by the first target replica."""
     draft: ModelDescription | None
-    """Description by a draft replica; None before any."""
+    """Description by a draft replica; None before any, and where none is wanted."""
     batch_size: int
     draft_count: int | None
     """Draft tokens a round and generation; None: chosen round by round."""

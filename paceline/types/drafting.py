@@ -1,10 +1,11 @@
 """Where draft tokens come from, and what a request says about it. No source can change an output."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class DraftSource(Enum):
+class DraftSource(StrEnum):
     UNSPECIFIED = "unspecified"
     """A source that this version does not know."""
     DRAFT = "draft"
@@ -40,3 +41,18 @@ class SourceUsage:
     """The draft service's model; empty for other sources."""
     drafted_count: int = 0
     accepted_count: int = 0
+
+    @property
+    def name(self) -> str:
+        """The source, with its model if it has one."""
+        return f"{self.source.value} {self.model}".rstrip()
+
+
+def added_up(usages: Iterable[SourceUsage]) -> tuple[SourceUsage, ...]:
+    """Return one usage for each source and model, in the order in which they come first."""
+    sums: dict[tuple[DraftSource, str], list[int]] = {}
+    for one in usages:
+        counts = sums.setdefault((one.source, one.model), [0, 0])
+        counts[0] += one.drafted_count
+        counts[1] += one.accepted_count
+    return tuple(SourceUsage(*name, *counts) for name, counts in sums.items())

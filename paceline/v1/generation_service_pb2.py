@@ -25,45 +25,51 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$paceline/v1/generation_service.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\xa6\x04\n\x13GenerateTextRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x16\n\x0cuser_message\x18\x03 \x01(\tH\x00\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\x05\x12\x19\n\x11ignore_end_tokens\x18\x07 \x01(\x08\x12\x1c\n\x0fmax_draft_count\x18\x08 \x01(\x05H\x02\x88\x01\x01\x12\x31\n\x08sampling\x18\t \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x11\n\x04seed\x18\n \x01(\x06H\x03\x88\x01\x01\x12\x18\n\x10\x63ompletion_count\x18\x0b \x01(\x05\x12\x1e\n\x11top_logprob_count\x18\x0c \x01(\x05H\x04\x88\x01\x01\x12\x1a\n\x12received_token_ids\x18\r \x03(\x05\x12\x35\n\x10received_outputs\x18\x0e \x03(\x0b\x32\x1b.paceline.v1.ReceivedOutput\x12\x14\n\x0cmodel_digest\x18\x14 \x01(\tB\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x12\n\x10_max_draft_countB\x07\n\x05_seedB\x14\n\x12_top_logprob_count\"L\n\x0eReceivedOutput\x12\x18\n\x10\x63ompletion_index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\"\xbc\x01\n\x14GenerateTextResponse\x12(\n\x06tokens\x18\x01 \x03(\x0b\x32\x18.paceline.v1.OutputToken\x12-\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1d.paceline.v1.GenerationFinish\x12\x18\n\x10\x63ompletion_index\x18\x03 \x01(\x05\x12\x31\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x0b\x32\x1f.paceline.v1.GenerationAccepted\"b\n\x12GenerationAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x14\n\x0cprompt_count\x18\x03 \x01(\x05\x12\x14\n\x0cmodel_digest\x18\x14 \x01(\t\"m\n\x0bOutputToken\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.TokenLogprobs\"n\n\x10GenerationFinish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Usage\x12\x0c\n\x04seed\x18\x03 \x01(\x06\"\xae\x01\n\x05Usage\x12\x14\n\x0cprompt_count\x18\x01 \x01(\x05\x12\x14\n\x0coutput_count\x18\x02 \x01(\x05\x12\x15\n\rdrafted_count\x18\x03 \x01(\x05\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x04 \x01(\x05\x12\x13\n\x0bround_count\x18\x05 \x01(\x05\x12#\n\x1b\x61\x63\x63\x65pted_counts_by_position\x18\x06 \x03(\x05\x12\x10\n\x08queued_s\x18\x07 \x01(\x01\"\x18\n\x16\x44\x65scribeClusterRequest\"\xac\x03\n\x17\x44\x65scribeClusterResponse\x12-\n\x06target\x18\x01 \x01(\x0b\x32\x1d.paceline.v1.ModelDescription\x12,\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x1d.paceline.v1.ModelDescription\x12\x12\n\nbatch_size\x18\x03 \x01(\x05\x12\x18\n\x0b\x64raft_count\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x12\n\nlane_count\x18\x06 \x01(\x05\x12\x1b\n\x13live_sequence_count\x18\x07 \x01(\x05\x12\x1e\n\x16waiting_sequence_count\x18\x08 \x01(\x05\x12\x32\n\nstatistics\x18\t \x01(\x0b\x32\x1e.paceline.v1.ClusterStatistics\x12\x30\n\x07targets\x18\n \x03(\x0b\x32\x1f.paceline.v1.ReplicaDescription\x12/\n\x06\x64rafts\x18\x0b \x03(\x0b\x32\x1f.paceline.v1.ReplicaDescriptionB\x0e\n\x0c_draft_count\"\x93\x01\n\x12ReplicaDescription\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.paceline.v1.ReplicaState\x12\x16\n\x0esequence_count\x18\x03 \x01(\x05\x12*\n\x07\x63ircuit\x18\x04 \x01(\x0e\x32\x19.paceline.v1.CircuitState\"\x8d\x03\n\x11\x43lusterStatistics\x12\x13\n\x0bround_count\x18\x01 \x01(\x03\x12\x1c\n\x14\x66\x61llback_round_count\x18\x02 \x01(\x03\x12\x15\n\rdrafted_count\x18\x03 \x01(\x03\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x04 \x01(\x03\x12\x17\n\x0f\x63ommitted_count\x18\x05 \x01(\x03\x12#\n\x1b\x61\x63\x63\x65pted_counts_by_position\x18\x06 \x03(\x03\x12?\n\x1around_counts_by_group_size\x18\x07 \x03(\x0b\x32\x1b.paceline.v1.GroupSizeCount\x12\x1f\n\x17occupancy_while_waiting\x18\x08 \x01(\x01\x12\x18\n\x10preemption_count\x18\t \x01(\x03\x12\x0f\n\x07round_s\x18\n \x01(\x01\x12%\n\x07propose\x18\x0b \x01(\x0b\x32\x14.paceline.v1.HopTime\x12$\n\x06verify\x18\x0c \x01(\x0b\x32\x14.paceline.v1.HopTime\"?\n\x07HopTime\x12\x0e\n\x06wire_s\x18\x01 \x01(\x01\x12\x10\n\x08queued_s\x18\x02 \x01(\x01\x12\x12\n\nexecuted_s\x18\x03 \x01(\x01\"9\n\x0eGroupSizeCount\x12\x12\n\ngroup_size\x18\x01 \x01(\x05\x12\x13\n\x0bround_count\x18\x02 \x01(\x03*\xa1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46INISH_REASON_END_TOKEN\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x04*\x92\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10REPLICA_STATE_UP\x10\x01\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x02\x12\x16\n\x12REPLICA_STATE_DOWN\x10\x03\x12\x19\n\x15REPLICA_STATE_REFUSED\x10\x04*|\n\x0c\x43ircuitState\x12\x1d\n\x19\x43IRCUIT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43IRCUIT_STATE_CLOSED\x10\x01\x12\x16\n\x12\x43IRCUIT_STATE_OPEN\x10\x02\x12\x1b\n\x17\x43IRCUIT_STATE_HALF_OPEN\x10\x03\x32\xc8\x01\n\x11GenerationService\x12U\n\x0cGenerateText\x12 .paceline.v1.GenerateTextRequest\x1a!.paceline.v1.GenerateTextResponse0\x01\x12\\\n\x0f\x44\x65scribeCluster\x12#.paceline.v1.DescribeClusterRequest\x1a$.paceline.v1.DescribeClusterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$paceline/v1/generation_service.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\xba\x05\n\x13GenerateTextRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x16\n\x0cuser_message\x18\x03 \x01(\tH\x00\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\x05H\x02\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\x05\x12\x19\n\x11ignore_end_tokens\x18\x07 \x01(\x08\x12\x1c\n\x0fmax_draft_count\x18\x08 \x01(\x05H\x03\x88\x01\x01\x12\x31\n\x08sampling\x18\t \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x11\n\x04seed\x18\n \x01(\x06H\x04\x88\x01\x01\x12\x18\n\x10\x63ompletion_count\x18\x0b \x01(\x05\x12\x1e\n\x11top_logprob_count\x18\x0c \x01(\x05H\x05\x88\x01\x01\x12\x1a\n\x12received_token_ids\x18\r \x03(\x05\x12\x35\n\x10received_outputs\x18\x0e \x03(\x0b\x32\x1b.paceline.v1.ReceivedOutput\x12\x14\n\x0cmodel_digest\x18\x14 \x01(\t\x12.\n\x08\x64rafting\x18\x15 \x01(\x0b\x32\x1c.paceline.v1.DraftingOptions\x12\x18\n\x0epredicted_text\x18\x16 \x01(\tH\x01\x12\x34\n\x13predicted_token_ids\x18\x17 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x01\x42\x08\n\x06promptB\x12\n\x10predicted_outputB\x11\n\x0f_max_new_tokensB\x12\n\x10_max_draft_countB\x07\n\x05_seedB\x14\n\x12_top_logprob_count\"\x98\x01\n\x0f\x44raftingOptions\x12)\n\x07sources\x18\x01 \x03(\x0e\x32\x18.paceline.v1.DraftSource\x12\x10\n\x08in_order\x18\x02 \x01(\x08\x12\x33\n\x11\x66orbidden_sources\x18\x03 \x03(\x0e\x32\x18.paceline.v1.DraftSource\x12\x13\n\x0b\x64raft_model\x18\x04 \x01(\t\"L\n\x0eReceivedOutput\x12\x18\n\x10\x63ompletion_index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\"\xbc\x01\n\x14GenerateTextResponse\x12(\n\x06tokens\x18\x01 \x03(\x0b\x32\x18.paceline.v1.OutputToken\x12-\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1d.paceline.v1.GenerationFinish\x12\x18\n\x10\x63ompletion_index\x18\x03 \x01(\x05\x12\x31\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x0b\x32\x1f.paceline.v1.GenerationAccepted\"b\n\x12GenerationAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x14\n\x0cprompt_count\x18\x03 \x01(\x05\x12\x14\n\x0cmodel_digest\x18\x14 \x01(\t\"\x97\x01\n\x0bOutputToken\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12(\n\x06source\x18\x14 \x01(\x0e\x32\x18.paceline.v1.DraftSource\"n\n\x10GenerationFinish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Usage\x12\x0c\n\x04seed\x18\x03 \x01(\x06\"\xd9\x01\n\x05Usage\x12\x14\n\x0cprompt_count\x18\x01 \x01(\x05\x12\x14\n\x0coutput_count\x18\x02 \x01(\x05\x12\x15\n\rdrafted_count\x18\x03 \x01(\x05\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x04 \x01(\x05\x12\x13\n\x0bround_count\x18\x05 \x01(\x05\x12#\n\x1b\x61\x63\x63\x65pted_counts_by_position\x18\x06 \x03(\x05\x12\x10\n\x08queued_s\x18\x07 \x01(\x01\x12)\n\x07sources\x18\x14 \x03(\x0b\x32\x18.paceline.v1.SourceUsage\"u\n\x0bSourceUsage\x12(\n\x06source\x18\x01 \x01(\x0e\x32\x18.paceline.v1.DraftSource\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rdrafted_count\x18\x03 \x01(\x03\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x04 \x01(\x03\"\x18\n\x16\x44\x65scribeClusterRequest\"\xac\x03\n\x17\x44\x65scribeClusterResponse\x12-\n\x06target\x18\x01 \x01(\x0b\x32\x1d.paceline.v1.ModelDescription\x12,\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x1d.paceline.v1.ModelDescription\x12\x12\n\nbatch_size\x18\x03 \x01(\x05\x12\x18\n\x0b\x64raft_count\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x12\n\nlane_count\x18\x06 \x01(\x05\x12\x1b\n\x13live_sequence_count\x18\x07 \x01(\x05\x12\x1e\n\x16waiting_sequence_count\x18\x08 \x01(\x05\x12\x32\n\nstatistics\x18\t \x01(\x0b\x32\x1e.paceline.v1.ClusterStatistics\x12\x30\n\x07targets\x18\n \x03(\x0b\x32\x1f.paceline.v1.ReplicaDescription\x12/\n\x06\x64rafts\x18\x0b \x03(\x0b\x32\x1f.paceline.v1.ReplicaDescriptionB\x0e\n\x0c_draft_count\"\x93\x01\n\x12ReplicaDescription\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.paceline.v1.ReplicaState\x12\x16\n\x0esequence_count\x18\x03 \x01(\x05\x12*\n\x07\x63ircuit\x18\x04 \x01(\x0e\x32\x19.paceline.v1.CircuitState\"\xb8\x03\n\x11\x43lusterStatistics\x12\x13\n\x0bround_count\x18\x01 \x01(\x03\x12\x1c\n\x14\x66\x61llback_round_count\x18\x02 \x01(\x03\x12\x15\n\rdrafted_count\x18\x03 \x01(\x03\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x04 \x01(\x03\x12\x17\n\x0f\x63ommitted_count\x18\x05 \x01(\x03\x12#\n\x1b\x61\x63\x63\x65pted_counts_by_position\x18\x06 \x03(\x03\x12?\n\x1around_counts_by_group_size\x18\x07 \x03(\x0b\x32\x1b.paceline.v1.GroupSizeCount\x12\x1f\n\x17occupancy_while_waiting\x18\x08 \x01(\x01\x12\x18\n\x10preemption_count\x18\t \x01(\x03\x12\x0f\n\x07round_s\x18\n \x01(\x01\x12%\n\x07propose\x18\x0b \x01(\x0b\x32\x14.paceline.v1.HopTime\x12$\n\x06verify\x18\x0c \x01(\x0b\x32\x14.paceline.v1.HopTime\x12)\n\x07sources\x18\x14 \x03(\x0b\x32\x18.paceline.v1.SourceUsage\"?\n\x07HopTime\x12\x0e\n\x06wire_s\x18\x01 \x01(\x01\x12\x10\n\x08queued_s\x18\x02 \x01(\x01\x12\x12\n\nexecuted_s\x18\x03 \x01(\x01\"9\n\x0eGroupSizeCount\x12\x12\n\ngroup_size\x18\x01 \x01(\x05\x12\x13\n\x0bround_count\x18\x02 \x01(\x03*y\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFT_SOURCE_DRAFT\x10\x01\x12\x17\n\x13\x44RAFT_SOURCE_SUFFIX\x10\x02\x12\x1b\n\x17\x44RAFT_SOURCE_PREDICTION\x10\x03*\xa1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46INISH_REASON_END_TOKEN\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x04*\x92\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10REPLICA_STATE_UP\x10\x01\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x02\x12\x16\n\x12REPLICA_STATE_DOWN\x10\x03\x12\x19\n\x15REPLICA_STATE_REFUSED\x10\x04*|\n\x0c\x43ircuitState\x12\x1d\n\x19\x43IRCUIT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43IRCUIT_STATE_CLOSED\x10\x01\x12\x16\n\x12\x43IRCUIT_STATE_OPEN\x10\x02\x12\x1b\n\x17\x43IRCUIT_STATE_HALF_OPEN\x10\x03\x32\xc8\x01\n\x11GenerationService\x12U\n\x0cGenerateText\x12 .paceline.v1.GenerateTextRequest\x1a!.paceline.v1.GenerateTextResponse0\x01\x12\\\n\x0f\x44\x65scribeCluster\x12#.paceline.v1.DescribeClusterRequest\x1a$.paceline.v1.DescribeClusterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.generation_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2533
-  _globals['_FINISHREASON']._serialized_end=2694
-  _globals['_REPLICASTATE']._serialized_start=2697
-  _globals['_REPLICASTATE']._serialized_end=2843
-  _globals['_CIRCUITSTATE']._serialized_start=2845
-  _globals['_CIRCUITSTATE']._serialized_end=2969
+  _globals['_DRAFTSOURCE']._serialized_start=3083
+  _globals['_DRAFTSOURCE']._serialized_end=3204
+  _globals['_FINISHREASON']._serialized_start=3207
+  _globals['_FINISHREASON']._serialized_end=3368
+  _globals['_REPLICASTATE']._serialized_start=3371
+  _globals['_REPLICASTATE']._serialized_end=3517
+  _globals['_CIRCUITSTATE']._serialized_start=3519
+  _globals['_CIRCUITSTATE']._serialized_end=3643
   _globals['_GENERATETEXTREQUEST']._serialized_start=80
-  _globals['_GENERATETEXTREQUEST']._serialized_end=630
-  _globals['_RECEIVEDOUTPUT']._serialized_start=632
-  _globals['_RECEIVEDOUTPUT']._serialized_end=708
-  _globals['_GENERATETEXTRESPONSE']._serialized_start=711
-  _globals['_GENERATETEXTRESPONSE']._serialized_end=899
-  _globals['_GENERATIONACCEPTED']._serialized_start=901
-  _globals['_GENERATIONACCEPTED']._serialized_end=999
-  _globals['_OUTPUTTOKEN']._serialized_start=1001
-  _globals['_OUTPUTTOKEN']._serialized_end=1110
-  _globals['_GENERATIONFINISH']._serialized_start=1112
-  _globals['_GENERATIONFINISH']._serialized_end=1222
-  _globals['_USAGE']._serialized_start=1225
-  _globals['_USAGE']._serialized_end=1399
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=1401
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=1425
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=1428
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=1856
-  _globals['_REPLICADESCRIPTION']._serialized_start=1859
-  _globals['_REPLICADESCRIPTION']._serialized_end=2006
-  _globals['_CLUSTERSTATISTICS']._serialized_start=2009
-  _globals['_CLUSTERSTATISTICS']._serialized_end=2406
-  _globals['_HOPTIME']._serialized_start=2408
-  _globals['_HOPTIME']._serialized_end=2471
-  _globals['_GROUPSIZECOUNT']._serialized_start=2473
-  _globals['_GROUPSIZECOUNT']._serialized_end=2530
-  _globals['_GENERATIONSERVICE']._serialized_start=2972
-  _globals['_GENERATIONSERVICE']._serialized_end=3172
+  _globals['_GENERATETEXTREQUEST']._serialized_end=778
+  _globals['_DRAFTINGOPTIONS']._serialized_start=781
+  _globals['_DRAFTINGOPTIONS']._serialized_end=933
+  _globals['_RECEIVEDOUTPUT']._serialized_start=935
+  _globals['_RECEIVEDOUTPUT']._serialized_end=1011
+  _globals['_GENERATETEXTRESPONSE']._serialized_start=1014
+  _globals['_GENERATETEXTRESPONSE']._serialized_end=1202
+  _globals['_GENERATIONACCEPTED']._serialized_start=1204
+  _globals['_GENERATIONACCEPTED']._serialized_end=1302
+  _globals['_OUTPUTTOKEN']._serialized_start=1305
+  _globals['_OUTPUTTOKEN']._serialized_end=1456
+  _globals['_GENERATIONFINISH']._serialized_start=1458
+  _globals['_GENERATIONFINISH']._serialized_end=1568
+  _globals['_USAGE']._serialized_start=1571
+  _globals['_USAGE']._serialized_end=1788
+  _globals['_SOURCEUSAGE']._serialized_start=1790
+  _globals['_SOURCEUSAGE']._serialized_end=1907
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=1909
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=1933
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=1936
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=2364
+  _globals['_REPLICADESCRIPTION']._serialized_start=2367
+  _globals['_REPLICADESCRIPTION']._serialized_end=2514
+  _globals['_CLUSTERSTATISTICS']._serialized_start=2517
+  _globals['_CLUSTERSTATISTICS']._serialized_end=2957
+  _globals['_HOPTIME']._serialized_start=2959
+  _globals['_HOPTIME']._serialized_end=3022
+  _globals['_GROUPSIZECOUNT']._serialized_start=3024
+  _globals['_GROUPSIZECOUNT']._serialized_end=3081
+  _globals['_GENERATIONSERVICE']._serialized_start=3646
+  _globals['_GENERATIONSERVICE']._serialized_end=3846
 # @@protoc_insertion_point(module_scope)

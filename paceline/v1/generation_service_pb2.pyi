@@ -20,6 +20,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _DraftSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFT_SOURCE_UNSPECIFIED: _DraftSource.ValueType  # 0
+    """Not a source; in an accepted token, one that the coordinator did not tell."""
+    DRAFT_SOURCE_DRAFT: _DraftSource.ValueType  # 1
+    """Draft service."""
+    DRAFT_SOURCE_SUFFIX: _DraftSource.ValueType  # 2
+    """What followed the same tokens earlier, in the prompt or an output."""
+    DRAFT_SOURCE_PREDICTION: _DraftSource.ValueType  # 3
+    """`GenerateTextRequest.predicted_output`."""
+
+class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper):
+    """Names what proposes draft tokens."""
+
+DRAFT_SOURCE_UNSPECIFIED: DraftSource.ValueType  # 0
+"""Not a source; in an accepted token, one that the coordinator did not tell."""
+DRAFT_SOURCE_DRAFT: DraftSource.ValueType  # 1
+"""Draft service."""
+DRAFT_SOURCE_SUFFIX: DraftSource.ValueType  # 2
+"""What followed the same tokens earlier, in the prompt or an output."""
+DRAFT_SOURCE_PREDICTION: DraftSource.ValueType  # 3
+"""`GenerateTextRequest.predicted_output`."""
+Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -133,6 +161,9 @@ class GenerateTextRequest(_message.Message):
     RECEIVED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RECEIVED_OUTPUTS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    DRAFTING_FIELD_NUMBER: _builtins.int
+    PREDICTED_TEXT_FIELD_NUMBER: _builtins.int
+    PREDICTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenized as the target's tokenizer does by default."""
     user_message: _builtins.str
@@ -156,6 +187,10 @@ class GenerateTextRequest(_message.Message):
     model_digest: _builtins.str
     """Model that has to answer, as `GenerationAccepted.model_digest` named it: that of the tokens received before. A
     coordinator that serves another refuses with FAILED_PRECONDITION and reason MODEL_CHANGED. Empty: whichever.
+    """
+    predicted_text: _builtins.str
+    """Text, tokenized as what follows the prompt. Nothing in it becomes a special token: those have no text in an
+    output.
     """
     @_builtins.property
     def token_ids(self) -> _common_pb2.TokenIds:
@@ -189,6 +224,14 @@ class GenerateTextRequest(_message.Message):
         on after it, and it is not sent again. Outputs that are not named start at their beginning.
         """
 
+    @_builtins.property
+    def drafting(self) -> Global___DraftingOptions:
+        """Where its draft tokens may come from; unset: from wherever pays best. No choice changes the output."""
+
+    @_builtins.property
+    def predicted_token_ids(self) -> _common_pb2.TokenIds:
+        """Token ids, taken as they are."""
+
     def __init__(
         self,
         *,
@@ -207,10 +250,13 @@ class GenerateTextRequest(_message.Message):
         received_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         received_outputs: _abc.Iterable[Global___ReceivedOutput] | None = ...,
         model_digest: _builtins.str = ...,
+        drafting: Global___DraftingOptions | None = ...,
+        predicted_text: _builtins.str = ...,
+        predicted_token_ids: _common_pb2.TokenIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "drafting", b"drafting", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "completion_count", b"completion_count", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "completion_count", b"completion_count", "drafting", b"drafting", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_count: _TypeAlias = _typing.Literal["max_draft_count"]  # noqa: Y015
     _WhichOneofArgType__max_draft_count: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count"]  # noqa: Y015
@@ -220,6 +266,8 @@ class GenerateTextRequest(_message.Message):
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__top_logprob_count: _TypeAlias = _typing.Literal["top_logprob_count"]  # noqa: Y015
     _WhichOneofArgType__top_logprob_count: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count"]  # noqa: Y015
+    _WhichOneofReturnType_predicted_output: _TypeAlias = _typing.Literal["predicted_text", "predicted_token_ids"]  # noqa: Y015
+    _WhichOneofArgType_predicted_output: _TypeAlias = _typing.Literal["predicted_output", b"predicted_output"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "user_message"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
@@ -231,9 +279,51 @@ class GenerateTextRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprob_count) -> _WhichOneofReturnType__top_logprob_count | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_predicted_output) -> _WhichOneofReturnType_predicted_output | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateTextRequest: _TypeAlias = GenerateTextRequest  # noqa: Y015
+
+@_typing.final
+class DraftingOptions(_message.Message):
+    """Says where the draft tokens of a request may come from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCES_FIELD_NUMBER: _builtins.int
+    IN_ORDER_FIELD_NUMBER: _builtins.int
+    FORBIDDEN_SOURCES_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_FIELD_NUMBER: _builtins.int
+    in_order: _builtins.bool
+    """Takes drafts from the first of `sources` that has some, instead of the one that pays best; `sources` must be set."""
+    draft_model: _builtins.str
+    """Model of the draft service that may draft, as `ModelDescription.model_id` names it; empty: any."""
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[Global___DraftSource.ValueType]:
+        """Sources that may draft; empty: all. A source that the coordinator does not know or does not have drafts nothing,
+        and one that is named again counts once.
+        """
+
+    @_builtins.property
+    def forbidden_sources(self) -> _containers.RepeatedScalarFieldContainer[Global___DraftSource.ValueType]:
+        """Sources that may not draft; none of `sources`."""
+
+    def __init__(
+        self,
+        *,
+        sources: _abc.Iterable[Global___DraftSource.ValueType] | None = ...,
+        in_order: _builtins.bool = ...,
+        forbidden_sources: _abc.Iterable[Global___DraftSource.ValueType] | None = ...,
+        draft_model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_model", b"draft_model", "forbidden_sources", b"forbidden_sources", "in_order", b"in_order", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftingOptions: _TypeAlias = DraftingOptions  # noqa: Y015
 
 @_typing.final
 class ReceivedOutput(_message.Message):
@@ -355,12 +445,15 @@ class OutputToken(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """Token the target chose."""
     text: _builtins.str
     """Text that became complete with this token: whole characters only, empty while one is still open."""
     accepted: _builtins.bool
     """Tells whether the draft had proposed it; false: the target's own next token."""
+    source: Global___DraftSource.ValueType
+    """What had proposed it; unset where `accepted` is false."""
     @_builtins.property
     def logprobs(self) -> _common_pb2.TokenLogprobs:
         """Log-probabilities, if they were asked for."""
@@ -372,10 +465,11 @@ class OutputToken(_message.Message):
         text: _builtins.str = ...,
         accepted: _builtins.bool = ...,
         logprobs: _common_pb2.TokenLogprobs | None = ...,
+        source: Global___DraftSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "logprobs", b"logprobs", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "logprobs", b"logprobs", "source", b"source", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -426,6 +520,7 @@ class Usage(_message.Message):
     ROUND_COUNT_FIELD_NUMBER: _builtins.int
     ACCEPTED_COUNTS_BY_POSITION_FIELD_NUMBER: _builtins.int
     QUEUED_S_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     prompt_count: _builtins.int
     """Tokens of the prompt."""
     output_count: _builtins.int
@@ -442,6 +537,10 @@ class Usage(_message.Message):
     def accepted_counts_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How often the first, second, ... draft of a round was accepted."""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceUsage]:
+        """Its draft tokens by source; only sources that drafted."""
+
     def __init__(
         self,
         *,
@@ -452,14 +551,49 @@ class Usage(_message.Message):
         round_count: _builtins.int = ...,
         accepted_counts_by_position: _abc.Iterable[_builtins.int] | None = ...,
         queued_s: _builtins.float = ...,
+        sources: _abc.Iterable[Global___SourceUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "drafted_count", b"drafted_count", "output_count", b"output_count", "prompt_count", b"prompt_count", "queued_s", b"queued_s", "round_count", b"round_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "drafted_count", b"drafted_count", "output_count", b"output_count", "prompt_count", b"prompt_count", "queued_s", b"queued_s", "round_count", b"round_count", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class SourceUsage(_message.Message):
+    """Counts the draft tokens of one source."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    DRAFTED_COUNT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
+    source: Global___DraftSource.ValueType
+    """Source."""
+    model: _builtins.str
+    """Model of the draft service; empty for other sources."""
+    drafted_count: _builtins.int
+    """Draft tokens verified."""
+    accepted_count: _builtins.int
+    """Draft tokens the target accepted."""
+    def __init__(
+        self,
+        *,
+        source: Global___DraftSource.ValueType = ...,
+        model: _builtins.str = ...,
+        drafted_count: _builtins.int = ...,
+        accepted_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "drafted_count", b"drafted_count", "model", b"model", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceUsage: _TypeAlias = SourceUsage  # noqa: Y015
 
 @_typing.final
 class DescribeClusterRequest(_message.Message):
@@ -513,7 +647,7 @@ class DescribeClusterResponse(_message.Message):
 
     @_builtins.property
     def draft(self) -> _common_pb2.ModelDescription:
-        """Draft model, as one of its replicas described it last; unset before any was there."""
+        """Draft model, as one of its replicas described it last; unset before any was there, and where none is wanted."""
 
     @_builtins.property
     def statistics(self) -> Global___ClusterStatistics:
@@ -604,6 +738,7 @@ class ClusterStatistics(_message.Message):
     ROUND_S_FIELD_NUMBER: _builtins.int
     PROPOSE_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     round_count: _builtins.int
     """Rounds run."""
     fallback_round_count: _builtins.int
@@ -636,6 +771,10 @@ class ClusterStatistics(_message.Message):
     def verify(self) -> Global___HopTime:
         """Seconds of all verify calls."""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceUsage]:
+        """Draft tokens by source; only sources that drafted."""
+
     def __init__(
         self,
         *,
@@ -651,10 +790,11 @@ class ClusterStatistics(_message.Message):
         round_s: _builtins.float = ...,
         propose: Global___HopTime | None = ...,
         verify: Global___HopTime | None = ...,
+        sources: _abc.Iterable[Global___SourceUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["propose", b"propose", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "committed_count", b"committed_count", "drafted_count", b"drafted_count", "fallback_round_count", b"fallback_round_count", "occupancy_while_waiting", b"occupancy_while_waiting", "preemption_count", b"preemption_count", "propose", b"propose", "round_count", b"round_count", "round_counts_by_group_size", b"round_counts_by_group_size", "round_s", b"round_s", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "committed_count", b"committed_count", "drafted_count", b"drafted_count", "fallback_round_count", b"fallback_round_count", "occupancy_while_waiting", b"occupancy_while_waiting", "preemption_count", b"preemption_count", "propose", b"propose", "round_count", b"round_count", "round_counts_by_group_size", b"round_counts_by_group_size", "round_s", b"round_s", "sources", b"sources", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

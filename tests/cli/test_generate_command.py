@@ -3,6 +3,8 @@
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,17 @@ from typer.testing import CliRunner
 
 from paceline.cli import generate
 from paceline.cli.app import app
-from paceline.client import Client
-from paceline.types import ClusterDescription, TokenIds
+from paceline.client import Client, Completion
+from paceline.errors import InvalidRequest
+from paceline.types import (
+    ClusterDescription,
+    DraftingOptions,
+    DraftSource,
+    GenerationRequest,
+    OutputPiece,
+    Text,
+    TokenIds,
+)
 from tests.coordinators import fake_cluster
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
@@ -28,12 +39,35 @@ def _silent_coordinator() -> Iterator[None]:
         yield
 
 
+class NotingClient:
+    """A client that notes what is asked. The fake models have no tokenizer, so a predicted text goes no further."""
+
+    def __init__(self, client: Client, asked: list[GenerationRequest]) -> None:
+        self._client, self._asked = client, asked
+
+    def _noted(self, request: GenerationRequest) -> GenerationRequest:
+        self._asked.append(request)
+        return replace(request, predicted_output=None)
+
+    def generate(self, request: GenerationRequest, **limits: Any) -> AsyncIterator[OutputPiece]:
+        return self._client.generate(self._noted(request), **limits)
+
+    async def complete(self, request: GenerationRequest, **limits: Any) -> Completion:
+        return await self._client.complete(self._noted(request), **limits)
+
+
+@pytest.fixture
+def asked() -> list[GenerationRequest]:
+    """The requests that the command sent."""
+    return []
+
+
 @pytest.fixture(autouse=True)
-def _fake_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fake_models(monkeypatch: pytest.MonkeyPatch, asked: list[GenerationRequest]) -> None:
     @asynccontextmanager
-    async def connected(*_: Any, **__: Any) -> AsyncIterator[tuple[Client, ClusterDescription]]:
+    async def connected(*_: Any, **__: Any) -> AsyncIterator[tuple[NotingClient, ClusterDescription]]:
         async with fake_cluster(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as client:
-            yield client, await client.describe()
+            yield NotingClient(client, asked), await client.describe()
 
     monkeypatch.setattr(generate, "connected", connected)
     # The fake models have no tokenizer.
@@ -54,3 +88,44 @@ def test_the_summary_tells_the_speed() -> None:
     """review G11"""
     result = CliRunner().invoke(app, ["generate", "hello", "--max-new-tokens", "6"])
     assert "tokens/s)" in result.stderr
+
+
+def test_json_tells_draft_tokens_by_source() -> None:
+    result = CliRunner().invoke(app, ["generate", "hello", "--json", "--max-new-tokens", "6"])
+    usage = json.loads(result.stdout)["usage"]
+    (source,) = usage["sources"]
+    assert (source["source"], source["model"]) == ("draft", "")
+    assert (source["drafted_count"], source["accepted_count"]) == (usage["drafted_count"], usage["accepted_count"])
+
+
+def test_the_request_says_what_the_flags_say_of_drafts(asked: list[GenerationRequest], tmp_path: Path) -> None:
+    file = tmp_path / "expected.txt"
+    file.write_bytes("hello\r\nwörld\n".encode())
+    flags = ["--draft-sources", "suffix,draft", "--in-order", "--forbid-sources", "prediction"]
+    named = ["--only-draft-model", "small", "--prediction", str(file)]
+    result = CliRunner().invoke(app, ["generate", "hello", "--max-new-tokens", "6", *flags, *named])
+    assert result.exit_code == 0, result.exception
+    (request,) = asked
+    suffix, draft, prediction = DraftSource.SUFFIX, DraftSource.DRAFT, DraftSource.PREDICTION
+    assert request.drafting == DraftingOptions((suffix, draft), True, (prediction,), "small")
+    assert request.predicted_output == Text("hello\r\nwörld\n")
+
+
+def test_without_flags_a_request_says_nothing_of_drafts(asked: list[GenerationRequest]) -> None:
+    CliRunner().invoke(app, ["generate", "hello", "--max-new-tokens", "6"])
+    assert [(one.drafting, one.predicted_output) for one in asked] == [(DraftingOptions(), None)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--draft-sources", "sufix"], "--draft-sources has 'sufix'; give any of draft, suffix, prediction"),
+        (["--forbid-sources", "unspecified"], "--forbid-sources has 'unspecified'"),
+        (["--draft-sources", ""], "--draft-sources is empty"),
+        (["--prediction", "/nowhere/at/all"], "--prediction /nowhere/at/all cannot be read"),
+    ],
+)
+def test_wrong_words_about_drafts_are_named_before_anything_starts(flags: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["generate", "hello", *flags])
+    assert isinstance(result.exception, InvalidRequest)
+    assert words in result.exception.message

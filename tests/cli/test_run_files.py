@@ -19,7 +19,7 @@ from paceline.cli.run.partial_outputs import PartialOutputs
 from paceline.client import Completion
 from paceline.codec.generation import request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, PeerUnavailable
-from paceline.types import GenerationRequest
+from paceline.types import DraftingOptions, DraftSource, GenerationRequest, Text
 from tests.commands import python_code
 from tests.fakes.answering import AnsweringClient, answering, fails
 
@@ -301,3 +301,20 @@ def test_a_pipe_and_a_file_without_a_name_are_written_to(folder: Path) -> None:
 @pytest.mark.parametrize("output", [".", "x" * 300, "in.jsonl/out.jsonl"])
 def test_an_output_that_cannot_be_is_refused_with_words(folder: Path, output: str) -> None:
     assert f"--output {output} cannot be written" in refusal(AnsweringClient(), output=output)
+
+
+def test_each_line_has_its_own_prediction_and_all_have_the_drafting_of_the_flags(folder: Path) -> None:
+    rows = [{"prompt": "a", "prediction": "A"}, {"prompt": "b"}]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    client = AnsweringClient()
+    assert run(client, "--draft-sources", "prediction,suffix", "--only-draft-model", "small").exit_code == 0
+    options = DraftingOptions((DraftSource.PREDICTION, DraftSource.SUFFIX), draft_model="small")
+    found = {request.prompt: (request.predicted_output, request.drafting) for request in client.requests}
+    assert found == {Text("a"): (Text("A"), options), Text("b"): (None, options)}
+
+
+def test_a_run_may_be_resumed_with_other_drafts_for_no_answer_depends_on_them(folder: Path) -> None:
+    assert lose_at_d().exit_code != 0
+    client = AnsweringClient()
+    assert run(client, "--resume", "--forbid-sources", "suffix").exit_code == 0
+    assert client.prompts == ["d"]

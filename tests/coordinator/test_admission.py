@@ -1,14 +1,21 @@
 """Requests that can never be served are refused before they are queued."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from coordinator.door.admission import Admission
 from coordinator.door.limits import RequestLimits
 from coordinator.door.served import Served
+from coordinator.drafting.guessers import Guessers
 from coordinator.requests.committed_tokens import CommittedTokens
+from coordinator.requests.generation import Generation
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.text import TextCodec
 from paceline.types import (
+    DraftingOptions,
+    DraftSource,
     GenerationRequest,
     Prompt,
     ReceivedOutput,
@@ -46,6 +53,22 @@ from tests.fakes.tokenizers import byte_tokenizer
         (GenerationRequest(TokenIds((5,)), stop_strings=("",)), "stop_strings"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("x",) * 17), "stop_strings"),
         (GenerationRequest(TokenIds((5,)), stop_strings=("x" * 1000, "y" * 25)), "stop_strings"),
+        (
+            GenerationRequest(
+                TokenIds((5,)),
+                drafting=DraftingOptions(
+                    sources=(DraftSource.SUFFIX, DraftSource.DRAFT), forbidden_sources=(DraftSource.SUFFIX,)
+                ),
+            ),
+            "drafting.forbidden_sources",
+        ),
+        (GenerationRequest(TokenIds((5,)), drafting=DraftingOptions(in_order=True)), "drafting.in_order"),
+        (
+            GenerationRequest(TokenIds((5,)), predicted_output=TokenIds((VOCABULARY_SIZE,))),
+            "predicted_output.token_ids",
+        ),
+        (GenerationRequest(TokenIds((5,)), 2, predicted_output=TokenIds((5, 6, 7, -1))), "predicted_output.token_ids"),
+        (GenerationRequest(TokenIds((5,)), predicted_output=Text("no tokenizer")), "predicted_output"),
     ],
 )
 def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: str) -> None:
@@ -118,7 +141,7 @@ def test_the_outputs_of_a_request_share_its_prompt_and_grow_each_alone() -> None
     assert {id(one.token_ids.prompt) for one in others if isinstance(one.token_ids, CommittedTokens)} == {
         id(first.token_ids.prompt)
     }
-    first.commit([8], accepted_count=0, drafted_count=0)
+    first.commit([8], accepted_count=0, drafted_count=0, source=None)
     assert (first.token_ids[:], others[0].token_ids[:]) == ([5, 6, 7, 8], [5, 6, 7])
 
 
@@ -146,3 +169,92 @@ def test_a_text_that_no_tokens_could_be_long_enough_for_is_refused_before_it_is_
         admit(UntouchedCodec(files), 4 * longest * most + 1)
     with pytest.raises(AssertionError, match="it was tokenized"):
         admit(UntouchedCodec(files), 4 * longest * most)
+
+
+def test_sources_that_this_version_does_not_know_may_be_named_and_forbidden() -> None:
+    unknown = DraftingOptions((DraftSource.UNSPECIFIED,), True, (DraftSource.UNSPECIFIED,), "any model")
+    request = Admission(SERVED, default_max_new_tokens=40).admit(GenerationRequest(TokenIds((5,)), drafting=unknown))
+    assert [one.drafting for one in request.generations] == [unknown]
+
+
+def admission(served: Served = SERVED) -> Admission:
+    return Admission(served, default_max_new_tokens=40, guessers=Guessers())
+
+
+def predicted_of(generation: Generation) -> tuple[int, ...]:
+    """Return what is left of the output that the client expects."""
+    guess = generation.guessers[DraftSource.PREDICTION].guess(generation.token_ids, 100)
+    return guess.token_ids if guess else ()
+
+
+@pytest.mark.parametrize("received", [(), (ReceivedOutput(0, (8, 9)),)])
+def test_all_outputs_of_a_request_share_its_prediction_from_the_beginning_and_cut_to_what_can_be_used(
+    received: tuple[ReceivedOutput, ...],
+) -> None:
+    request = GenerationRequest(
+        TokenIds((5, 6)),
+        4,
+        seed=1,
+        completion_count=2,
+        received_outputs=received,
+        predicted_output=TokenIds((8, 9, 10, 11, 12)),
+    )
+    first, second = admission().admit(request).generations
+    assert predicted_of(first) == (8, 9, 10, 11)[first.output.count :]
+    assert predicted_of(second) == (8, 9, 10, 11)
+
+
+@pytest.mark.parametrize(
+    ("request_", "sources"),
+    [
+        (GenerationRequest(TokenIds((5,))), [DraftSource.SUFFIX]),
+        (
+            GenerationRequest(TokenIds((5,)), predicted_output=TokenIds((6,))),
+            [DraftSource.PREDICTION, DraftSource.SUFFIX],
+        ),
+        (GenerationRequest(TokenIds((5,)), predicted_output=TokenIds((6,)), max_draft_count=0), []),
+        (
+            GenerationRequest(
+                TokenIds((5,)),
+                predicted_output=TokenIds((6,)),
+                drafting=DraftingOptions(forbidden_sources=(DraftSource.SUFFIX,)),
+            ),
+            [DraftSource.PREDICTION],
+        ),
+        (GenerationRequest(TokenIds((5,)), drafting=DraftingOptions((DraftSource.DRAFT,))), []),
+    ],
+)
+def test_a_generation_has_the_sources_that_its_request_allows(
+    request_: GenerationRequest, sources: list[DraftSource]
+) -> None:
+    (one,) = admission().admit(request_).generations
+    assert list(one.guessers) == sources
+
+
+class CountingCodec(TextCodec):
+    """A codec that notes how long the texts are that it tokenizes."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        super().__init__(files)
+        self.lengths: list[int] = []
+
+    def encode_continuation(self, text: str, prompt: Sequence[int]) -> list[int]:
+        self.lengths.append(len(text))
+        return super().encode_continuation(text, prompt)
+
+
+def test_of_a_predicted_text_only_what_can_be_used_is_tokenized_and_what_no_output_could_hold_is_refused() -> None:
+    codec = CountingCodec(TokenizerFiles(byte_tokenizer().to_str()))
+    served = Served(replace(SERVED.target, vocabulary_size=257), codec)
+
+    def predicted(count: int) -> int:
+        request = GenerationRequest(Text("prompt"), 10, predicted_output=Text("a" * count))
+        (generation,) = admission(served).admit(request).generations
+        return len(predicted_of(generation))
+
+    longest = len("<end>")
+    most = 4 * longest * SERVED.target.longest_sequence
+    assert (predicted(7), predicted(most)) == (7, 10)
+    assert codec.lengths == [7, 4 * longest * 10]
+    with pytest.raises(InvalidRequest, match=f"predicted_output has {most + 1} characters; give {most} at most"):
+        predicted(most + 1)

@@ -72,7 +72,7 @@ def test_a_sequence_is_queued_from_its_submission_until_its_first_round() -> Non
         pool.claim([one])
         pool.settle([one])
         assert one.until_first_round_s == 2.5
-    one.commit([5], accepted_count=0, drafted_count=0)
+    one.commit([5], accepted_count=0, drafted_count=0, source=None)
     assert one.usage.queued_s == 2.5
 
 

@@ -1,5 +1,6 @@
 """A request's trace tells itself: its queue, its prefill and its rounds, in turn, within it, with their hops."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -13,12 +14,12 @@ from coordinator.door.tracer import request_tracer
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.requests.traced_request import MAX_ROUNDS, OwnRound, RoundNote, TracedRequest
-from coordinator.rounds.round_report import RoundReport
+from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.tracer import SHARED_AT_ONCE, SHARED_PER_S, RoundCap, RoundTracer
 from paceline.codec.generation import request_to_pb
 from paceline.errors import PeerUnavailable
 from paceline.observe.records import SpanRecord
-from paceline.types import FinishReason, GenerationRequest, HopTime, TokenIds, Usage
+from paceline.types import DraftSource, FinishReason, GenerationRequest, HopTime, SourceUsage, TokenIds, Usage
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import open_channel
 from tests.clusters import cluster
@@ -51,12 +52,22 @@ class Told:
         self.traced = TracedRequest(self.span, Link(self.span.get_span_context()), frozenset(), 1001 * MS)
         self.request.traced = self.traced
 
-    def note(self, began_ms: int, index: int = 0, queued_ms: int = 0, prefill: bool = False, error: str = "") -> None:
+    def note(
+        self,
+        began_ms: int,
+        index: int = 0,
+        queued_ms: int = 0,
+        prefill: bool = False,
+        error: str = "",
+        source: DraftSource = DraftSource.DRAFT,
+        model: str = "",
+    ) -> None:
         """Note a round of 20 ms that waited 1 ms and accepted 3 of 5 drafts."""
         hops = (HopTime(), HopTime()) if error else (PROPOSE, VERIFY)
         note = RoundNote(began_ms * MS, (began_ms + 20) * MS, 8, *hops, SHARED, error)
         gains = (0, 0) if error else (5, 3)
-        self.traced.note(OwnRound(note, index, prefill, queued_ms / 1e3, 0.001, *gains))
+        drafted_by = None if error else SourceUsage(source, model, *gains)
+        self.traced.note(OwnRound(note, index, prefill, queued_ms / 1e3, 0.001, *gains, drafted_by))
 
     async def children(self) -> list[SpanRecord]:
         """End the request, and return its children as viewers show them, by start."""
@@ -96,6 +107,7 @@ async def test_a_request_has_its_queue_its_prefill_and_its_rounds_as_children() 
         "paceline.target.executed_s": 0.010,
         "paceline.drafted_count": 5,
         "paceline.accepted_count": 3,
+        "paceline.draft_source": "draft",
     }
     assert [(link.trace_id, link.span_id) for link in children[2].links] == [(f"{77:032x}", f"{78:016x}")]
 
@@ -123,6 +135,52 @@ async def test_rounds_beyond_the_limit_are_summed_up_in_one_child() -> None:
     assert later.attributes["paceline.waited_s"] == pytest.approx(40 * 0.001)
     assert later.attributes["paceline.target.executed_s"] == pytest.approx(40 * 0.010)
     assert later.attributes["paceline.coordinator_s"] == pytest.approx(40 * (0.020 - 0.006 - 0.011))
+
+
+async def test_a_round_names_what_drafted_and_later_rounds_add_up_by_source() -> None:
+    told, suffix = Told(), DraftSource.SUFFIX
+    told.note(1005, source=suffix)
+    told.note(1026, model="small")
+    for number in range(2, MAX_ROUNDS):
+        told.note(1005 + 21 * number)
+    for number in range(MAX_ROUNDS, MAX_ROUNDS + 3):
+        told.note(1005 + 21 * number, source=suffix if number == MAX_ROUNDS else DraftSource.DRAFT)
+    _, first, second, *_, later = await told.children()
+    assert first.attributes["paceline.draft_source"] == "suffix"
+    assert "paceline.draft_model" not in first.attributes
+    assert [second.attributes[f"paceline.draft_{word}"] for word in ("source", "model")] == ["draft", "small"]
+    sums = {name: count for name, count in later.attributes.items() if re.search(r"(draft|suffix)\.\w+_count", name)}
+    assert sums == {
+        "paceline.draft.drafted_count": 10,
+        "paceline.draft.accepted_count": 6,
+        "paceline.suffix.drafted_count": 5,
+        "paceline.suffix.accepted_count": 3,
+    }
+    assert "paceline.draft_source" not in later.attributes
+
+
+def test_a_round_is_noted_for_the_source_that_drafted_in_it() -> None:
+    """The counts of a generation grow round by round; a round's source is the one that grew."""
+    told = Told()
+    (one,) = told.generations
+    one.output.finish_reason = None
+    tracer = RoundTracer(told.spans.tracer, "continuous")
+    drafts = [(DraftSource.DRAFT, 2, 3), (DraftSource.SUFFIX, 0, 4), (None, 0, 0), (DraftSource.DRAFT, 1, 1)]
+    for source, accepted_count, drafted_count in drafts:
+        with tracer.round([one], [0.0], [5], 0) as record:
+            token_ids = [5] * (accepted_count + 1)
+            one.commit(token_ids, accepted_count=accepted_count, drafted_count=drafted_count, source=source)
+            row = RowReport(drafted_count, accepted_count, accepted_count + 1, source)
+            record(RoundReport([row, row], 0.0, PROPOSE, VERIFY, 0, None, None))
+    usages = [note.source for note in told.traced.rounds]
+    assert usages == [
+        *(SourceUsage(DraftSource.DRAFT, "", 3, 2), SourceUsage(DraftSource.SUFFIX, "", 4, 0)),
+        *(None, SourceUsage(DraftSource.DRAFT, "", 1, 1)),
+    ]
+    shared = told.spans("shared_round")
+    assert shared[0].attributes["paceline.draft.drafted_count"] == 6
+    assert shared[1].attributes["paceline.suffix.accepted_count"] == 0
+    assert not [name for name in shared[2].attributes if "suffix" in name or "draft." in name]
 
 
 async def test_an_output_that_lost_its_place_has_another_queue() -> None:
@@ -173,6 +231,8 @@ async def test_a_failed_round_among_those_summed_up_is_told_as_such() -> None:
         "paceline.failed_round_count": 1,
         "paceline.drafted_count": 10,
         "paceline.accepted_count": 6,
+        "paceline.draft.drafted_count": 10,
+        "paceline.draft.accepted_count": 6,
     }
     assert all(type(value) is int for value in counted.values())
     assert later.attributes["paceline.failed_s"] == pytest.approx(0.020)

@@ -15,12 +15,14 @@ from coordinator.rounds.scheduler import Scheduler
 from paceline.errors import PacelineError, PeerFailed
 from paceline.types import (
     PAPER_POLICIES,
+    DraftSource,
     FinishReason,
     GenerationRequest,
     PolicyName,
     Prefilled,
     RolledBack,
     SequenceLength,
+    SourceUsage,
     TokenIds,
     Usage,
     Verdict,
@@ -97,7 +99,8 @@ async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
         pieces = [piece async for piece in request.stream.pieces()]
     assert pieces[-1].finish is not None
     usage = replace(pieces[-1].finish.usage, queued_s=0.0)
-    assert usage == Usage(3, 10, 8, 8, 2, accepted_counts_by_position=(2, 2, 2, 2))
+    sources = (SourceUsage(DraftSource.DRAFT, "", 8, 8),)
+    assert usage == Usage(3, 10, 8, 8, 2, accepted_counts_by_position=(2, 2, 2, 2), sources=sources)
     accepted = [token.accepted for piece in pieces for token in piece.tokens]
     assert accepted == [True, True, True, True, False] * 2
 

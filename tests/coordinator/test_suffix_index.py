@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.drafting.indexed_text import COMPARED, KEY_LENGTHS
-from coordinator.drafting.suffix_index import FIRST_ROOM, SuffixIndex, index_prompt
+from coordinator.drafting.indexed_text import COMPARED, KEY_LENGTHS, index_of
+from coordinator.drafting.suffix_index import FIRST_ROOM, SuffixIndex
 from coordinator.requests.committed_tokens import CommittedTokens, packed
 from coordinator.requests.guess import Guess
 
@@ -14,17 +14,17 @@ TOKENS = st.lists(st.integers(0, 3), max_size=40)
 PIECES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), max_size=12)
 
 
-def index_of(prompt: list[int]) -> SuffixIndex:
-    return SuffixIndex(index_prompt(packed(prompt)))
+def suffixes_of(prompt: list[int]) -> SuffixIndex:
+    return SuffixIndex(index_of(packed(prompt)))
 
 
 def guess_after(prompt: list[int], *pieces: list[int], most: int = 5) -> Guess | None:
-    return index_of(prompt).guess([*prompt, *sum(pieces, [])], most)
+    return suffixes_of(prompt).guess([*prompt, *sum(pieces, [])], most)
 
 
 @given(TOKENS, PIECES, st.integers(1, 12))
 def test_every_guess_followed_the_same_tokens_earlier(prompt: list[int], pieces: list[list[int]], most: int) -> None:
-    index, context = index_of(prompt), CommittedTokens(packed(prompt))
+    index, context = suffixes_of(prompt), CommittedTokens(packed(prompt))
     for piece in pieces:
         context += piece
         guess, text = index.guess(context, most), context[:]
@@ -63,7 +63,7 @@ def test_of_equal_matches_and_equal_counts_the_latest_decides() -> None:
 
 def test_a_match_is_followed_as_long_as_it_goes_on_and_its_length_grows() -> None:
     prompt = list(range(100))
-    index, context = index_of(prompt), CommittedTokens(packed(prompt))
+    index, context = suffixes_of(prompt), CommittedTokens(packed(prompt))
     for start in range(0, 60, 3):
         piece = list(range(start, start + 3))
         context += piece
@@ -74,7 +74,7 @@ def test_a_match_is_followed_as_long_as_it_goes_on_and_its_length_grows() -> Non
 
 def test_after_a_departure_another_match_is_looked_for() -> None:
     prompt = list(range(100))
-    index, context = index_of(prompt), CommittedTokens(packed(prompt))
+    index, context = suffixes_of(prompt), CommittedTokens(packed(prompt))
     for piece, following in ((list(range(10, 20)), 20), ([70, 71], 72)):
         context += piece
         guess = index.guess(context, 1)
@@ -95,7 +95,7 @@ def test_a_match_may_begin_in_the_prompt_and_end_in_the_output() -> None:
 
 def test_outputs_of_a_request_share_the_prompt_and_nothing_else() -> None:
     prompt = packed([1, 2, 3, 4, 5])
-    shared = index_prompt(prompt)
+    shared = index_of(prompt)
     one, other = SuffixIndex(shared), SuffixIndex(shared)
     assert shared.token_ids is prompt
     assert one.guess([1, 2, 3, 4, 5, 7, 8, 9, 7, 8], 1) == Guess((9,), 2, (1.0,))

@@ -127,6 +127,7 @@ def test_what_is_no_plain_decoder_keeps_the_checkpoints_format(
 
 def test_dtype_and_quantization_of_a_cluster_are_the_targets_alone() -> None:
     plan = plan_cluster(ClusterOptions(dtype="bfloat16", quantization="int8"))
+    assert plan.draft
     assert (plan.target.settings.dtype, plan.target.settings.quantization) == ("bfloat16", "int8")
     assert (plan.draft.settings.dtype, plan.draft.settings.quantization) == ("auto", "auto")
     assert plan_cluster(ClusterOptions()).target.settings.quantization == "none"

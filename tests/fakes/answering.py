@@ -43,6 +43,7 @@ class AnsweringClient:
     """Timeout of the last request."""
     prompts: list[str] = field(default_factory=list)
     """Prompts in the order of their requests."""
+    requests: list[GenerationRequest] = field(default_factory=list)
 
     async def describe(self) -> ClusterDescription:
         if self.is_lost:
@@ -57,6 +58,7 @@ class AnsweringClient:
         assert request.model_digest == self.model_digest
         prompt = request.prompt.value
         self.prompts.append(prompt)
+        self.requests.append(request)
         self.timeout_s = timeout_s
         self.before(prompt)
         if prompt == self.endless:

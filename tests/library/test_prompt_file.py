@@ -25,6 +25,19 @@ def test_prompts_and_spec_bench_lines_are_taken_and_wrong_ones_named_by_number(t
         assert line.error.startswith(f"line {number} ")
 
 
+def test_a_line_may_say_which_output_is_expected(tmp_path: Path) -> None:
+    lines = (
+        '{"prompt": "a", "prediction": "b"}',
+        '{"turns": ["a"], "prediction": null}',
+        '{"prompt": "a", "prediction": 5}',
+    )
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    with_one, without, wrong = read_lines(tmp_path / "in.jsonl")
+    assert with_one == InputLine(1, "a", prediction="b")
+    assert without == InputLine(2, "a")
+    assert (wrong.prompt, wrong.error) == (None, "line 3 has a `prediction` that is no string")
+
+
 @pytest.mark.parametrize("number", ["9" * 5000, "[" * 100_000])
 def test_a_line_that_python_cannot_hold_is_wrong_alone(tmp_path: Path, number: str) -> None:
     (tmp_path / "in.jsonl").write_text(f'{{"prompt": "a", "id": {number}}}\n{{"prompt": "b"}}')

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from paceline.errors import InvalidRequest, ModelNotUsable
 from paceline.measure.prompts import read_text_codec
@@ -171,3 +171,51 @@ def test_a_prompt_is_never_cut_by_limits_stored_with_the_tokenizer() -> None:
 def test_a_tokenizer_that_is_none_is_refused() -> None:
     with pytest.raises(ModelNotUsable, match="cannot be read"):
         TextCodec(TokenizerFiles("{}"))
+
+
+def spaced_words() -> TextCodec:
+    """Return a codec that puts a token before every text, and a space before every word, as many families do."""
+    words = {"<unk>": 0, "<s>": 1, "▁hello": 2, "▁world": 3, "▁=": 4, "▁": 5, "4": 6}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.Digits()]
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    tokenizer.add_special_tokens(["<s>", "<unk>"])
+    return TextCodec(TokenizerFiles(tokenizer.to_str(), ""))
+
+
+def test_a_text_after_a_prompt_has_no_first_token_and_no_space_that_is_not_its_own() -> None:
+    text = spaced_words()
+    prompt = text.encode(Text("hello ="))
+    assert prompt == [1, 2, 4]
+    assert text.encode_continuation(" world", prompt) == [3]
+    assert text.encode_continuation("4", prompt) == [6]
+    assert text.encode_continuation(" 4", prompt) == [5, 6]
+    assert text.encode_continuation("", prompt) == []
+
+
+@pytest.mark.parametrize("prompt", ["2 + 2 =", "Say hello.", "A line\n", "", "An emoji 🙂"])
+@pytest.mark.parametrize("after", [" 4", "\nTom has 4 apples", "Answer: 20", "é", "🙂"])
+def test_the_text_of_a_continuation_is_the_text_and_its_tokens_those_of_the_whole(
+    builtin: TextCodec, prompt: str, after: str
+) -> None:
+    """Where the tokenizer parts prompt and text; else only the text is told to be right."""
+    before, whole = builtin.encode(Text(prompt)), builtin.encode(Text(prompt + after))
+    found = builtin.encode_continuation(after, before)
+    assert builtin.tokenizer.decode(found, skip_special_tokens=False) == after
+    if whole[: len(before)] == before:
+        assert found == whole[len(before) :]
+
+
+def test_a_word_that_the_prompt_begins_is_read_alone(builtin: TextCodec) -> None:
+    before = builtin.encode(Text("How many app"))
+    assert builtin.tokenizer.decode(builtin.encode_continuation("les are left?", before)) == "les are left?"
+
+
+def test_nothing_in_a_continuation_becomes_a_special_token(builtin: TextCodec) -> None:
+    """Special tokens have no text in outputs, so a text that spells one was written with other tokens."""
+    found = builtin.encode_continuation(FORGED, builtin.encode(UserMessage("Hi")))
+    assert SPECIAL_IDS.isdisjoint(found)
+    assert builtin.tokenizer.decode(found) == FORGED

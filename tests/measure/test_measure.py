@@ -125,6 +125,7 @@ async def test_no_pass_finds_its_prompts_cached_by_the_one_before(pairs: dict[st
     pair = ClusterOptions(target_model=str(pairs["Llama"].target), draft_model=str(pairs["Llama"].draft))
     options = grid.cluster_options(SystemSpec(grid.SPECULATIVE, 2, AUTO, "continuous", "3"), pair)
     async with cluster_here(options) as addresses, Client(addresses.coordinator) as client:
+        assert addresses.draft
         system = ClusterSystem(client, addresses, 4)
         first, again = [await system.run([tuple(range(10, 74))]) for _ in range(2)]
         assert first.outputs == again.outputs
@@ -376,3 +377,10 @@ def test_a_precision_is_one_word() -> None:
 def test_llama_cpp_without_its_library_or_file_names_the_remedy() -> None:
     with pytest.raises((InvalidRequest, StartupError), match=r"paceline\[llama-cpp\]|--gguf FILE"):
         check_llama_cpp(None)
+
+
+def test_a_pair_without_a_draft_model_is_measured_without_peers_that_need_one() -> None:
+    plan = replace(PLAN, pair=ClusterOptions(draft_model="none"))
+    kinds = {spec.kind for group in grid.groups(plan) for spec in group}
+    assert kinds == set(grid.KINDS) - {"hf-assisted", "hf-assisted-fixed"}
+    assert read_text_codec("builtin:target", "none").has_chat_template

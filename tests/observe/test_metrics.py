@@ -26,7 +26,16 @@ from paceline.model_service.metrics import ModelCollector, ModelMetrics
 from paceline.observe.metrics import CertificateCollector, count_tasks, metrics_served, new_registry
 from paceline.process.instruments import Instruments, instruments
 from paceline.security.certificates import end_times_s, watch_certificates
-from paceline.types import CacheDescription, CallTiming, ClusterStatistics, GenerationRequest, HopTime, TokenIds
+from paceline.types import (
+    CacheDescription,
+    CallTiming,
+    ClusterStatistics,
+    DraftSource,
+    GenerationRequest,
+    HopTime,
+    SourceUsage,
+    TokenIds,
+)
 from tests.certificates import Authority
 from tests.coordinators import fake_cluster, settings_of
 from tests.fakes.counted_calls import counted_calls, release
@@ -66,10 +75,36 @@ async def test_counts_of_a_known_request_are_exact() -> None:
         assert value(registry, "committed_tokens_total") == 10
         per_position = by_label(registry, "accepted_tokens_per_position_total", "position")
         assert per_position == {"0": 2, "1": 2, "2": 2, "3": 2}
+        for name in ("source_draft_tokens_total", "source_accepted_tokens_total"):
+            assert by_label(registry, name, "source") == {"draft": 8}
+            assert value(registry, name, source="suffix", draft_model="") == 0
         assert value(registry, "group_wait_seconds_count") == 2
         assert value(registry, "draft_available") == 1
         assert value(registry, "sequences_running") == value(registry, "sequences_waiting") == 0
         assert value(registry, "sequences_waiting_limit") == 100
+
+
+async def test_where_there_is_to_be_no_draft_service_nothing_says_that_it_is_missing() -> None:
+    registry = new_registry("coordinator")
+    async with fake_cluster(FakeDrafter(1.0), FakeVerifier(), registry, draft="none"):
+        assert registry.get_sample_value("paceline_draft_available") is None
+
+
+def test_rows_count_for_the_source_and_the_model_that_drafted() -> None:
+    statistics = Statistics()
+    draft, suffix = DraftSource.DRAFT, DraftSource.SUFFIX
+    rows = [
+        *(RowReport(4, 2, 3, draft, "small"), RowReport(4, 4, 5, draft, "large"), RowReport(4, 1, 2, draft, "small")),
+        *(RowReport(3, 0, 1, suffix), RowReport(0, 0, 1)),
+    ]
+    for _ in range(2):
+        statistics.count_report(replace(REPORT, rows=rows))
+    counted = statistics.snapshot()
+    assert set(counted.sources) == {
+        *(SourceUsage(draft, "small", 16, 6), SourceUsage(draft, "large", 8, 8)),
+        SourceUsage(suffix, "", 6, 0),
+    }
+    assert sum(one.drafted_count for one in counted.sources) == counted.drafted_count
 
 
 async def test_a_draft_that_is_away_shows() -> None:

@@ -20,13 +20,15 @@ from paceline.observe.report.analysis import (
     HOPS,
     REMEDIES,
     ROUND_HOPS,
+    Drafts,
+    drafts_by_source,
     nearest_rank,
     requests_of,
     summarize,
     verdict,
 )
 from paceline.observe.report.perfetto import aligned, trace_events
-from paceline.observe.report.rendering import hop_table, waterfall
+from paceline.observe.report.rendering import hop_table, source_table, waterfall
 from tests.fakes.timelines import Hops, timeline
 
 TYPICAL: Hops = dict(zip(ROUND_HOPS, (0, 1, 1, 2, 0, 10, 3, 4, 30), strict=True))
@@ -171,6 +173,35 @@ def test_the_waterfall_has_a_row_a_round_with_its_hops_and_its_place() -> None:
     ]
     bars = [line.count("█") for line in lines if "2/5" in line]
     assert bars[1] > bars[0] > 0
+
+
+def test_drafts_are_told_by_source_round_by_round_and_in_all() -> None:
+    request, _, first, second, third, *_ = timeline([TYPICAL] * 3).spans
+    assert {one.name for one in (first, second, third)} == {"round"}
+    named = [replace(first, attributes={**first.attributes, "paceline.draft_source": "suffix"})]
+    named.append(replace(second, attributes={**second.attributes, "paceline.draft_source": "draft"}))
+    sums = {"paceline.round_count": 9, "paceline.draft.drafted_count": 30, "paceline.draft.accepted_count": 24}
+    sums |= {"paceline.suffix.drafted_count": 7, "paceline.suffix.accepted_count": 1, "paceline.drafted_count": 37}
+    named.append(replace(third, name="later_rounds", attributes=sums))
+    found = requests_of([request, *named])
+    assert drafts_by_source(found) == {"draft": Drafts(35, 26), "suffix": Drafts(12, 3)}
+    table = source_table(found)
+    assert table
+    rows = [line.split("│")[1:-1] for line in printed(100, table).splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["draft", "35", "26", "74.3%"],
+        ["suffix", "12", "3", "25.0%"],
+    ]
+    lines = printed(120, waterfall(found[0], 120))
+    assert "2/5 s" in lines
+    assert "2/5 d" in lines
+    assert "0/37 ds" in lines
+    assert "d draft s suffix" in lines
+
+
+def test_spans_of_before_there_were_sources_tell_none() -> None:
+    requests = requests_of(timeline([TYPICAL]).spans)
+    assert (drafts_by_source(requests), source_table(requests)) == ({}, None)
 
 
 def test_every_row_of_the_waterfall_shows_however_short_its_round() -> None:

@@ -32,9 +32,11 @@ def test_a_variable_holds_where_no_flag_is_given_and_a_flag_wins_over_it(monkeyp
     monkeypatch.setenv("PACELINE_TARGET_KV_MEMORY", "64MiB")
     monkeypatch.setenv("PACELINE_COORDINATOR_BATCH_SIZE", "3")
     plan = plan_cluster(ClusterOptions())
+    assert plan.draft
     assert (plan.target.settings.kv_memory, plan.draft.settings.kv_memory) == ("64MiB", "2GiB")
     assert plan.coordinator.settings.batch_size == 3
     plan = plan_cluster(ClusterOptions(kv_memory="96MiB", batch_size=5))
+    assert plan.draft
     assert (plan.target.settings.kv_memory, plan.draft.settings.kv_memory) == ("96MiB", "96MiB")
     assert plan.coordinator.settings.batch_size == 5
 
@@ -48,6 +50,7 @@ def test_what_the_launcher_would_choose_gives_way_to_a_variable(monkeypatch: pyt
     monkeypatch.setenv("PACELINE_COORDINATOR_POLICY", "exspec")
     plan = plan_cluster(ClusterOptions())
     assert (plan.target.settings.log_level, plan.target.settings.threads) == ("debug", 7)
+    assert plan.draft
     assert plan.draft.settings.threads == launcher.divided_threads(1)[0]
     assert plan.coordinator.settings.policy == "exspec"
 
@@ -66,6 +69,22 @@ def test_asked_for_threads_of_the_target_hold_beside_the_draft_too(monkeypatch: 
     monkeypatch.setenv("PACELINE_TARGET_THREADS", "7")
     target = plan_cluster(ClusterOptions(lanes=2)).target.settings
     assert (target.threads, target.threads_beside_draft) == (7, None)
+
+
+def test_without_a_draft_service_the_target_has_every_core_and_the_coordinator_misses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launcher, "CORES", 8)
+    plan = plan_cluster(ClusterOptions(draft_model="none", lanes=2, draft_port=7701))
+    assert plan.draft is None
+    assert (plan.coordinator.settings.draft, plan.coordinator.settings.draft_addresses) == ("none", [])
+    assert (plan.target.settings.threads, plan.target.settings.threads_beside_draft) == (8, 8)
+    assert plan.listens == [*plan.coordinator.settings.listens, *plan.target.settings.listens]
+
+
+def test_recent_outputs_of_others_are_shared_only_where_that_is_asked_for() -> None:
+    assert not plan_cluster(ClusterOptions()).coordinator.settings.shared_suffixes
+    assert plan_cluster(ClusterOptions(shared_suffixes=True)).coordinator.settings.shared_suffixes
 
 
 def test_services_of_a_command_take_free_ports_whatever_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +106,7 @@ def test_up_hears_the_variables_of_its_ports_and_models(monkeypatch: pytest.Monk
     result = CliRunner().invoke(app, ["up", "--draft-port", "8801"])
     assert result.exit_code == 0, result.output
     plan = plan_cluster(asked[0], up.PORTS)
+    assert plan.draft
     ports = [one.settings.port for one in (plan.coordinator, plan.draft, plan.target)]
     assert ports == [8800, 8801, 7702]
     assert [one.settings.metrics_port for one in (plan.coordinator, plan.draft, plan.target)] == [7710, 7711, 8812]
@@ -111,6 +131,24 @@ def test_up_serves_where_it_cannot_ask_its_target(target: str, monkeypatch: pyte
     assert f"target       {target}" in result.stdout
     assert "numerics" not in result.stdout
     assert result.stdout.endswith("stopped\n")
+
+
+def test_up_tells_that_there_is_no_draft_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ClusterOptions] = []
+
+    @asynccontextmanager
+    async def running(options: ClusterOptions, *_: Any) -> AsyncIterator[Addresses]:
+        asked.append(options)
+        yield Addresses("127.0.0.1:7700", None, "127.0.0.1:1", ())
+
+    async def termination() -> None:
+        """Return at once."""
+
+    monkeypatch.setattr(up, "running_cluster", running)
+    monkeypatch.setattr(up, "termination", termination)
+    result = CliRunner().invoke(app, ["up", "--draft-model", "none", "--shared-suffixes"])
+    assert "draft        none\n" in result.stdout
+    assert [(one.draft_model, one.shared_suffixes) for one in asked] == [("none", True)]
 
 
 @pytest.mark.parametrize(

@@ -15,20 +15,25 @@ from prometheus_client import CollectorRegistry
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client, Completion, RetryPolicy
-from paceline.codec.generation import accepted_from_pb, piece_from_pb, request_to_pb
+from paceline.codec.generation import accepted_from_pb, piece_from_pb, piece_to_pb, request_from_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, ModelChanged, Overloaded, PeerFailed, PeerUnavailable
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
 from paceline.types import (
+    DraftingOptions,
+    DraftSource,
+    FinishReason,
     GenerationAccepted,
     GenerationFinish,
     GenerationRequest,
     ModelIdentity,
     OutputPiece,
+    OutputToken,
     Prompt,
     ReceivedOutput,
     SamplingParameters,
     TokenIds,
+    Usage,
     UserMessage,
 )
 from paceline.v1 import generation_service_pb2 as pb
@@ -384,6 +389,37 @@ async def test_a_stream_that_ends_without_a_finish_is_a_failure() -> None:
         with pytest.raises(PeerFailed, match="ended without a finish"):
             async for _ in client.generate(GenerationRequest(PROMPT)):
                 pass
+
+
+class Breaking(GenerationServiceServicer):
+    """Breaks the first stream after a token, and ends the next; notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[GenerationRequest] = []
+
+    async def GenerateText(
+        self, request: pb.GenerateTextRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateTextResponse]:
+        self.asked.append(request_from_pb(request))
+        yield piece_to_pb(OutputPiece((OutputToken(5, "", accepted=False),)))
+        if len(self.asked) == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        yield piece_to_pb(OutputPiece((), GenerationFinish(FinishReason.LENGTH, Usage(3, 2))))
+
+
+async def test_what_a_request_says_of_drafts_is_said_again_when_it_is_resumed() -> None:
+    drafting = DraftingOptions((DraftSource.PREDICTION, DraftSource.SUFFIX), True, (DraftSource.DRAFT,), "small")
+    request = GenerationRequest(PROMPT, 2, drafting=drafting, predicted_output=TokenIds((5, 6)))
+    breaking = Breaking()  # type: ignore[abstract]
+
+    def add(server: grpc.aio.Server) -> None:
+        add_GenerationServiceServicer_to_server(breaking, server)
+
+    async with running_server("127.0.0.1", 0, [], add, grace_s=0) as server, Client(server.address, QUICK) as client:
+        await client.complete(request)
+    first, again = breaking.asked
+    assert again.received_outputs == (ReceivedOutput(0, (5,)),)
+    assert replace(again, received_outputs=()) == first == replace(request, seed=first.seed)
 
 
 async def test_what_cannot_have_been_received_is_refused_and_not_mended_by_the_client() -> None:

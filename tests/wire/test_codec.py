@@ -26,6 +26,14 @@ RECEIVED = st.lists(
 ).map(lambda received: tuple(sorted(received, key=lambda one: (one.ended, one.completion_index))))
 
 
+SOURCES = st.lists(st.sampled_from(types.DraftSource), unique=True).map(tuple)
+DRAFTING = st.builds(types.DraftingOptions, SOURCES, st.booleans(), SOURCES, st.text())
+PREDICTIONS = st.none() | st.builds(types.Text, st.text()) | st.builds(types.TokenIds, IDS)
+SOURCE_USAGES = st.lists(
+    st.builds(types.SourceUsage, st.sampled_from(types.DraftSource), st.text(), COUNTS, COUNTS)
+).map(tuple)
+
+
 def error_kinds(root: type[errors.PacelineError] = errors.PacelineError) -> Iterable[type[errors.PacelineError]]:
     yield root
     for child in root.__subclasses__():
@@ -115,6 +123,8 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
         st.none() | COUNTS,
         received_outputs=RECEIVED,
         model_digest=st.text(),
+        drafting=DRAFTING,
+        predicted_output=PREDICTIONS,
     )
 )
 def test_requests_survive_the_wire(request: types.GenerationRequest) -> None:
@@ -139,6 +149,14 @@ BIG = 3 * 10**9
         (replace(REQUEST, sampling=types.SamplingParameters(top_k=BIG)), "sampling.top_k", "top_k is 3000000000"),
         (replace(REQUEST, sampling=types.SamplingParameters(logit_bias=((BIG, 1.0),))), "sampling.logit_bias", "3000"),
         (replace(REQUEST, received_outputs=(types.ReceivedOutput(BIG),)), "received_outputs", "3000000000"),
+        (replace(REQUEST, predicted_output=types.Text(HALF)), "predicted_text", "give whole characters"),
+        (replace(REQUEST, predicted_output=types.TokenIds((BIG,))), "predicted_token_ids", "3000000000"),
+        (replace(REQUEST, predicted_output=types.UserMessage("x")), "predicted_output", "give Text"),  # type: ignore[arg-type]
+        (
+            replace(REQUEST, drafting=types.DraftingOptions(draft_model=HALF)),
+            "drafting.draft_model",
+            "give whole characters",
+        ),
     ],
 )
 def test_a_value_that_no_call_can_carry_is_the_requests_error(
@@ -149,16 +167,19 @@ def test_a_value_that_no_call_can_carry_is_the_requests_error(
     assert refusal.value.field == field
 
 
-@pytest.mark.parametrize("reason", [None, *types.FinishReason])
-def test_pieces_survive_the_wire(reason: types.FinishReason | None) -> None:
-    finish = types.GenerationFinish(reason, types.Usage(1, 2, 3, 4, 5, (6, 7), 0.5)) if reason else None
-    piece = types.OutputPiece((types.OutputToken(5, "é", True), types.OutputToken(0, "", False)), finish)
+@given(st.none() | st.sampled_from(types.FinishReason), st.sampled_from(types.DraftSource), SOURCE_USAGES)
+def test_pieces_survive_the_wire(
+    reason: types.FinishReason | None, source: types.DraftSource, sources: tuple[types.SourceUsage, ...]
+) -> None:
+    finish = types.GenerationFinish(reason, types.Usage(1, 2, 3, 4, 5, (6, 7), 0.5, sources)) if reason else None
+    piece = types.OutputPiece((types.OutputToken(5, "é", True, None, source), types.OutputToken(0, "", False)), finish)
     assert generation.piece_from_pb(generation.piece_to_pb(piece)) == piece
 
 
 def test_descriptions_survive_the_wire() -> None:
     hops = types.HopTime(1.0, 2.0, 3.0), types.HopTime(4.0, 5.0, 6.0)
-    statistics = types.ClusterStatistics(1, 2, 3, 4, 5, (6, 7), ((8, 9), (10, 11)), 0.5, 12, 13.5, *hops)
+    sources = (types.SourceUsage(types.DraftSource.DRAFT, "d", 3, 2), types.SourceUsage(types.DraftSource.SUFFIX))
+    statistics = types.ClusterStatistics(1, 2, 3, 4, 5, (6, 7), ((8, 9), (10, 11)), 0.5, 12, 13.5, *hops, sources)
     identity = types.ModelIdentity("digest", "incarnation")
     target = replace(describe("t", "print"), weights_digest="w", kernels="k", identity=identity)
     for draft_count in (None, 0, 3):
@@ -182,6 +203,32 @@ def test_what_a_newer_coordinator_says_is_unspecified_and_no_failure() -> None:
     cluster = generation.cluster_from_pb(generation_service_pb2.DescribeClusterResponse(targets=[replica]))
     unspecified = types.ReplicaState.UNSPECIFIED, 0, types.CircuitState.UNSPECIFIED
     assert cluster.targets == (types.ReplicaDescription("x:1", *unspecified),)
+
+
+def test_a_source_of_another_version_is_unspecified_and_no_failure() -> None:
+    token = generation_service_pb2.OutputToken(token_id=1, accepted=True, source=77)  # type: ignore[arg-type]
+    usage = generation_service_pb2.SourceUsage(source=77, drafted_count=4)  # type: ignore[arg-type]
+    finish = generation_service_pb2.GenerationFinish(usage=generation_service_pb2.Usage(sources=[usage]))
+    piece = generation.piece_from_pb(generation_service_pb2.GenerateTextResponse(tokens=[token], finish=finish))
+    assert piece.tokens[0].source is types.DraftSource.UNSPECIFIED
+    assert piece.finish
+    assert piece.finish.usage.sources == (types.SourceUsage(types.DraftSource.UNSPECIFIED, drafted_count=4),)
+    drafting = generation_service_pb2.DraftingOptions(sources=[77, 2])  # type: ignore[list-item]
+    asked = generation.request_from_pb(generation_service_pb2.GenerateTextRequest(text="hi", drafting=drafting))
+    assert asked.drafting.sources == (types.DraftSource.UNSPECIFIED, types.DraftSource.SUFFIX)
+
+
+def test_an_accepted_token_of_an_older_coordinator_has_a_source_that_is_not_known() -> None:
+    token = generation_service_pb2.OutputToken(token_id=1, accepted=True)
+    piece = generation.piece_from_pb(generation_service_pb2.GenerateTextResponse(tokens=[token]))
+    assert piece.tokens[0].source is types.DraftSource.UNSPECIFIED
+
+
+def test_a_source_that_a_request_repeats_counts_once() -> None:
+    """Every round looks at the list, and a message of the largest size has room for millions of entries."""
+    drafting = generation_service_pb2.DraftingOptions(sources=[2, 1] * 10_000)  # type: ignore[list-item]
+    asked = generation.request_from_pb(generation_service_pb2.GenerateTextRequest(text="hi", drafting=drafting))
+    assert asked.drafting.sources == (types.DraftSource.SUFFIX, types.DraftSource.DRAFT)
 
 
 SAMPLING = types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4)

@@ -15,6 +15,7 @@ from rich.progress import Progress
 from paceline.cli.connection import Connection, connected, with_connection_flags
 from paceline.cli.options import (
     Chat,
+    DraftingFlags,
     MaxNewTokens,
     Seed,
     Speculation,
@@ -25,6 +26,7 @@ from paceline.cli.options import (
     run_async,
     teller,
     with_cluster_flags,
+    with_drafting_flags,
     with_sampling_flags,
 )
 from paceline.cli.progress import progress_bar
@@ -35,7 +37,14 @@ from paceline.files import check_distinct
 from paceline.process.launcher import ClusterOptions
 from paceline.prompt_file import InputLine, read_lines
 from paceline.tasks import side_by_side
-from paceline.types import ClusterDescription, GenerationRequest, ModelDescription, SamplingParameters
+from paceline.types import (
+    ClusterDescription,
+    DraftingOptions,
+    GenerationRequest,
+    ModelDescription,
+    SamplingParameters,
+    Text,
+)
 
 IN_FLIGHT = 64
 """Prompts in progress at once: enough to keep any batch full, few enough to leave the queue to others."""
@@ -51,8 +60,9 @@ class RunPlan:
     timeout_s: float | None
     max_draft_count: int | None
     sampling: SamplingParameters
+    drafting: DraftingOptions
 
-    def request(self, prompt: str, cluster: ClusterDescription) -> GenerationRequest:
+    def request(self, prompt: str, prediction: str | None, cluster: ClusterDescription) -> GenerationRequest:
         return GenerationRequest(
             as_prompt(prompt, self.chat, cluster),
             max_new_tokens=self.max_new_tokens,
@@ -61,20 +71,27 @@ class RunPlan:
             seed=self.seed,
             # One model must answer all lines.
             model_digest=cluster.target.identity.model_digest,
+            drafting=self.drafting,
+            predicted_output=None if prediction is None else Text(prediction),
         )
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that answers depend on besides prompt and model."""
+        """Return the settings that answers depend on besides prompt and model. No answer depends on its drafts."""
         own = ("max_new_tokens", "max_draft_count", "chat", "seed")
         return {name: getattr(self, name) for name in own} | asdict(self.sampling)
 
 
 @with_cluster_flags
 @with_connection_flags
+@with_drafting_flags
 @with_sampling_flags
 def command(
     input_file: Annotated[
-        Path, typer.Option("--input", help="JSON lines with `prompt`, or SpecBench's `turns`; -: from stdin.")
+        Path,
+        typer.Option(
+            "--input",
+            help="JSON lines with `prompt`, or SpecBench's `turns`, and with `prediction` or not; -: from stdin.",
+        ),
     ],
     output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go, once all are there.")],
     resume: Annotated[
@@ -87,13 +104,15 @@ def command(
     timeout_s: TimeoutS = None,
     *,
     sampling: SamplingParameters,
+    drafting: DraftingFlags,
     connection: Connection,
     options: ClusterOptions,
 ) -> None:
     """Answer every prompt of a file. A line that is wrong is reported and the rest still runs."""
     console = Console(stderr=True, highlight=False)
     lines = read_lines(input_file)
-    plan = RunPlan(max_new_tokens, chat, seed, timeout_s, draft_limit(speculation, options), sampling)
+    limit = draft_limit(speculation, options)
+    plan = RunPlan(max_new_tokens, chat, seed, timeout_s, limit, sampling, drafting.options())
     check_distinct(input_file, output_file)
     partial = PartialOutputs(output_file, {"input": _digest(lines)} | plan.settings(), resume=resume)
     try:
@@ -184,7 +203,7 @@ class _Run:
     async def _answer(self, line: InputLine) -> dict[str, Any]:
         if line.prompt is None:
             raise InvalidRequest(line.error or "")
-        request = self._plan.request(line.prompt, self._cluster)
+        request = self._plan.request(line.prompt, line.prediction, self._cluster)
         completion = await self._client.complete(request, timeout_s=self._plan.timeout_s)
         answer = {"id": line.id, "prompt": line.prompt, **answer_fields(completion)}
         if not request.sampling.temperature:

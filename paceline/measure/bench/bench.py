@@ -32,7 +32,8 @@ from paceline.measure.system import Measured, System
 from paceline.measure.traffic import copy_bandwidth, pass_traffic
 from paceline.model_service.worker import ModelWorker
 from paceline.process.launcher import plan_cluster
-from paceline.types import ModelDescription
+from paceline.process.variables import NO_DRAFT
+from paceline.types import ModelDescription, PassTraffic
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,13 @@ class Bench:
             # In a thread, because it waits until an interrupted pass ends, at the pass's next token.
             await asyncio.to_thread(self._worker.close)
 
-    def _note_floor(self, dtype: str, target: ModelDescription, draft: ModelDescription) -> None:
+    def _note_floor(self, dtype: str, target: ModelDescription, draft: ModelDescription | None) -> None:
         """Keep the floor of the first system of ours in a dtype; its models tell how many bytes a weight has."""
         if any(one.dtype == dtype for one in self._result.floors):
             return
         pair = self._plan.pair
-        traffic = pass_traffic(pair.target_model, target), pass_traffic(pair.draft_model, draft)
-        floor = Floor(dtype, self._bandwidth_bytes_per_s, *traffic)
+        draft_traffic = pass_traffic(pair.draft_model, draft) if draft else PassTraffic(0, 0)
+        floor = Floor(dtype, self._bandwidth_bytes_per_s, pass_traffic(pair.target_model, target), draft_traffic)
         self._result = replace(self._result, floors=(*self._result.floors, floor))
 
     async def _open(self, specs: Sequence[SystemSpec], stack: AsyncExitStack) -> dict[SystemSpec, System]:
@@ -129,7 +130,7 @@ class Bench:
         if spec.kind == grid.LLAMA_CPP:
             assert plan.gguf is not None
             return LlamaCppPeer(plan.gguf, plan.max_new_tokens, max(map(len, self._token_ids)) + plan.max_new_tokens)
-        if spec.kind in (grid.ASSISTED, grid.ASSISTED_FIXED):
+        if spec.kind in grid.WITH_DRAFT_MODEL:
             # Loaded for this system alone, because the number of drafts is a setting of the model.
             draft = HuggingFaceReference(plan.pair.draft_model, spec.precision.dtype, self._device)
             options = assistance(draft, int(spec.draft_count) if spec.draft_count else None)
@@ -160,7 +161,7 @@ class Bench:
 
 
 def _label(model: str) -> str:
-    return label_of(model, find_checkpoint(model).config)
+    return "no draft model" if model == NO_DRAFT else label_of(model, find_checkpoint(model).config)
 
 
 def _memory_gib() -> int:

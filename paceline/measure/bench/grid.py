@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.measure.equivalence.precision import Precision, with_precision
 from paceline.process.launcher import ClusterOptions
+from paceline.process.variables import NO_DRAFT
 from paceline.types import PAPER_POLICIES
 
 SPECULATIVE, PLAIN = "speculative", "plain"
@@ -23,6 +24,8 @@ PEERS = {
 """What tables call them, in their order."""
 BATCHING = (HUGGING_FACE,)
 """Peers that decode more than one sequence at a time."""
+WITH_DRAFT_MODEL = (ASSISTED, ASSISTED_FIXED)
+"""Peers that draft with the pair's draft model; left out where the pair has none."""
 KINDS = (*PEERS, PLAIN, SPECULATIVE)
 TITLES = {**PEERS, PLAIN: "Paceline, plain", SPECULATIVE: "Paceline"}
 
@@ -69,8 +72,10 @@ class BenchPlan:
 def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
     """Return the systems that are up together, one group for each batch size; one-at-a-time peers are in the first."""
     found = []
+    left_out = WITH_DRAFT_MODEL if plan.pair.draft_model == NO_DRAFT else ()
+    asked = [kind for kind in KINDS if kind in plan.kinds and kind not in left_out]
     for number, batch_size in enumerate(sorted(plan.batch_sizes)):
-        kinds = [kind for kind in KINDS if kind in plan.kinds and (number == 0 or kind in (*BATCHING, *OURS))]
+        kinds = [kind for kind in asked if number == 0 or kind in (*BATCHING, *OURS)]
         specs = (
             spec
             for precision, kind in product(plan.precisions, kinds)

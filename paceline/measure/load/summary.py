@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.measure.load.load import Outcome, SentRequest
+from paceline.types import SourceUsage, added_up
 
 PERCENTS = (50, 90, 99)
 
@@ -61,6 +62,8 @@ class LoadSummary:
     """Tokens a second of all outputs, unfinished ones included."""
     drafted_count: int
     accepted_count: int
+    sources: tuple[SourceUsage, ...]
+    """Drafted and accepted tokens by source."""
     good_count: int | None
     """Number of completed requests within the objectives; None without objectives."""
 
@@ -86,6 +89,7 @@ def summarize(records: Sequence[SentRequest], objectives: Objectives) -> LoadSum
         tokens_per_s=_rate(sum(record.output_count for record in records), elapsed_s),
         drafted_count=sum(usage.drafted_count for usage in usages),
         accepted_count=sum(usage.accepted_count for usage in usages),
+        sources=added_up(source for usage in usages for source in usage.sources),
         good_count=sum(map(objectives.met_by, completed)) if objectives.any else None,
     )
 

@@ -10,6 +10,7 @@ The rest is `other`: reading the request and streaming the last tokens.
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,14 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """Draft tokens of one source."""
+
+    drafted_count: int
+    accepted_count: int
+
+
+@dataclass(frozen=True)
 class RequestRound:
     """A round from the view of one of its requests, or the sum of a request's later rounds."""
 
@@ -54,6 +63,8 @@ class RequestRound:
     """Seconds by hop name, for all of `ROUND_HOPS`."""
     drafted_count: int
     accepted_count: int
+    sources: Mapping[str, Drafts]
+    """Its draft tokens by source."""
     round_count: int = 1
 
     @property
@@ -152,7 +163,20 @@ def _round(span: SpanRecord, queued_s: float, waited_s: float) -> RequestRound:
         hops["verify wire"] += told("failed_s")
     every_hop = {hop: hops.get(hop, own_s) for hop in ROUND_HOPS}
     drafted, accepted = int(told("drafted_count")), int(told("accepted_count"))
-    return RequestRound(span, every_hop, drafted, accepted, int(told("round_count")) or 1)
+    sources = _sources(span, Drafts(drafted, accepted))
+    return RequestRound(span, every_hop, drafted, accepted, sources, int(told("round_count")) or 1)
+
+
+def _sources(span: SpanRecord, drafts: Drafts) -> dict[str, Drafts]:
+    """Return draft tokens by source: of the one that the span names, or the sums of the span's rounds."""
+    if source := span.attributes.get("paceline.draft_source"):
+        return {str(source): drafts}
+    found = (re.fullmatch(r"paceline\.(\w+)\.drafted_count", name) for name in span.attributes)
+    return {
+        one[1]: Drafts(int(span.attributes[one[0]]), int(span.attributes.get(f"paceline.{one[1]}.accepted_count", 0)))
+        for one in found
+        if one
+    }
 
 
 def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
@@ -165,6 +189,16 @@ def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
         share = sum(request.hops_s[hop] for request in requests) / latency_s
         summaries.append(HopSummary(hop, nearest_rank(own, 50), nearest_rank(own, 90), nearest_rank(own, 99), share))
     return summaries
+
+
+def drafts_by_source(requests: Iterable[RequestTrace]) -> dict[str, Drafts]:
+    """Add up the draft tokens of the requests' rounds by source, in the order of the sources' names."""
+    sums: dict[str, Drafts] = {}
+    for one in (one for request in requests for one in request.rounds):
+        for source, own in one.sources.items():
+            before = sums.get(source, Drafts(0, 0))
+            sums[source] = Drafts(before.drafted_count + own.drafted_count, before.accepted_count + own.accepted_count)
+    return dict(sorted(sums.items()))
 
 
 def nearest_rank(values: Sequence[float], percent: int) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from paceline.observe.report.analysis import HOPS, HopSummary, RequestRound, RequestTrace
+from paceline.observe.report.analysis import HOPS, HopSummary, RequestRound, RequestTrace, drafts_by_source
 
 STYLES = {
     "queued": "bright_black",
@@ -28,7 +28,8 @@ LEGEND = {
     "verify execute": "verify",
 }
 SHOWN = ("waiting", "coordinator", *(hop for hop in HOPS if " " in hop))
-COLUMNS_WIDTH = 66
+SOURCE_LETTERS = {"draft": "d", "suffix": "s", "prediction": "p"}
+COLUMNS_WIDTH = 68
 """Width of all columns except the bar, in cells."""
 LEAST_BAR_CELLS = 12
 LEAST_WIDTH = COLUMNS_WIDTH + LEAST_BAR_CELLS
@@ -39,6 +40,8 @@ def waterfall(request: RequestTrace, width: int) -> Table:
     """Return a table with one row per round: its start, its hops in milliseconds, its tokens and its place in time."""
     code = request.span.attributes.get("rpc.response.status_code", "")
     legend = Text.assemble(*((f"█{word} ", STYLES[hop]) for hop, word in LEGEND.items()))
+    sources = sorted({source for one in request.rounds for source in one.sources})
+    legend.append("".join(f"{_letter(source)} {source} " for source in sources))
     title = f"request {request.span.trace_id}: {1e3 * request.latency_s:.0f} ms, {code}"
     table = Table(title=title, caption=legend, box=None, padding=(0, 1, 0, 0))
     table.add_column("at", justify="right")
@@ -54,10 +57,20 @@ def waterfall(request: RequestTrace, width: int) -> Table:
             f"{1e3 * _offset_s(request, one):.0f}",
             _bar(request, one, cells),
             *(_milliseconds(one.hops_s[hop]) for hop in SHOWN),
-            f"{one.accepted_count}/{one.drafted_count}",
+            f"{one.accepted_count}/{one.drafted_count}{_letters(one)}",
             str(one.span.attributes.get("paceline.group_size", f"{one.round_count} rounds")),
         )
     return table
+
+
+def _letters(one: RequestRound) -> str:
+    """Return the letters of the sources that drafted in a round, or in the later rounds."""
+    letters = "".join(_letter(source) for source in sorted(one.sources))
+    return f" {letters}" if letters else ""
+
+
+def _letter(source: str) -> str:
+    return SOURCE_LETTERS.get(source, "?")
 
 
 def _milliseconds(seconds: float) -> str:
@@ -97,4 +110,19 @@ def hop_table(summaries: Sequence[HopSummary], requests: Sequence[RequestTrace])
         times = (f"{1e3 * seconds:.2f}" for seconds in (one.p50_s, one.p90_s, one.p99_s))
         name = f"{one.hop} (a request)" if one.hop == "other" else one.hop
         table.add_row(Text(name, STYLES[one.hop]), *times, f"{one.share:.1%}")
+    return table
+
+
+def source_table(requests: Sequence[RequestTrace]) -> Table | None:
+    """Return a table of the draft tokens by source; None if spans tell none."""
+    sums = drafts_by_source(requests)
+    if not sums:
+        return None
+    table = Table(title="draft tokens by source")
+    table.add_column("source")
+    for name in ("drafted", "accepted", "share"):
+        table.add_column(name, justify="right")
+    for source, drafts in sums.items():
+        share = f"{drafts.accepted_count / drafts.drafted_count:.1%}" if drafts.drafted_count else ""
+        table.add_row(source, str(drafts.drafted_count), str(drafts.accepted_count), share)
     return table

@@ -1,0 +1,39 @@
+"""How commands show what drafted: in words and in colours."""
+
+import pytest
+
+from paceline.cli.demo import OWN_STYLE, SOURCE_STYLES, _legend, _styled
+from paceline.cli.options import by_source
+from paceline.types import DraftSource, OutputToken, SourceUsage
+
+
+@pytest.mark.parametrize(
+    ("sources", "words"),
+    [
+        ((), ""),
+        ((SourceUsage(DraftSource.DRAFT, "", 5, 3),), ""),
+        ((SourceUsage(DraftSource.SUFFIX, "", 5, 3),), " (suffix 3 of 5)"),
+        (
+            (SourceUsage(DraftSource.DRAFT, "small", 15, 10), SourceUsage(DraftSource.DRAFT, "large", 4, 3)),
+            " (draft small 10 of 15, draft large 3 of 4)",
+        ),
+    ],
+)
+def test_sources_are_told_apart_where_there_is_more_than_the_draft_service(
+    sources: tuple[SourceUsage, ...], words: str
+) -> None:
+    assert by_source(sources) == words
+
+
+def test_each_source_has_a_colour_of_its_own_that_the_legend_shows() -> None:
+    known = set(DraftSource) - {DraftSource.UNSPECIFIED}
+    styles = {str(_styled(OutputToken(5, "x", True, None, one)).style) for one in known}
+    own = str(_styled(OutputToken(5, "x", False)).style)
+    assert (len(styles), own in styles) == (len(known), False)
+    assert {str(span.style) for span in _legend().spans} == styles | {own}
+    assert own == OWN_STYLE
+
+
+def test_an_accepted_token_of_an_older_coordinator_is_shown_as_drafted() -> None:
+    unknown = OutputToken(5, "x", True, None, DraftSource.UNSPECIFIED)
+    assert _styled(unknown).style == SOURCE_STYLES[DraftSource.DRAFT][1]
