@@ -194,7 +194,7 @@ class _Search:
             if one.model
         )
         work = RoundWork(len(outlooks), sum(one.count for one in options), 0, _calls(options))
-        time = max(1e-6, self._costs.predict(work) + catching_up)
+        time = self._costs.predict(work) + catching_up
         return _Promise(tokens, time, work.row_count + work.drafted_count, bend_count)
 
     def _missing(self, promises: Sequence[_Promise]) -> list[int]:
@@ -216,11 +216,12 @@ class _Search:
         goodputs = [one.goodput for one in promises]
         # If asking does not pay, the best count that asks.
         other = goodputs.index(max(goodputs[1:]), 1) if not best and len(goodputs) > 1 else best
-        for count, goodput in enumerate(goodputs):
+        for count in range(len(promises)):
             if count == best:
                 continue
             trial = self._trials.setdefault(count, _Trial(ended=self._spent))
-            expected = WINDOW * self._lanes * promises[best].time * max(1 - goodput / goodputs[best], HYSTERESIS)
+            lost = promises[count].time - promises[count].tokens / goodputs[best]
+            expected = WINDOW * self._lanes * max(lost, HYSTERESIS * promises[best].time)
             is_near = count == other or abs(count - best) == 1
             share = NONE_SHARE if not count else NEAR_SHARE if is_near else FAR_SHARE
             if share * (self._spent - trial.ended) > max(expected, trial.lost):

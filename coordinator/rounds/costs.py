@@ -23,9 +23,11 @@ JUMP = 1.5
 """Factor between times and what is expected of them from which earlier rounds are forgotten, but for a trace."""
 DRIFT_MEMORY = 0.9
 TRACE = 0.05
+LEAST = 1e-3
+"""Least time that is expected of a round, in units."""
 LONGEST = 2.0
 """A round without prompts counts as at most this many expected ones: a pause says nothing."""
-REST_WEIGHT = 24.0
+REST_WEIGHT = 8.0
 """Rounds of one draft count after which half of what remains for it is believed."""
 REST_MOST = 200.0
 """Rounds that such a remainder remembers."""
@@ -131,7 +133,7 @@ class RoundCosts:
 
     def predict(self, work: RoundWork) -> float:
         """Return the time of a round with this work."""
-        return self._sum(work.amounts()) + self._rest(work.step_count)
+        return max(LEAST, self._sum(work.amounts()) + self._rest(work.step_count))
 
     def step_price(self, model: str, step_count: int) -> float:
         """Return the time of a call for so many tokens a row beside that of no call, without what rows add."""
@@ -143,7 +145,7 @@ class RoundCosts:
         self._recent.append(amounts)
         mean = _mean(self._recent)
         self.unit_s = self.unit_s or cycle_s / self._sum(mean)
-        expected = self._sum(mean) + self._rest(work.step_count)
+        expected = max(LEAST, self._sum(mean) + self._rest(work.step_count))
         took = cycle_s / self.unit_s
         if all(part in DECODING or not amount for (part, _), amount in mean.items()):
             took = min(took, LONGEST * expected)
@@ -173,7 +175,7 @@ class RoundCosts:
                 row.update({part: TRACE * value for part, value in row.items()})
 
     def _learn(self, amounts: Mapping[Part, float], took: float, expected: float) -> None:
-        weight = 1 / max(expected, 1e-9)
+        weight = 1 / expected
         for part in amounts:
             if part not in self._prices:
                 self._prices[part] = FIRST[part[0]][0]

@@ -27,6 +27,7 @@ from paceline.errors import CallTimedOut, PacelineError, PeerFailed, PeerUnavail
 from paceline.tasks import side_by_side
 from paceline.types import (
     CircuitState,
+    DraftingOptions,
     DraftSource,
     GenerationRequest,
     HopTime,
@@ -306,7 +307,9 @@ async def test_a_draft_that_joins_late_is_taken_in() -> None:
             if joined:
                 late.away = None
                 await running.draft_replicas[0].look()
-            request = running.admission.admit(GenerationRequest(TokenIds((5, 5)), 10, ignore_end_tokens=True))
+            only_draft = DraftingOptions((DraftSource.DRAFT,))
+            asked = GenerationRequest(TokenIds((5, 5)), 10, ignore_end_tokens=True, drafting=only_draft)
+            request = running.admission.admit(asked)
             running.dispatcher.submit(request)
             async with asyncio.timeout(60):
                 pieces = [piece async for piece in request.stream.pieces()]

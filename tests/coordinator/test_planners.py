@@ -111,7 +111,7 @@ def test_a_draft_that_becomes_right_is_asked_again(group_size: int) -> None:
     good = replace(bad, acceptance=0.9)
     rounds = simulate([bad] * 3000 + [good] * 2500, AutoPlanner(1), 1)
     assert goodput(rounds[1000:3000]) >= CLOSE * bad.goodput(0)
-    assert goodput(rounds[-SETTLED_ROUNDS:]) >= NEAR * max(map(good.goodput, COUNTS))
+    assert goodput(rounds[-5 * SETTLED_ROUNDS :]) >= NEAR * max(map(good.goodput, COUNTS))
 
 
 @pytest.mark.parametrize("group_size", [1, 8])
@@ -123,8 +123,11 @@ def test_a_draft_that_becomes_ten_times_as_slow_is_soon_asked_for_less(group_siz
 
 
 def test_each_of_the_first_counts_is_measured_before_any_is_preferred() -> None:
+    """Or nearly: drafts that are not worth their price are left out even then."""
     chosen = [one.count for one in simulate([PAIR] * len(FIRST_COUNTS) * WINDOW, AutoPlanner(1), 1)]
-    assert chosen == [count for count in FIRST_COUNTS for _ in range(WINDOW)]
+    for number, count in enumerate(FIRST_COUNTS):
+        own = chosen[number * WINDOW : (number + 1) * WINDOW]
+        assert all(0.75 * count <= one <= count for one in own)
 
 
 def test_a_draft_that_is_away_is_not_waited_for() -> None:

@@ -83,7 +83,7 @@ async def test_a_finished_request_has_one_line_with_all_its_counts() -> None:
             "rounds": 2,
             "drafted": 8,
             "accepted": 8,
-            "sources": {"draft": {"drafted": 8, "accepted": 8}},
+            "sources": {"draft draft": {"drafted": 8, "accepted": 8}},
         }
         assert by_label(registry, "requests_total", "code") == {"OK": 1}
         assert by_label(registry, "completions_total", "finish_reason") == {"length": 1}

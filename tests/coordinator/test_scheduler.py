@@ -29,7 +29,7 @@ from paceline.types import (
     Verdicts,
     VerifyRow,
 )
-from tests.coordinators import SERVED, admission, collect, generate_all, prompts, scheduling, submit
+from tests.coordinators import MODEL, SERVED, admission, collect, generate_all, prompts, scheduling, submit
 from tests.fakes.model_services import CHUNK_TOKENS, FakeDrafter, FakeVerifier, continuation
 
 
@@ -99,7 +99,7 @@ async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
         pieces = [piece async for piece in request.stream.pieces()]
     assert pieces[-1].finish is not None
     usage = replace(pieces[-1].finish.usage, queued_s=0.0)
-    sources = (SourceUsage(DraftSource.DRAFT, "", 8, 8),)
+    sources = (SourceUsage(DraftSource.DRAFT, MODEL, 8, 8),)
     assert usage == Usage(3, 10, 8, 8, 2, accepted_counts_by_position=(2, 2, 2, 2), sources=sources)
     accepted = [token.accepted for piece in pieces for token in piece.tokens]
     assert accepted == [True, True, True, True, False] * 2

@@ -30,6 +30,7 @@ from paceline.types import (
     CacheDescription,
     CallTiming,
     ClusterStatistics,
+    DraftingOptions,
     DraftSource,
     GenerationRequest,
     HopTime,
@@ -116,7 +117,7 @@ async def test_a_draft_that_is_away_shows() -> None:
         raise PeerUnavailable("the draft is away")
 
     async with fake_cluster(FakeDrafter(skill=1.0, before=fail), FakeVerifier(), registry) as client:
-        await client.complete(TEN_TOKENS)
+        await client.complete(replace(TEN_TOKENS, drafting=DraftingOptions((DraftSource.DRAFT,))))
         assert value(registry, "draft_failures_total") == 1
         assert value(registry, "drafts_total") == 0
         assert value(registry, "draft_available") == 0
