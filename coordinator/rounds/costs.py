@@ -7,8 +7,8 @@ show, such as steps in the time of a pass, is kept beside it, by the draft count
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from coordinator.rounds.round_report import DraftCall, RoundReport
 from coordinator.smoothing import smoothed
@@ -17,8 +17,6 @@ MEMORY = 0.996
 """Weight of earlier rounds in the prices after one more."""
 PRIOR_ROUNDS = 3.0
 """Weight of the first guess of a price, in rounds that have a usual amount of its part."""
-SWEEPS = 12
-"""Passes over the prices of one fit, which begins with the prices of the last one."""
 JUMP = 1.5
 """Factor between times and what is expected of them from which earlier rounds are forgotten, but for a trace."""
 DRIFT_MEMORY = 0.9
@@ -29,6 +27,8 @@ LONGEST = 2.0
 """A round without prompts counts as at most this many expected ones: a pause says nothing."""
 REST_WEIGHT = 8.0
 """Rounds of one draft count after which half of what remains for it is believed."""
+KNOWN = 24.0
+"""Rounds of one draft count after which a change of its times is one of the machine."""
 REST_MOST = 200.0
 """Rounds that such a remainder remembers."""
 
@@ -97,6 +97,46 @@ class RoundWork:
         return max((call.step_count for call in (self.draft_calls or {}).values()), default=0)
 
 
+@dataclass
+class _Sums:
+    """Sums over rounds, of which the normal equations of least squares are made."""
+
+    squares: dict[tuple[Part, Part], float] = field(default_factory=dict)
+    products: dict[Part, float] = field(default_factory=dict)
+
+    def square(self, one: Part, other: Part) -> float:
+        return self.squares.get((one, other) if one <= other else (other, one), 0.0)
+
+    def fade(self, share: float) -> None:
+        """Let what was learned count only so much."""
+        self.squares = {parts: share * value for parts, value in self.squares.items()}
+        self.products = {part: share * value for part, value in self.products.items()}
+
+    def add(self, amounts: Mapping[Part, float], took: float, weight: float) -> None:
+        weighed = sorted(amounts.items())
+        for place, (part, amount) in enumerate(weighed):
+            self.products[part] = self.products.get(part, 0.0) + weight * amount * took
+            for other, value in weighed[place:]:
+                self.squares[part, other] = self.squares.get((part, other), 0.0) + weight * amount * value
+
+
+@dataclass
+class _Mean:
+    """Mean time and amounts of rounds with one draft count."""
+
+    count: float = 0.0
+    """Rounds that it is of."""
+    time: float = 0.0
+    amounts: dict[Part, float] = field(default_factory=dict)
+
+    def add(self, amounts: Mapping[Part, float], took: float) -> None:
+        self.count = min(self.count + 1, REST_MOST)
+        self.time += (took - self.time) / self.count
+        for part in {**self.amounts, **amounts}:
+            before = self.amounts.get(part, 0.0)
+            self.amounts[part] = before + (amounts.get(part, 0.0) - before) / self.count
+
+
 class RoundCosts:
     """Prices of the parts of rounds with groups of about one size. Times are multiples of a unit."""
 
@@ -106,10 +146,10 @@ class RoundCosts:
         self.unit_s = 0.0
         """Seconds of the unit, about a plain round's; 0 before any round."""
         self._prices: dict[Part, float] = {}
-        self._squares: dict[Part, dict[Part, float]] = {}
-        self._products: dict[Part, float] = {}
-        self._rests: dict[int, tuple[float, float]] = {}
-        """By draft count: the mean of what a fit leaves of its rounds' times, and how many rounds that is of."""
+        self._sums: dict[frozenset[str], _Sums] = {}
+        """By the models that rounds asked. Each forgets only as it learns: one way may be out of use for long."""
+        self._means: dict[int, _Mean] = {}
+        """By draft count: what a fit leaves of the mean time is kept beside it."""
         self._round_counts: dict[int, int] = {}
         self._drift = 1.0
         """Mean of the latest times over what was expected of them."""
@@ -149,58 +189,67 @@ class RoundCosts:
         took = cycle_s / self.unit_s
         if all(part in DECODING or not amount for (part, _), amount in mean.items()):
             took = min(took, LONGEST * expected)
-            self._note_rest(work.step_count, took - self._sum(mean))
-            if self._rests[work.step_count][1] > REST_WEIGHT:  # what is hardly known says nothing of a change
+            known = self._means.setdefault(work.step_count, _Mean())
+            known.add(mean, took)
+            if known.count > KNOWN:  # what is hardly known says nothing of a change
                 self._note_drift(took / expected)
         self._learn(mean, took, expected)
         self._round_counts[work.step_count] = self.round_count(work.step_count) + 1
 
     def fit(self) -> None:
-        """Fit the prices to all rounds: coordinate by coordinate, and never below nothing."""
-        for _ in range(SWEEPS):
-            for part, row in self._squares.items():
-                first, usual = FIRST[part[0]]
-                trust = PRIOR_ROUNDS * usual**2
-                others = sum(value * self._prices[other] for other, value in row.items() if other != part)
-                square = row.get(part, 0.0) + trust
-                self._prices[part] = max(0.0, (self._products[part] + trust * first - others) / square)
+        """Fit the prices to all rounds. A part whose price would be below nothing costs nothing."""
+        parts = list(self._prices)
+        while parts:
+            found = self._solved(parts)
+            if all(price >= 0 for price in found):
+                break
+            parts = [part for part, price in zip(parts, found, strict=True) if price >= 0]
+        self._prices = dict.fromkeys(self._prices, 0.0) | dict(zip(parts, found if parts else [], strict=True))
+
+    def _solved(self, parts: Sequence[Part]) -> list[float]:
+        """Return the prices of these parts alone, by Gauss's elimination of the normal equations."""
+        rows: list[list[float]] = []
+        for part in parts:
+            first, usual = FIRST[part[0]]
+            trust = PRIOR_ROUNDS * usual**2
+            row = [sum(one.square(part, other) for one in self._sums.values()) for other in parts]
+            row[len(rows)] += trust
+            product = sum(one.products.get(part, 0.0) for one in self._sums.values())
+            rows.append([*row, product + trust * first])
+        # The trust in first guesses makes every pivot greater than 0.
+        for place, pivot in enumerate(rows):
+            for row in rows[place + 1 :]:
+                share = row[place] / pivot[place]
+                row[place:] = [value - share * own for value, own in zip(row[place:], pivot[place:], strict=True)]
+        found = [0.0] * len(rows)
+        for place in reversed(range(len(rows))):
+            *row, right = rows[place]
+            known = sum(value * price for value, price in zip(row[place + 1 :], found[place + 1 :], strict=True))
+            found[place] = (right - known) / row[place]
+        return found
 
     def _note_drift(self, ratio: float) -> None:
         self._drift = smoothed(self._drift, ratio, DRIFT_MEMORY)
         if not 1 / JUMP < self._drift < JUMP:
             self._drift = 1.0
-            self._rests.clear()
-            self._products = {part: TRACE * value for part, value in self._products.items()}
-            for row in self._squares.values():
-                row.update({part: TRACE * value for part, value in row.items()})
+            self._means.clear()
+            for one in self._sums.values():
+                one.fade(TRACE)
 
     def _learn(self, amounts: Mapping[Part, float], took: float, expected: float) -> None:
-        weight = 1 / expected
         for part in amounts:
-            if part not in self._prices:
-                self._prices[part] = FIRST[part[0]][0]
-                self._squares[part], self._products[part] = {}, 0.0
-        for part, row in self._squares.items():
-            amount = amounts.get(part, 0.0)
-            self._products[part] = MEMORY * self._products[part] + weight * amount * took
-            for other in row:
-                row[other] *= MEMORY
-            if amount:
-                for other, value in amounts.items():
-                    if value:
-                        row[other] = row.get(other, 0.0) + weight * amount * value
+            self._prices.setdefault(part, FIRST[part[0]][0])
+        models = frozenset(model for _, model in amounts if model)
+        sums = self._sums.setdefault(models, _Sums())
+        sums.fade(MEMORY)
+        sums.add({part: amount for part, amount in amounts.items() if amount}, took, 1 / expected)
 
     def _sum(self, amounts: Mapping[Part, float]) -> float:
         return sum(self.price(*part) * amount for part, amount in amounts.items())
 
     def _rest(self, step_count: int) -> float:
-        mean, count = self._rests.get(step_count, (0.0, 0.0))
-        return mean * count / (count + REST_WEIGHT)
-
-    def _note_rest(self, step_count: int, rest: float) -> None:
-        mean, count = self._rests.get(step_count, (0.0, 0.0))
-        count = min(count + 1, REST_MOST)
-        self._rests[step_count] = mean + (rest - mean) / count, count
+        mean = self._means.get(step_count)
+        return (mean.time - self._sum(mean.amounts)) * mean.count / (mean.count + REST_WEIGHT) if mean else 0.0
 
 
 def _mean(recent: Iterable[Mapping[Part, float]]) -> dict[Part, float]:
