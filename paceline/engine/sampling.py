@@ -120,22 +120,56 @@ def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) 
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class RankedToken:
+    token_id: int
+    probability: float
+    """Of being the choice of a model like this one, which draws the same noise: an estimate from the scores."""
+
+
+def ranked(one: Choosing, count: int) -> list[list[RankedToken]]:
+    """Return the `count` tokens with the highest scores at each of the T places, the choice first.
+
+    A place without a choice has none. The estimates are the softmax of the scores of these tokens, noise included:
+    another model has the same noise and other logits.
+    """
+    with choice_threads(one.logits.numel()):
+        scores, token_ids = _scores(one)
+        highest, choices = scores.max(dim=-1)
+        top = scores.topk(min(count, scores.shape[1]))
+        shares = top.values.softmax(-1)
+    found = token_ids.gather(1, torch.cat([choices[:, None], top.indices], 1)).tolist()
+    places = zip(highest.tolist(), found, shares.tolist(), strict=True)
+    # Of equal scores, topk may name another token first than the choice.
+    return [
+        [RankedToken(*pair) for pair in zip(dict.fromkeys(ids), values, strict=False) if pair[1] > 0]
+        if isfinite(score)
+        else []
+        for score, ids, values in places
+    ]
+
+
 def _best(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the highest scores [T] and their tokens [T] under a rule other than plain greedy."""
+    scores, token_ids = _scores(one)
+    highest, places = scores.max(dim=-1, keepdim=True)
+    return highest[:, 0], token_ids.gather(1, places)[:, 0]
+
+
+def _scores(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scores [T, N], the highest of which is the choice, and their tokens [T, N]."""
     sampling = one.rule.sampling
     logits = processed(one)
     if sampling.temperature == 0:
-        return logits.max(dim=-1)
+        return logits, torch.arange(logits.shape[1], device=logits.device).expand_as(logits)
     scores = filtered(logits / sampling.temperature, sampling)
     positions = range(len(one.prefix), len(one.prefix) + scores.shape[0])
     left = _left_count(scores)
     if left * SPARSE_SHARE > scores.shape[1]:
         token_ids = torch.arange(scores.shape[1], device=scores.device)
-        return (scores.double() + gumbel(one.rule.seed, positions, token_ids)).max(dim=-1)
+        return scores.double() + gumbel(one.rule.seed, positions, token_ids), token_ids.expand_as(scores)
     likeliest = scores.topk(left)
-    noisy = likeliest.values.double() + gumbel(one.rule.seed, positions, likeliest.indices)
-    highest, places = noisy.max(dim=-1, keepdim=True)
-    return highest[:, 0], likeliest.indices.gather(1, places)[:, 0]
+    return likeliest.values.double() + gumbel(one.rule.seed, positions, likeliest.indices), likeliest.indices
 
 
 def _left_count(scores: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from coordinator.door.admission import completion_seed
-from paceline.engine.sampling import Choosing, choose, filtered
+from paceline.engine.sampling import Choosing, choose, filtered, ranked
 from paceline.errors import InvalidRequest
 from paceline.types import ChoiceRule, GenerationRequest, SamplingParameters, TokenIds
 from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE
@@ -193,3 +193,25 @@ async def test_a_parameter_out_of_range_is_refused_by_name(
         with pytest.raises(InvalidRequest) as refusal:
             await running.client.complete(GenerationRequest(TokenIds(PROMPT), 20, sampling=sampling))
     assert refusal.value.field == f"sampling.{field}"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_ranked_tokens_begin_with_the_choice_and_follow_in_the_order_of_their_scores(temperature: float) -> None:
+    torch.manual_seed(7)
+    rule = ChoiceRule(SamplingParameters(temperature=temperature), seed=3)
+    one = Choosing(torch.randn(5, 40), rule, PROMPT)
+    (choices,) = choose([one])
+    for place, found in zip(choices, ranked(one, 4), strict=True):
+        assert found[0].token_id == place
+        assert len({token.token_id for token in found}) == 4
+        assert [token.probability for token in found] == sorted((token.probability for token in found), reverse=True)
+
+
+def test_among_equals_the_first_ranked_token_is_the_choice() -> None:
+    one = Choosing(torch.ones(1, 40), ChoiceRule(), PROMPT)
+    assert [token.token_id for token in ranked(one, 3)[0]][0] == choose([one])[0][0]
+
+
+def test_a_place_without_a_choice_has_no_ranked_tokens() -> None:
+    one = Choosing(torch.tensor([[1.0, float("nan")], [1.0, 2.0]]), ChoiceRule(), PROMPT)
+    assert [len(place) for place in ranked(one, 2)] == [0, 2]
