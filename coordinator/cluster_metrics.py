@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from coordinator.door.current_model import CurrentModel
-from coordinator.drafting.ahead import AheadDrafter
+from coordinator.drafting.prepared import PreparedDrafter
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.rounds.statistics import Statistics
@@ -33,13 +33,13 @@ class ClusterCollector(Collector):
         model: CurrentModel,
         dispatcher: Dispatcher,
         drafter: ReplicatedDrafter,
-        ahead: AheadDrafter,
+        prepared: PreparedDrafter,
         statistics: Statistics,
     ) -> None:
         self._model = model
         self._dispatcher = dispatcher
         self._drafter = drafter
-        self._ahead = ahead
+        self._prepared = prepared
         self._statistics = statistics
         self._loop = asyncio.get_running_loop()
 
@@ -72,8 +72,8 @@ class ClusterCollector(Collector):
             ("draft_tokens", "Draft tokens verified.", counted.drafted_count),
             ("accepted_tokens", "Draft tokens accepted.", counted.accepted_count),
             ("committed_tokens", "Output tokens, accepted and the target's own.", counted.committed_count),
-            ("ahead_calls", "Calls for drafts ahead of a round.", self._ahead.asked_count),
-            ("ahead_calls_used", "Those whose drafts a round could use.", self._ahead.used_count),
+            ("prepared_rows", "Rows of rounds for which drafts were prepared.", self._prepared.row_count),
+            ("prepared_hits", "Those that had their drafts without a call.", self._prepared.hit_count),
             ("preemptions", "Generations that gave their cache up for others.", counted.preemption_count),
             ("sequences_moved", "Generations that lost their target and were sent to another.", dispatcher.moved_count),
         ):

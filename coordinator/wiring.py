@@ -15,7 +15,7 @@ from coordinator.door.admission import Admission
 from coordinator.door.current_model import CurrentModel
 from coordinator.door.limits import RequestLimits
 from coordinator.door.served import Served
-from coordinator.drafting.ahead import AheadDrafter
+from coordinator.drafting.prepared import PreparedDrafter
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.placement.guarded_target import FAILURES_TO_OPEN, GuardedTarget, UsualTime
@@ -97,7 +97,7 @@ class Parts:
     model: CurrentModel
     dispatcher: Dispatcher
     drafter: ReplicatedDrafter
-    ahead: AheadDrafter
+    prepared: PreparedDrafter
     residency: Residency
     statistics: Statistics
 
@@ -106,10 +106,11 @@ def wired(
     settings: CoordinatorSettings, tasks: Background, watched: Instruments, clocks: Clocks = SYSTEM_CLOCKS
 ) -> Parts:
     drafter, statistics = ReplicatedDrafter(), Statistics()
-    ahead = AheadDrafter(drafter, watched.tracer, clocks.rounds)
-    residency = Residency(ahead)
+    prepared = PreparedDrafter(drafter, watched.tracer, clocks.rounds)
+    drafter.listen(prepared.take)
+    residency = Residency(prepared)
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
-    maker = ServingMaker(settings, ahead, residency, statistics, metrics, tracer, clocks)
+    maker = ServingMaker(settings, prepared, residency, statistics, metrics, tracer, clocks)
     dispatcher = Dispatcher(
         maker.of_replica,
         residency,
@@ -120,8 +121,8 @@ def wired(
     )
     model = CurrentModel(partial(_admission, settings), dispatcher, drafter)
     # Before there is a target: that none is found must show.
-    watched.registry.register(ClusterCollector(model, dispatcher, drafter, ahead, statistics))
-    return Parts(model, dispatcher, drafter, ahead, residency, statistics)
+    watched.registry.register(ClusterCollector(model, dispatcher, drafter, prepared, statistics))
+    return Parts(model, dispatcher, drafter, prepared, residency, statistics)
 
 
 def _admission(settings: CoordinatorSettings, served: Served) -> Admission:

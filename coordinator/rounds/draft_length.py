@@ -92,6 +92,8 @@ class AutoDraftLength:
         self._places.age()
         for row in report.rows:
             self._places.add(row.accepted_count, row.drafted_count)
+        if report.prepared_count:
+            return  # its time would say that drafts are free
         # Rows near their end have fewer drafts than chosen.
         count = min(max(draft_counts), report.verified_count - len(draft_counts))
         tokens = sum(row.committed_count for row in report.rows) / len(draft_counts)

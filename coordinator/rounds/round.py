@@ -85,6 +85,8 @@ class RoundReport:
     """Tokens that the target computed before it could decode."""
     failed: Mapping[Generation, PacelineError] = field(default_factory=dict)
     """Generations whose row failed for good, with the error."""
+    prepared_count: int = 0
+    """Rows whose drafts were made before they were asked for: their time says nothing of what drafts cost."""
 
     @property
     def drafted_count(self) -> int:
@@ -105,6 +107,7 @@ class _Drafts:
     error: PacelineError | None = None
     was_up_to_date: bool = True
     """Whether the draft service was up to date with every row."""
+    prepared_count: int = 0
 
 
 async def run_round(
@@ -145,6 +148,7 @@ async def run_round(
         drafts.was_up_to_date and all(len(row.token_ids) == 1 for row in rows),
         sum(map(_prompt_token_count, rows, verdicts.results)),
         failed,
+        drafts.prepared_count,
     )
 
 
@@ -216,7 +220,8 @@ async def _propose(
         return _Drafts({}, HopTime(wire_s=clock() - began), error)
     time_spent = _hop_time(clock() - began, proposals.timing)
     drafts = _take_drafts(asked, proposals, limits)
-    return _Drafts(drafts, time_spent, was_up_to_date=all(lack.count <= NEW_TO_DRAFT for lack in lacks))
+    prepared_count = sum(isinstance(one, Proposal) and one.prepared for one in proposals.results)
+    return _Drafts(drafts, time_spent, None, all(lack.count <= NEW_TO_DRAFT for lack in lacks), prepared_count)
 
 
 def _wanted(

@@ -1,11 +1,13 @@
 """The serving side of `Exchange`: the requests of a stream are answered one after another.
 
-Owns the end of the streams. Callers keep idle streams open, so the server must be able to end them.
+Owns the end of the streams. Callers keep idle streams open, so the server must be able to end them. Between answers a
+stream carries what is sent unasked.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 Around = Callable[[str, Any], AbstractContextManager[object]]
@@ -25,11 +27,19 @@ class Exchanges:
         return len(self._waiting)
 
     async def answers(
-        self, method: str, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
+        self,
+        method: str,
+        requests: AsyncIterator[Any],
+        answer: Callable[[Any], Awaitable[Any]],
+        unasked: asyncio.Queue[Any] | None = None,
     ) -> AsyncIterator[Any]:
-        """Answer each request of a stream. `method` is the path of the method."""
+        """Answer each request of a stream, and send what is put into `unasked`. `method` is the path of the method."""
         epoch = self._epoch
-        while (request := await self._next(requests, epoch)) is not None:
+        incoming = requests if unasked is None else _merged(requests, unasked)
+        while (request := await self._next(incoming, epoch)) is not None:
+            if isinstance(request, _Unasked):
+                yield request.response
+                continue
             with self._within(method, request):
                 response = await answer(request)
             yield response
@@ -66,3 +76,31 @@ class Exchanges:
 
     def _within(self, method: str, request: Any) -> AbstractContextManager[object]:
         return self._around(method, request.context) if self._around else nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class _Unasked:
+    response: Any
+
+
+async def _merged(requests: AsyncIterator[Any], unasked: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    """Yield the requests, and between them what is to be sent unasked."""
+
+    async def next_request() -> Any:
+        return await anext(requests, None)
+
+    reading, taking = asyncio.ensure_future(next_request()), asyncio.ensure_future(unasked.get())
+    try:
+        while True:
+            await asyncio.wait((reading, taking), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                if (request := reading.result()) is None:
+                    return
+                yield request
+                reading = asyncio.ensure_future(next_request())
+            if taking.done():
+                yield _Unasked(taking.result())
+                taking = asyncio.ensure_future(unasked.get())
+    finally:
+        reading.cancel()
+        taking.cancel()
