@@ -69,6 +69,9 @@ class OutcomeTree:
         """Take out the likeliest guess."""
         return heapq.heappop(self._guesses)[2]
 
+    def push(self, guess: Guess) -> None:
+        heapq.heappush(self._guesses, (-guess.chance, next(self._order), guess))
+
     def grow(
         self, parent: Place, token_ids: Sequence[int], branch_id: str, ranked: Sequence[Sequence[RankedToken]]
     ) -> Place:
@@ -99,8 +102,7 @@ class OutcomeTree:
         self._size += 1
         for token in place.ranked:
             if token.token_id not in place.children:
-                guess = Guess(place, token.token_id, place.chance * token.probability)
-                heapq.heappush(self._guesses, (-guess.chance, next(self._order), guess))
+                self.push(Guess(place, token.token_id, place.chance * token.probability))
 
 
 def drafts_after(place: Place, most: int) -> tuple[tuple[int, ...], Place]:

@@ -180,7 +180,8 @@ class Preparing:
                 try:
                     job = self._job(owner, growing)
                 except CacheFull:
-                    self._make_room(owner)
+                    if self._make_room(owner):
+                        continue
                     break
                 if job:
                     growing.add(job.row.sequence_id)
@@ -199,7 +200,11 @@ class Preparing:
                 continue
             branch_id = parent.branch_id
             if cached_length > parent.length or branch_id in growing:
-                branch_id = self._fork(owner, branch_id, parent.length)
+                try:
+                    branch_id = self._fork(owner, branch_id, parent.length)
+                except CacheFull:
+                    owner.tree.push(guess)
+                    raise
             return _Job(owner, parent, PackedRow(branch_id, parent.length, (guess.token_id,)))
         return None
 
@@ -245,12 +250,14 @@ class Preparing:
             self._runner.cache.release(branch_id)
         owner.branch_ids &= needed
 
-    def _make_room(self, crowded: _Prepared) -> None:
-        """Let go of what is prepared for the caller with the most branches, if another caller lacks room."""
+    def _make_room(self, crowded: _Prepared) -> bool:
+        """Let go of what is prepared for the caller with the most branches, if it is another one; return whether."""
         counts = Counter[str]()
         for owner in self._prepared.values():
             counts[scope_of(owner.sequence_id)] += len(owner.branch_ids)
-        (scope, most), *_ = counts.most_common(1)
-        if most > counts[scope_of(crowded.sequence_id)] + 1:
-            owners = [one for one in self._prepared.values() if scope_of(one.sequence_id) == scope]
-            self.end(max(owners, key=lambda one: len(one.branch_ids)).sequence_id)
+        ((scope, most),) = counts.most_common(1)
+        if most <= counts[scope_of(crowded.sequence_id)] + 1:
+            return False
+        owners = [one for one in self._prepared.values() if scope_of(one.sequence_id) == scope]
+        self.end(max(owners, key=lambda one: len(one.branch_ids)).sequence_id)
+        return True

@@ -60,9 +60,11 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
         return proposals_to_pb(rows, Proposals(results, timing, self._identity))
 
     async def _prepare(self) -> None:
-        """Prepare drafts between calls, one pass at a time, and send them, until nothing is left to do."""
+        """Prepare drafts between calls, one pass at a time, and send them, until nobody wants more."""
         try:
-            while (prepared := await self._worker.run_between(self._drafter.preparing.work)) is not None:
+            while self._streams:
+                if (prepared := await self._worker.run_between(self._drafter.preparing.work)) is None:
+                    return
                 by_stream: defaultdict[Unasked, list[PreparedDrafts]] = defaultdict(list)
                 for sequence_id, drafts in prepared:
                     if stream := self._streams.get(sequence_id):

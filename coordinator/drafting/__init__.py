@@ -1,1 +1,1 @@
-"""Drafting: the draft replicas behind their circuits, as one drafter, and drafts made ahead."""
+"""Drafting: the draft replicas behind their circuits, as one drafter, and drafts that were prepared."""

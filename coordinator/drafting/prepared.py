@@ -1,10 +1,11 @@
 """Prepared rounds: a drafter that answers at once where the draft service has told its drafts before.
 
 Rows ask the draft service to prepare (`ProposeRow.prepare_count`): while the target verifies, it goes on after likely
-outcomes, and tells unasked what it chooses there (SSD, arXiv 2603.03251). If an outcome was among them, the round has its
-drafts without a hop. The service still gets the row, in the background and in order, so that its cache follows and it
-prepares the next rounds. A row is an ordinary one, so what is lost costs time alone. Owns who is answered at once and
-what goes on in the background; knows nothing of rounds.
+outcomes, and tells unasked what it chooses there (SSD, arXiv 2603.03251). If an outcome was among them, the round has
+its drafts without a hop. The service still gets the row, in the background and in order, so that its cache follows and
+it prepares the next rounds. A row is an ordinary one, so what is lost costs time alone.
+
+Owns who is answered at once and what goes on in the background. Knows nothing of rounds.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What draft services said they would choose after prefixes that may come, by sequence.
 
-A prefix is named by its length and hash, so a choice is found in whatever piece it came, and drafts are a walk from choice
-to choice. Two prefixes with one hash cost a wrong draft, which the target rejects. Knows nothing of calls.
+A prefix is named by its length and hash, so a choice is found in whatever piece it came, and drafts are a walk from
+choice to choice. Two prefixes with one hash cost a wrong draft, which the target rejects. Knows nothing of calls.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Times of rounds by their draft count: measured, and smoothed across counts with few measurements.
 
 Owns seconds only; knows nothing of acceptance. The time of a round is that of its whole cycle. So it includes every
-effect of drafts: overlapping lanes, cores that both models want, drafts made ahead.
+effect of drafts: overlapping lanes, cores that both models want, drafts that were prepared.
 """
 
 from dataclasses import dataclass
