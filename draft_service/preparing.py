@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+import torch
+
 from draft_service.outcome_tree import OutcomeTree, Place, drafts_after
 from paceline.checks import MAX_SEQUENCE_ID_LENGTH
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
-from paceline.engine.runner import Outcome, Runner
-from paceline.engine.sampling import Choosing, ranked
+from paceline.engine.runner import Runner
+from paceline.engine.sampling import Choosing, RankedToken, ranked
 from paceline.errors import CacheFull, PacelineError
 from paceline.prefix_hash import PrefixHash, extended_hash
 from paceline.scope import scope_of
@@ -153,11 +155,19 @@ class Preparing:
         if not jobs:
             return None
         outcomes = self._runner.forward([job.row for job in jobs])
-        return [
-            (job.owner.sequence_id, made)
+        made = [
+            (job, self._choosing(job, outcome))
             for job, outcome in zip(jobs, outcomes, strict=True)
-            if (made := self._grown(job, outcome)) is not None
+            if not isinstance(outcome, PacelineError | Prefilled)
         ]
+        tokens = ranked([choosing for _, choosing in made], RANKED_COUNT) if made else []
+        found = [(job.owner.sequence_id, _grown(job, places)) for (job, _), places in zip(made, tokens, strict=True)]
+        return [(sequence_id, drafts) for sequence_id, drafts in found if drafts]
+
+    def _choosing(self, job: _Job, logits: torch.Tensor) -> Choosing:
+        row = job.row
+        prefix = self._runner.cache.token_ids(row.sequence_id)[: row.base_length + 1]
+        return Choosing(logits, job.owner.rule, prefix, row.token_ids[1:])
 
     @property
     def _most_length(self) -> int:
@@ -224,24 +234,6 @@ class Preparing:
         owner.branch_ids.add(branch_id)
         return branch_id
 
-    def _grown(self, job: _Job, outcome: Outcome) -> PreparedDrafts | None:
-        """Take a job's outcome into its tree; return the draft after the last new place, if there is one."""
-        if isinstance(outcome, PacelineError | Prefilled):
-            return None
-        owner, tree, row = job.owner, job.owner.tree, job.row
-        prefix = self._runner.cache.token_ids(row.sequence_id)[: row.base_length + 1]
-        found = ranked(Choosing(outcome, owner.rule, prefix, row.token_ids[1:]), RANKED_COUNT)
-        if job.parent:
-            place = tree.grow(job.parent, row.token_ids, row.sequence_id, found)
-        else:
-            assert tree.root
-            tree.root.ranked = found[0]
-            tree.move_root(tree.root)
-            place = tree.grow(tree.root, owner.drafts, row.sequence_id, found[1:])
-        if not place.ranked:
-            return None
-        return PreparedDrafts(owner.name, place.length, place.hash, (place.ranked[0].token_id,))
-
     def _prune(self, owner: _Prepared) -> None:
         """Free the branches that no place of the tree needs any more."""
         assert owner.tree.root
@@ -261,3 +253,18 @@ class Preparing:
         owners = [one for one in self._prepared.values() if scope_of(one.sequence_id) == scope]
         self.end(max(owners, key=lambda one: len(one.branch_ids)).sequence_id)
         return True
+
+
+def _grown(job: _Job, ranked_tokens: Sequence[Sequence[RankedToken]]) -> PreparedDrafts | None:
+    """Take a job's ranked tokens into its tree; return the draft after the last new place, if there is one."""
+    owner, tree, row = job.owner, job.owner.tree, job.row
+    if job.parent:
+        place = tree.grow(job.parent, row.token_ids, row.sequence_id, ranked_tokens)
+    else:
+        assert tree.root
+        tree.root.ranked = ranked_tokens[0]
+        tree.move_root(tree.root)
+        place = tree.grow(tree.root, owner.drafts, row.sequence_id, ranked_tokens[1:])
+    if not place.ranked:
+        return None
+    return PreparedDrafts(owner.name, place.length, place.hash, (place.ranked[0].token_id,))

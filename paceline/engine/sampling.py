@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isfinite
+from typing import TypeVar
 
 import torch
 
-from paceline.engine.noise import gumbel
+from paceline.engine.noise import gumbel, gumbel_at, signed64, stream_starts
 from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits
 from paceline.engine.threads import choice_threads
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
@@ -29,6 +30,7 @@ NUCLEUS_COUNTS = (512, 8192)
 
 Choice = int | PacelineError
 """A token id, or why there is none."""
+PlaceT = TypeVar("PlaceT")
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,10 @@ def _choose_rows(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[
     return _parted(choices, sequences)
 
 
-def _parted(choices: Sequence[Choice], sequences: Sequence[Choosing]) -> list[list[Choice]]:
+def _parted(places: Sequence[PlaceT], sequences: Sequence[Choosing]) -> list[list[PlaceT]]:
+    """Part what was found at all places by sequence."""
     ends = accumulate((one.logits.shape[0] for one in sequences), initial=0)
-    return [[*choices[start:stop]] for start, stop in pairwise(ends)]
+    return [[*places[start:stop]] for start, stop in pairwise(ends)]
 
 
 def _choose_apart(sequences: Sequence[Choosing]) -> list[list[Choice]]:
@@ -127,25 +130,55 @@ class RankedToken:
     """Of being the choice of a model like this one, which draws the same noise: an estimate from the scores."""
 
 
-def ranked(one: Choosing, count: int) -> list[list[RankedToken]]:
-    """Return the `count` tokens with the highest scores at each of the T places, the choice first.
+def ranked(sequences: Sequence[Choosing], count: int) -> list[list[list[RankedToken]]]:
+    """Return for each sequence the `count` tokens with the highest scores at each of its T places, the choice first.
 
     A place without a choice has none. The estimates are the softmax of the scores of these tokens, noise included:
     another model has the same noise and other logits.
     """
-    with choice_threads(one.logits.numel()):
-        scores, token_ids = _scores(one)
-        highest, choices = scores.max(dim=-1)
-        top = scores.topk(min(count, scores.shape[1]))
-        shares = top.values.softmax(-1)
+    found: dict[int, list[list[RankedToken]]] = {}
+    plain = [index for index, one in enumerate(sequences) if _is_plain(one.rule.sampling)]
+    with choice_threads(max(one.logits.numel() for one in sequences)):
+        if plain:
+            together = [sequences[index] for index in plain]
+            found |= zip(plain, _parted(_ranked(*_plain_scores(together), count), together), strict=True)
+        for index in set(range(len(sequences))).difference(plain):
+            found[index] = _ranked(*_scores(sequences[index]), count)
+    return [found[index] for index in range(len(sequences))]
+
+
+def _is_plain(sampling: SamplingParameters) -> bool:
+    """Return whether nothing but the temperature changes the logits."""
+    return sampling == SamplingParameters(sampling.temperature)
+
+
+def _plain_scores(sequences: Sequence[Choosing]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores of plain rules as `_scores` does, for all sequences at once: many are made between calls."""
+    logits = torch.cat([one.logits for one in sequences]).float()
+    device = logits.device
+    token_ids = torch.arange(logits.shape[1], device=device)
+    rows = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
+    temperatures = torch.tensor([one.rule.sampling.temperature for one, _ in rows], device=device)[:, None]
+    if not temperatures.any():
+        return logits, token_ids.expand_as(logits)
+    seeds = torch.tensor([signed64(one.rule.seed) for one, _ in rows], device=device)
+    positions = torch.tensor([len(one.prefix) + row for one, row in rows], device=device)
+    noise = gumbel_at(stream_starts(seeds, positions), token_ids) * (temperatures > 0)
+    return (logits / temperatures.where(temperatures > 0, 1.0)).double() + noise, token_ids.expand_as(logits)
+
+
+def _ranked(scores: torch.Tensor, token_ids: torch.Tensor, count: int) -> list[list[RankedToken]]:
+    """Return the highest of scores [T, N] of tokens [T, N]."""
+    highest, choices = scores.max(dim=-1)
+    top = scores.topk(min(count, scores.shape[1]))
     found = token_ids.gather(1, torch.cat([choices[:, None], top.indices], 1)).tolist()
-    places = zip(highest.tolist(), found, shares.tolist(), strict=True)
+    places = zip(highest.tolist(), found, top.values.softmax(-1).tolist(), strict=True)
     # Of equal scores, topk may name another token first than the choice.
     return [
-        [RankedToken(*pair) for pair in zip(dict.fromkeys(ids), values, strict=False) if pair[1] > 0]
+        [RankedToken(*pair) for pair in zip(dict.fromkeys(ids), shares, strict=False) if pair[1] > 0]
         if isfinite(score)
         else []
-        for score, ids, values in places
+        for score, ids, shares in places
     ]
 
 
