@@ -10,7 +10,7 @@ Owns who is answered at once and what goes on in the background. Knows nothing o
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,10 +19,12 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Tracer
 
+from coordinator.drafting.patience import Patience
 from coordinator.drafting.prepared_choices import PreparedChoices
 from coordinator.drafting.preparing_worth import PreparingWorth
 from coordinator.protocols import Deadline, Drafter
 from paceline.errors import PacelineError
+from paceline.prefix_hash import extended_hash
 from paceline.types import PreparedDrafts, Proposal, Proposals, ProposeRow
 
 log = structlog.get_logger()
@@ -43,6 +45,7 @@ class PreparedDrafter:
         self._clock = clock
         self._choices = PreparedChoices()
         self._worth = PreparingWorth()
+        self._patience = Patience()
         self._arrived = asyncio.Event()
         """Set when choices come, by who waits for them cleared."""
         self._background: dict[asyncio.Task[None], frozenset[str]] = {}
@@ -67,78 +70,88 @@ class PreparedDrafter:
         self._arrived.set()
 
     def ready(self, row: ProposeRow) -> bool:
-        """Return whether a row would be answered at once now."""
-        return len(self._choices.drafts(row)) >= _enough(row)
+        """Return whether all drafts of a row are there now."""
+        return len(self._choices.drafts(row)) == row.draft_count
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
-        if self._worth.choose(rows, self._clock()):
+        began_s = self._clock()
+        self._patience.asked(rows, began_s)
+        if prepares := self._worth.choose(rows, began_s):
             rows = [replace(row, prepare_count=PREPARE_COUNT) for row in rows]
             self.row_count += sum(row.base_length > 0 for row in rows)
         for row in rows:
             self._choices.expect(row.sequence_id)
-        hits = {index: _hit(row, self._choices.drafts(row)) for index, row in enumerate(rows) if self.ready(row)}
-        self.hit_count += len(hits)
-        if hits:
-            told = [replace(rows[index], draft_count=len(hit.draft_token_ids)) for index, hit in hits.items()]
-            # A task as in `_ask`, so that calls reach the drafter in their order.
-            self._go_on(told, self._outlast(asyncio.create_task(self._tell(told)), told))
-        missing = [row for index, row in enumerate(rows) if index not in hits]
-        if not missing:
-            return Proposals(list(hits.values()))
-        asked = await self._ask(missing, deadline)
-        found = iter(asked.results)
-        return replace(asked, results=[hits[index] if index in hits else next(found) for index in range(len(rows))])
+        proposals = self._known(rows, 0.0)
+        if proposals:
+            told = [replace(row, draft_count=len(self._choices.drafts(row)) or row.draft_count) for row in rows]
+            self._go_on(told, asyncio.create_task(self._tell(told)))
+        elif prepares or self._background:
+            proposals = await self._ask(rows, deadline, began_s)
+        else:
+            proposals = await self._drafter.propose(rows, deadline)
+        self._patience.answered(rows, self._clock())
+        return proposals
+
+    def _known(self, rows: Sequence[ProposeRow], waited_s: float) -> Proposals | None:
+        """Return what is known for the rows, if that is worth more than to wait."""
+        drafts = [self._choices.drafts(row) for row in rows]
+        if not self._patience.is_enough(rows, list(map(len, drafts)), waited_s):
+            return None
+        self.hit_count += sum(map(bool, drafts))
+        return Proposals([_early(row, one) for row, one in zip(rows, drafts, strict=True)])
 
     async def release(self, sequence_ids: list[str]) -> None:
         self._choices.forget(sequence_ids)
         self._worth.forget(sequence_ids)
+        self._patience.forget(sequence_ids)
         # A call that is still under way would cache tokens after the sequences were freed.
         names = set(sequence_ids)
         if busy := [task for task, own in self._background.items() if own & names]:
             await asyncio.wait(busy)
         await self._drafter.release(sequence_ids)
 
-    async def _ask(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
-        """Return the answer to the rows, or what was prepared for all of them, if that comes first."""
-        if not any(row.prepare_count for row in rows):
-            return await self._drafter.propose(rows, deadline)
+    async def _ask(self, rows: Sequence[ProposeRow], deadline: Deadline, began_s: float) -> Proposals:
+        """Return the answer to the rows, or what is known of it, when that is enough before."""
+        # A task, so that calls reach the drafter in their order.
         call = asyncio.create_task(self._drafter.propose(rows, deadline))
+        arrival: asyncio.Task[object] | None = None
         try:
-            while not call.done():
+            while True:
                 self._arrived.clear()
                 arrival = asyncio.create_task(self._arrived.wait())
-                try:
-                    await asyncio.wait((call, arrival), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    arrival.cancel()
-                drafts = [self._choices.drafts(row) for row in rows]
-                if not call.done() and all(len(one) == row.draft_count for one, row in zip(drafts, rows, strict=True)):
-                    self._go_on(rows, self._outlast(call, rows))
-                    self.hit_count += len(rows)
-                    return Proposals([_hit(row, one) for row, one in zip(rows, drafts, strict=True)])
+                await asyncio.wait((call, arrival), return_when=asyncio.FIRST_COMPLETED)
+                if call.done():
+                    self._patience.called(self._clock() - began_s)
+                    return call.result()
+                if known := self._known(rows, self._clock() - began_s):
+                    self._go_on(rows, call)
+                    return known
         except asyncio.CancelledError:
             call.cancel()
             raise
-        return await call
-
-    def _go_on(self, rows: Sequence[ProposeRow], work: Coroutine[None, None, None]) -> None:
-        """Start work that no round waits for."""
-        task = asyncio.create_task(work)
-        self._background[task] = frozenset(row.sequence_id for row in rows)
-        task.add_done_callback(self._background.pop)
+        finally:
+            if arrival:
+                arrival.cancel()
 
     async def _tell(self, rows: Sequence[ProposeRow]) -> Proposals:
         """Bring rows to the draft service that have their drafts already."""
         with self._traced():
             return await self._drafter.propose(rows, ANY_TIME)
 
-    async def _outlast(self, call: asyncio.Task[Proposals], rows: Sequence[ProposeRow]) -> None:
-        """Wait for a call that nobody needs the answer of. What fails was not cached: its drafts end here."""
+    def _go_on(self, rows: Sequence[ProposeRow], call: asyncio.Task[Proposals]) -> None:
+        """Let a call go on that no round waits for."""
+        task = asyncio.create_task(self._outlast(rows, call))
+        self._background[task] = frozenset(row.sequence_id for row in rows)
+        task.add_done_callback(self._background.pop)
+
+    async def _outlast(self, rows: Sequence[ProposeRow], call: asyncio.Task[Proposals]) -> None:
+        """Wait for a call that nobody waits for. What it says of drafts may still help; what failed ends its drafts."""
         lost: Iterable[str] = [row.sequence_id for row in rows]
         try:
             results = (await call).results
-            pairs = zip(rows, results, strict=True)
-            lost = [row.sequence_id for row, result in pairs if not isinstance(result, Proposal)]
+            answers = [(row, result) for row, result in zip(rows, results, strict=True) if isinstance(result, Proposal)]
+            self.take([_told(row, result) for row, result in answers if row.base_hash is not None])
+            lost = set(lost).difference(row.sequence_id for row, _ in answers)
         except PacelineError as error:
             log.debug("a draft service did not take what was prepared", error=str(error))
         except Exception:
@@ -160,11 +173,13 @@ class PreparedDrafter:
             yield
 
 
-def _enough(row: ProposeRow) -> int:
-    """Return the drafts for which a row does without a call: half of what it asks for is worth more at once."""
-    return -(-row.draft_count // 2)
-
-
-def _hit(row: ProposeRow, drafts: tuple[int, ...]) -> Proposal:
+def _early(row: ProposeRow, drafts: tuple[int, ...]) -> Proposal:
     # So much is cached when the service has taken the row, before any later one.
-    return Proposal(drafts, row.base_length + len(row.token_ids) + len(drafts) - 1, prepared=True)
+    return Proposal(drafts, row.base_length + len(row.token_ids) + max(0, len(drafts) - 1), prepared=bool(drafts))
+
+
+def _told(row: ProposeRow, proposal: Proposal) -> PreparedDrafts:
+    """Return what a proposal says, as if it had come unasked."""
+    assert row.base_hash is not None
+    length, value = row.base_length + len(row.token_ids), extended_hash(row.base_hash, row.token_ids)
+    return PreparedDrafts(row.sequence_id, length, value, proposal.draft_token_ids)
