@@ -12,7 +12,7 @@ from paceline.types import ProposeRow
 USUAL_RATE = 0.75
 """Chance that a draft is accepted after those before it: near enough for comparing one moment with another."""
 
-LEAST_SHARE = 0.5
+LEAST_SHARE = 0.4
 """Share of the drafts that must be known: more of them come soon, for what is prepared comes one by one."""
 
 

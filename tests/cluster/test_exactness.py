@@ -5,15 +5,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from threading import Event
 from typing import Any, Literal
 
 import pytest
 
+from draft_service.preparing import Preparing
 from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention import short as short_attention
 from paceline.engine.options import EngineOptions, Layout
 from paceline.measure.peers.reference import HuggingFaceReference
-from paceline.types import GenerationRequest, PolicyName, SamplingParameters, TokenIds, Usage, UserMessage
+from paceline.types import GenerationRequest, PolicyName, ProposeRow, SamplingParameters, TokenIds, Usage, UserMessage
+from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
 from tests.clusters import Cluster, cluster
 from tests.conftest import PairOfCheckpoints
@@ -69,11 +72,36 @@ async def test_tiny_pairs_equal_hugging_face(family: str, pairs: dict[str, PairO
     assert accepted > 100
 
 
+def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the target verify when the draft has prepared all that it was asked to, as a slow target does."""
+    is_done = Event()
+    work, follow, verify = Preparing.work, Preparing.follow, Verifier.verify
+
+    def watched_work(self: Preparing) -> Any:
+        if (made := work(self)) is None:
+            is_done.set()
+        return made
+
+    def watched_follow(self: Preparing, row: ProposeRow, *rest: Any) -> None:
+        follow(self, row, *rest)
+        if row.prepare_count:
+            is_done.clear()
+
+    def late_verify(self: Verifier, *rows: Any) -> Any:
+        is_done.wait(1.0)
+        return verify(self, *rows)
+
+    monkeypatch.setattr(Preparing, "work", watched_work)
+    monkeypatch.setattr(Preparing, "follow", watched_follow)
+    monkeypatch.setattr(Verifier, "verify", late_verify)
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 @pytest.mark.parametrize("batch_size", [1, 8])
 async def test_prepared_rounds_change_no_output(
-    batch_size: int, is_right: bool, pairs: dict[str, PairOfCheckpoints]
+    batch_size: int, is_right: bool, pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    verify_after_preparing(monkeypatch)
     pair = pairs["Llama"]
     prompts = requests(seed=4)
     reference = HuggingFaceReference(str(pair.target), "float32")

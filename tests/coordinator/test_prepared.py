@@ -230,7 +230,7 @@ async def test_a_hit_is_answered_at_once_and_the_service_is_told_in_order() -> N
     await time.run(rounds())
 
 
-async def test_rows_that_miss_are_asked_for_in_one_call() -> None:
+async def test_a_group_that_lacks_many_drafts_is_asked_for_in_one_call() -> None:
     time = FakeTime()
 
     async def rounds() -> None:
@@ -241,8 +241,30 @@ async def test_rows_that_miss_are_asked_for_in_one_call() -> None:
         drafter._choices.forget(["a", "c"])
         rows = [whole_row(one, 4, cached_length=5) for one in "abc"]
         found = (await drafter.propose(rows, PATIENCE)).results
-        assert [isinstance(one, Proposal) and one.prepared for one in found] == [False, True, False]
-        assert sorted(tuple(row.sequence_id for row in call) for call in inner.calls[1:]) == [("a", "c"), ("b",)]
+        assert [isinstance(one, Proposal) and len(one.draft_token_ids) for one in found] == [3, 3, 3]
+        assert [tuple(row.sequence_id for row in call) for call in inner.calls[1:]] == [("a", "b", "c")]
+
+    await time.run(rounds())
+
+
+async def test_a_row_without_drafts_does_not_keep_a_group_from_going_on() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0, hop_s=50.0)
+        drafter = prepared_of(time, inner)
+        await drafter.propose([whole_row(one, 0) for one in "abc"], PATIENCE)
+        await time.sleep(50.0)
+        drafter._choices.forget(["b"])
+        began_s = time.now_s
+        rows = [whole_row(one, 4, cached_length=5) for one in "abc"]
+        first, none, _ = (await drafter.propose(rows, PATIENCE)).results
+        assert time.now_s == began_s
+        assert isinstance(first, Proposal)
+        assert len(first.draft_token_ids) == 3
+        assert none == Proposal((), len(PROMPT) + 4)
+        await drafter.release(["a", "b", "c"])
+        assert [row.draft_count for row in inner.calls[-1]] == [3, 3, 3]
 
     await time.run(rounds())
 
@@ -277,7 +299,7 @@ async def test_fewer_drafts_than_were_prepared_are_given_when_fewer_are_wanted()
     await time.run(rounds())
 
 
-async def test_a_row_that_has_half_of_its_drafts_does_not_wait_for_more() -> None:
+async def test_a_row_that_has_half_of_its_drafts_does_not_wait_long_for_more() -> None:
     time = FakeTime()
 
     async def rounds() -> None:

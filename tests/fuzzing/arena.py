@@ -37,10 +37,10 @@ gRPC keeps the bytes of such metadata, and falls over such a path, for which the
 SETTLING_TURNS = 3000
 """Checks for leftovers before they count as left behind."""
 
-TASKS_OF_A_STREAM = 3
-"""Two tasks of gRPC's stub and one of the handler."""
+TASKS_OF_A_STREAM = 6
+"""Two tasks of gRPC's stub, one that reads it, one of the handler, and two for what it reads and what is unasked."""
 MOST_STREAMS = 5
-"""Two lanes to two model services, and one stream for drafts ahead."""
+"""Two lanes to two model services, and one stream for rows whose drafts were prepared."""
 
 
 class Unsound(AssertionError):
