@@ -15,6 +15,10 @@ from paceline.prefix_hash import extended_hash
 
 LEAST_CHANCE = 0.002
 """A guess less likely than this is not worth its work."""
+PRIOR_MISSES = 2.0
+"""Misses that were as many as expected, before any were seen."""
+RATIO_MEMORY = 0.98
+"""Weight of earlier places after one more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,10 +52,27 @@ class Guess:
     chance: float
 
 
+class MissRatio:
+    """How much more often the target differs from the draft's choice than the draft's scores say, as measured."""
+
+    def __init__(self) -> None:
+        self._expected = self._seen = PRIOR_MISSES
+
+    @property
+    def value(self) -> float:
+        return self._seen / self._expected
+
+    def add(self, expected: float, is_missed: bool) -> None:
+        """Note a place where the target's choice came, and the chance that it would differ."""
+        self._expected = RATIO_MEMORY * self._expected + expected
+        self._seen = RATIO_MEMORY * self._seen + is_missed
+
+
 class OutcomeTree:
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, misses: MissRatio) -> None:
         """`limit` is the most places it may have below its root."""
         self.limit = limit
+        self._misses = misses
         self.root: Place | None = None
         self._size = 0
         self._guesses: list[tuple[float, int, Guess]] = []
@@ -78,7 +99,7 @@ class OutcomeTree:
         """Add a place for each token, one after the other, with its ranked tokens; return the last."""
         made = [parent]
         for token_id, tokens in zip(token_ids, ranked, strict=True):
-            made.append(_child(made[-1], token_id, branch_id, tokens))
+            made.append(self._child(made[-1], token_id, branch_id, tokens))
         for place in made[1:]:
             self._take_in(place)
         return made[-1]
@@ -98,11 +119,35 @@ class OutcomeTree:
             place = place.children.get(token_id) if place else None
         return place
 
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Compare the tokens that came after the root with the draft's choices."""
+        place = self.root
+        for token_id in token_ids:
+            if place is None or not place.ranked:
+                return
+            choice = place.ranked[0]
+            self._misses.add(1 - choice.probability, token_id != choice.token_id)
+            place = place.children.get(token_id)
+
     def _take_in(self, place: Place) -> None:
         self._size += 1
         for token in place.ranked:
             if token.token_id not in place.children:
-                self.push(Guess(place, token.token_id, place.chance * token.probability))
+                self.push(Guess(place, token.token_id, place.chance * self._share(place, token.token_id)))
+
+    def _child(self, parent: Place, token_id: int, branch_id: str, ranked: Sequence[RankedToken]) -> Place:
+        value = extended_hash(parent.hash, (token_id,))
+        place = Place(parent.length + 1, value, branch_id, ranked, parent.chance * self._share(parent, token_id))
+        parent.children[token_id] = place
+        return place
+
+    def _share(self, place: Place, token_id: int) -> float:
+        """Return the chance that a token comes after a place, by the draft's scores and what came of earlier ones."""
+        misses = self._misses.value
+        if token_id == place.ranked[0].token_id:
+            return max(LEAST_CHANCE, 1 - misses * (1 - place.ranked[0].probability))
+        probability = next((one.probability for one in place.ranked if one.token_id == token_id), LEAST_CHANCE)
+        return min(1.0, misses * probability)
 
 
 def drafts_after(place: Place, most: int) -> tuple[tuple[int, ...], Place]:
@@ -114,16 +159,3 @@ def drafts_after(place: Place, most: int) -> tuple[tuple[int, ...], Place]:
         drafts.append(place.ranked[0].token_id)
         following = place.children.get(drafts[-1])
     return tuple(drafts), place
-
-
-def _child(parent: Place, token_id: int, branch_id: str, ranked: Sequence[RankedToken]) -> Place:
-    share = next((one.probability for one in parent.ranked if one.token_id == token_id), LEAST_CHANCE)
-    place = Place(
-        parent.length + 1,
-        extended_hash(parent.hash, (token_id,)),
-        branch_id,
-        ranked,
-        parent.chance * share,
-    )
-    parent.children[token_id] = place
-    return place

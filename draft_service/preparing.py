@@ -16,7 +16,7 @@ from itertools import count
 
 import torch
 
-from draft_service.outcome_tree import OutcomeTree, Place, drafts_after
+from draft_service.outcome_tree import Guess, MissRatio, OutcomeTree, Place, drafts_after
 from paceline.checks import MAX_SEQUENCE_ID_LENGTH
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.placing import PackedRow
@@ -73,8 +73,8 @@ class _Job:
     """Tokens that a pass computes on a branch."""
 
     owner: _Prepared
-    parent: Place | None
-    """Place that they follow; None: they are the sequence's last committed token and its drafts."""
+    guess: Guess | None
+    """None: they are the sequence's last committed token and its drafts."""
     row: PackedRow
 
 
@@ -85,6 +85,7 @@ class Preparing:
         self._pool = runner.cache if isinstance(runner.cache, KvPool) else None
         self._prepared: dict[str, _Prepared] = {}
         self._numbers = count()
+        self._misses = {is_sampled: MissRatio() for is_sampled in (False, True)}
         runner.on_changed = self.end
 
     def take(self, row: ProposeRow) -> Taken | None:
@@ -98,6 +99,7 @@ class Preparing:
         tokens = self._beyond_root(owner, row)
         if tokens is None:
             return None
+        owner.tree.learn(tokens)
         place = owner.tree.find(tokens)
         if place is None or not place.ranked:
             return None
@@ -139,7 +141,7 @@ class Preparing:
             length,
             drafts[: self._most_length - length],
             extended_hash(base_hash, row.token_ids),
-            OutcomeTree(row.prepare_count),
+            OutcomeTree(row.prepare_count, self._misses[rule_of(row).sampling.temperature > 0]),
             set(),
         )
 
@@ -160,6 +162,9 @@ class Preparing:
             for job, outcome in zip(jobs, outcomes, strict=True)
             if not isinstance(outcome, PacelineError | Prefilled)
         ]
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if isinstance(outcome, CacheFull) and self._make_room(job.owner):
+                _take_back(job)
         tokens = ranked([choosing for _, choosing in made], RANKED_COUNT) if made else []
         found = [(job.owner.sequence_id, _grown(job, places)) for (job, _), places in zip(made, tokens, strict=True)]
         return [(sequence_id, drafts) for sequence_id, drafts in found if drafts]
@@ -215,7 +220,7 @@ class Preparing:
                 except CacheFull:
                     owner.tree.push(guess)
                     raise
-            return _Job(owner, parent, PackedRow(branch_id, parent.length, (guess.token_id,)))
+            return _Job(owner, guess, PackedRow(branch_id, parent.length, (guess.token_id,)))
         return None
 
     def _first_job(self, owner: _Prepared) -> _Job:
@@ -255,11 +260,20 @@ class Preparing:
         return True
 
 
+def _take_back(job: _Job) -> None:
+    """Have a job that found no room made again."""
+    tree = job.owner.tree
+    if job.guess:
+        tree.push(job.guess)
+    else:
+        tree.root = None
+
+
 def _grown(job: _Job, ranked_tokens: Sequence[Sequence[RankedToken]]) -> PreparedDrafts | None:
     """Take a job's ranked tokens into its tree; return the draft after the last new place, if there is one."""
     owner, tree, row = job.owner, job.owner.tree, job.row
-    if job.parent:
-        place = tree.grow(job.parent, row.token_ids, row.sequence_id, ranked_tokens)
+    if job.guess:
+        place = tree.grow(job.guess.parent, row.token_ids, row.sequence_id, ranked_tokens)
     else:
         assert tree.root
         tree.root.ranked = ranked_tokens[0]
