@@ -37,6 +37,7 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
         self._streams: dict[str, Unasked] = {}
         """Where to send what is prepared, by the cache's sequence id: the stream of its last row."""
         self._preparing: asyncio.Task[None] | None = None
+        self._is_more_to_prepare = False
 
     async def ProposeTokens(
         self, requests: AsyncIterator[pb.ProposeTokensRequest], context: Context
@@ -55,6 +56,7 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
         wishing = [scope + row.sequence_id for row in request.rows if row.prepare_count]
         self._streams |= dict.fromkeys(wishing, unasked)
         rows, results, timing = await self._run_rows(scope, request, propose_rows_from_pb, self._drafter.propose)
+        self._is_more_to_prepare |= bool(wishing)
         if wishing and (self._preparing is None or self._preparing.done()):
             self._preparing = asyncio.create_task(self._prepare())
         return proposals_to_pb(rows, Proposals(results, timing, self._identity))
@@ -62,9 +64,12 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
     async def _prepare(self) -> None:
         """Prepare drafts between calls, one pass at a time, and send them, until nobody wants more."""
         try:
-            while self._streams:
+            while self._streams and self._is_more_to_prepare:
+                # A row that comes during the work, or just after it, is noticed.
+                self._is_more_to_prepare = False
                 if (prepared := await self._worker.run_between(self._drafter.preparing.work)) is None:
-                    return
+                    continue
+                self._is_more_to_prepare = True
                 by_stream: defaultdict[Unasked, list[PreparedDrafts]] = defaultdict(list)
                 for sequence_id, drafts in prepared:
                     if stream := self._streams.get(sequence_id):

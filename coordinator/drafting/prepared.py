@@ -79,8 +79,10 @@ class PreparedDrafter:
         if prepares := self._worth.choose(rows, began_s):
             rows = [replace(row, prepare_count=PREPARE_COUNT) for row in rows]
             self.row_count += sum(row.base_length > 0 for row in rows)
-        for row in rows:
-            self._choices.expect(row.sequence_id)
+            for row in rows:
+                self._choices.expect(row.sequence_id)
+        else:
+            self._choices.forget(row.sequence_id for row in rows)
         proposals = self._known(rows, 0.0)
         if proposals:
             told = [replace(row, draft_count=len(self._choices.drafts(row)) or row.draft_count) for row in rows]

@@ -88,7 +88,7 @@ def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:
             is_done.clear()
 
     def late_verify(self: Verifier, *rows: Any) -> Any:
-        is_done.wait(1.0)
+        is_done.wait(0.2)
         return verify(self, *rows)
 
     monkeypatch.setattr(Preparing, "work", watched_work)
