@@ -5,8 +5,8 @@ stream carries what is sent unasked.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,19 @@ class Exchanges:
         unasked: asyncio.Queue[Any] | None = None,
     ) -> AsyncIterator[Any]:
         """Answer each request of a stream, and send what is put into `unasked`. `method` is the path of the method."""
+        if unasked is None:
+            async for response in self._answers(method, requests, answer):
+                yield response
+            return
+        # Closed here: what waits for a request or a message would outlast a stream that failed.
+        async with aclosing(_merged(requests, unasked)) as merged:
+            async for response in self._answers(method, merged, answer):
+                yield response
+
+    async def _answers(
+        self, method: str, incoming: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
+    ) -> AsyncIterator[Any]:
         epoch = self._epoch
-        incoming = requests if unasked is None else _merged(requests, unasked)
         while (request := await self._next(incoming, epoch)) is not None:
             if isinstance(request, _Unasked):
                 yield request.response
@@ -83,7 +94,7 @@ class _Unasked:
     response: Any
 
 
-async def _merged(requests: AsyncIterator[Any], unasked: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+async def _merged(requests: AsyncIterator[Any], unasked: asyncio.Queue[Any]) -> AsyncGenerator[Any, None]:
     """Yield the requests, and between them what is to be sent unasked."""
 
     async def next_request() -> Any:
@@ -104,3 +115,4 @@ async def _merged(requests: AsyncIterator[Any], unasked: asyncio.Queue[Any]) -> 
     finally:
         reading.cancel()
         taking.cancel()
+        await asyncio.wait((reading, taking))

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from operator import mul
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -37,8 +38,8 @@ gRPC keeps the bytes of such metadata, and falls over such a path, for which the
 SETTLING_TURNS = 3000
 """Checks for leftovers before they count as left behind."""
 
-TASKS_OF_A_STREAM = 6
-"""Two tasks of gRPC's stub, one that reads it, one of the handler, and two for what it reads and what is unasked."""
+TASKS_OF_A_STREAM = (6, 4)
+"""Two tasks of gRPC's stub, one that reads it, and one of the handler; of the draft's also two for what comes and goes."""
 MOST_STREAMS = 5
 """Two lanes to two model services, and one stream for rows whose drafts were prepared."""
 
@@ -154,7 +155,8 @@ class Arena:
 
     def _task_count(self) -> int:
         """Return the number of tasks without those of kept streams, whose number is chance."""
-        return len(asyncio.all_tasks()) - TASKS_OF_A_STREAM * self._running.kept_stream_count
+        kept = [one.waiting_count for one in self._running.exchanges]
+        return len(asyncio.all_tasks()) - sum(map(mul, TASKS_OF_A_STREAM, kept))
 
     async def settle(self) -> None:
         """Note an idle cluster's task count, after healthy requests have opened all connections."""

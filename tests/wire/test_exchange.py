@@ -182,7 +182,7 @@ async def test_a_request_that_follows_two_streams_waits_for_one() -> None:
         await servicer.entered.wait()
         both = asyncio.create_task(named(exchange, "both", "a", "b"))
         servicer.go_on.set()
-        assert await asyncio.gather(held, another, both) == ["held", "held", "both"]
+        assert list(await asyncio.gather(held, another, both)) == ["held", "held", "both"]
         assert servicer.names[-1] == "both"
 
 
