@@ -39,7 +39,7 @@ SETTLING_TURNS = 3000
 """Checks for leftovers before they count as left behind."""
 
 TASKS_OF_A_STREAM = (6, 4)
-"""Two tasks of gRPC's stub, one that reads it, and one of the handler; of the draft's also two for what comes and goes."""
+"""Two tasks of gRPC's stub, one that reads it, one of the handler; of the draft's also two for what comes and goes."""
 MOST_STREAMS = 5
 """Two lanes to two model services, and one stream for rows whose drafts were prepared."""
 
