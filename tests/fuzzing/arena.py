@@ -5,7 +5,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from operator import mul
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -155,8 +154,8 @@ class Arena:
 
     def _task_count(self) -> int:
         """Return the number of tasks without those of kept streams, whose number is chance."""
-        kept = [one.waiting_count for one in self._running.exchanges]
-        return len(asyncio.all_tasks()) - sum(map(mul, TASKS_OF_A_STREAM, kept))
+        kept = zip(TASKS_OF_A_STREAM, self._running.exchanges, strict=True)
+        return len(asyncio.all_tasks()) - sum(count * one.waiting_count for count, one in kept)
 
     async def settle(self) -> None:
         """Note an idle cluster's task count, after healthy requests have opened all connections."""
