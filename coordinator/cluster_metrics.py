@@ -75,8 +75,8 @@ class ClusterCollector(Collector):
             ("draft_tokens", "Draft tokens verified.", counted.drafted_count),
             ("accepted_tokens", "Draft tokens accepted.", counted.accepted_count),
             ("committed_tokens", "Output tokens, accepted and the target's own.", counted.committed_count),
-            ("ahead_calls", "Calls for drafts ahead of a round.", self._drafts.asked_ahead_count),
-            ("ahead_calls_used", "Those whose drafts a round could use.", self._drafts.used_ahead_count),
+            ("prepared_rows", "Rows of rounds for which drafts were prepared.", self._drafts.prepared_row_count),
+            ("prepared_hits", "Those that had their drafts without a call.", self._drafts.prepared_hit_count),
             ("preemptions", "Generations that gave their cache up for others.", counted.preemption_count),
             ("sequences_moved", "Generations that lost their target and were sent to another.", dispatcher.moved_count),
         ):

@@ -5,7 +5,7 @@ that fails as a whole raises a PacelineError; a row that fails has its error in 
 verifiers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from paceline.errors import PacelineError
 from paceline.types import (
     ModelDescription,
     ModelIdentity,
+    PreparedDrafts,
     Proposals,
     ProposeRow,
     RolledBack,
@@ -106,6 +107,10 @@ class Remote(Releases, Protocol):
 
 class RemoteDraft(Remote, Proposes, Protocol):
     """A draft service."""
+
+    def listen(self, take: Callable[[Sequence[PreparedDrafts]], None]) -> None:
+        """Give what the service tells unasked to `take`, from now on."""
+        ...
 
 
 class RemoteTarget(Remote, Verifier, Protocol):

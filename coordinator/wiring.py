@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from opentelemetry.trace import Tracer
+
 from coordinator.background import Background
 from coordinator.cluster_metrics import ClusterCollector
 from coordinator.config import CoordinatorSettings
@@ -15,9 +17,10 @@ from coordinator.door.admission import Admission
 from coordinator.door.current_model import CurrentModel
 from coordinator.door.limits import RequestLimits
 from coordinator.door.served import Served
-from coordinator.drafting.ahead import AheadDrafter
 from coordinator.drafting.draft_models import DraftModels
 from coordinator.drafting.guessers import Guessers
+from coordinator.drafting.prepared import PreparedDrafter
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.drafting.shared_suffixes import SharedSuffixes
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.placement.guarded_target import FAILURES_TO_OPEN, GuardedTarget, UsualTime
@@ -112,7 +115,7 @@ def wired(
     settings: CoordinatorSettings, tasks: Background, watched: Instruments, clocks: Clocks = SYSTEM_CLOCKS
 ) -> Parts:
     statistics = Statistics()
-    drafts = DraftModels(lambda replicas: AheadDrafter(replicas, watched.tracer, clocks.rounds))
+    drafts = DraftModels(partial(_prepared, watched.tracer, clocks))
     residency = Residency(drafts)
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
     maker = ServingMaker(settings, drafts, residency, statistics, metrics, tracer, clocks)
@@ -130,6 +133,13 @@ def wired(
         ClusterCollector(model, dispatcher, drafts, statistics, has_draft_service=bool(settings.draft_addresses))
     )
     return Parts(model, dispatcher, drafts, residency, statistics)
+
+
+def _prepared(tracer: Tracer | None, clocks: Clocks, replicas: ReplicatedDrafter) -> PreparedDrafter:
+    """Return what is asked in place of the draft services of one model."""
+    prepared = PreparedDrafter(replicas, tracer, clocks.rounds)
+    replicas.listen(prepared.take)
+    return prepared
 
 
 def _guessers(settings: CoordinatorSettings) -> Guessers | None:

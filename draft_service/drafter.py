@@ -1,11 +1,13 @@
-"""The drafter, which proposes draft tokens for a group of sequences: several steps of each.
+"""The drafter, which proposes draft tokens for a group of sequences: several steps of each, or what was prepared.
 
-It owns what a proposal is; the engine owns the steps and the cache.
+It owns what a proposal is; `preparing` owns what is made between calls, and the engine owns the steps and the cache.
 """
 
 from collections.abc import Sequence
 
-from paceline.checks import MAX_PROPOSED_COUNT, check_row
+from draft_service.preparing import Preparing, Taken
+from paceline.checks import MAX_PREPARED_COUNT, MAX_PROPOSED_COUNT, check_row
+from paceline.engine.interfaces import let_go
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Runner
@@ -17,6 +19,7 @@ from paceline.types import Prefilled, Proposal, ProposeRow
 class Drafter:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
+        self.preparing = Preparing(runner)
         self._steps = Steps(runner)
 
     def propose(self, rows: Sequence[ProposeRow], scope: str = "") -> list[Proposal | PacelineError]:
@@ -27,28 +30,62 @@ class Drafter:
         part has no drafts yet. Drafts end before a place where no token can be chosen. `scope` sets the caller's
         sequences apart from those of others.
         """
+        names = [row.sequence_id for row in rows]
         rows, errors = self.runner.ruled(rows, scope, self._check)
         live = [row for index, row in enumerate(rows) if index not in errors]
-        outcomes = iter(self._steps.run([_step_row(row) for row in live]))
-        return [errors.get(index) or _proposal(row, next(outcomes)) for index, row in enumerate(rows)]
+        taken = [self.preparing.take(row) for row in live]
+        lacking = [_step_row(row, one) for row, one in zip(live, taken, strict=True) if _lacks(row, one)]
+        try:
+            made = iter(self._steps.run(lacking))
+        except BaseException:
+            for row in live:  # its sequence was cut
+                self.preparing.end(row.sequence_id)
+            raise
+        outcomes = iter([next(made) if _lacks(row, one) else [] for row, one in zip(live, taken, strict=True)])
+        hits = iter(taken)
+        return [
+            errors.get(index) or self._answer(row, name, next(outcomes), next(hits))
+            for index, (row, name) in enumerate(zip(rows, names, strict=True))
+        ]
+
+    def _answer(
+        self, row: ProposeRow, name: str, outcome: StepOutcome, taken: Taken | None
+    ) -> Proposal | PacelineError:
+        """Return the row's proposal: what was prepared, and what the steps after it made."""
+        if isinstance(outcome, PacelineError | Prefilled):
+            self.preparing.end(row.sequence_id)
+            if isinstance(outcome, Prefilled):
+                return Proposal((), outcome.cached_length)
+            if taken:
+                let_go(self.runner.cache, row.sequence_id, row.base_length)
+            return outcome
+        drafts = (*taken.draft_token_ids, *outcome) if taken else tuple(outcome)
+        self.preparing.follow(row, name, drafts, taken)
+        # The last draft token is not cached.
+        return Proposal(drafts, row.base_length + len(row.token_ids) + len(drafts) - 1, taken is not None)
 
     def _check(self, row: ProposeRow) -> None:
         if not 1 <= row.draft_count <= MAX_PROPOSED_COUNT:
             raise InvalidRequest(
                 f"draft_count is {row.draft_count}; ask for 1 to {MAX_PROPOSED_COUNT}", field="draft_count"
             )
+        if not 0 <= row.prepare_count <= MAX_PREPARED_COUNT:
+            raise InvalidRequest(
+                f"prepare_count is {row.prepare_count}; give 0 to {MAX_PREPARED_COUNT}", field="prepare_count"
+            )
         check_row(row, self.runner.limits, row.draft_count - 1)
 
 
-def _step_row(row: ProposeRow) -> StepRow:
-    packed = PackedRow(row.sequence_id, row.base_length, row.token_ids, following_count=row.following_count)
-    return StepRow(packed, rule_of(row), row.draft_count)
+def _lacks(row: ProposeRow, taken: Taken | None) -> bool:
+    """Return whether steps must be made for the row, beside what was prepared."""
+    return taken is None or len(taken.draft_token_ids) < row.draft_count
 
 
-def _proposal(row: ProposeRow, outcome: StepOutcome) -> Proposal | PacelineError:
-    if isinstance(outcome, PacelineError):
-        return outcome
-    if isinstance(outcome, Prefilled):
-        return Proposal((), outcome.cached_length)
-    # The last draft token is not cached.
-    return Proposal(tuple(outcome), row.base_length + len(row.token_ids) + len(outcome) - 1)
+def _step_row(row: ProposeRow, taken: Taken | None) -> StepRow:
+    """Return the steps that the row asks for: all, or those after the drafts that were prepared."""
+    if taken is None:
+        packed = PackedRow(row.sequence_id, row.base_length, row.token_ids, following_count=row.following_count)
+        return StepRow(packed, rule_of(row), row.draft_count)
+    drafts = taken.draft_token_ids
+    base_length = row.base_length + len(row.token_ids) + len(drafts) - 1
+    return StepRow(PackedRow(row.sequence_id, base_length, drafts[-1:]), rule_of(row), row.draft_count - len(drafts))

@@ -1,38 +1,85 @@
 """The servicer of DraftService."""
 
+import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
+import structlog
 
 from draft_service.drafter import Drafter
 from paceline.checks import MAX_ROWS
-from paceline.codec.rounds import proposals_to_pb, propose_rows_from_pb
+from paceline.codec.rounds import prepared_to_pb, proposals_to_pb, propose_rows_from_pb
 from paceline.engine.runner import Runner
+from paceline.errors import PacelineError
 from paceline.model_service.servicer import Context, ModelServicer
 from paceline.model_service.worker import ModelWorker
-from paceline.types import Proposals
+from paceline.security.access import caller_scope
+from paceline.types import PreparedDrafts, Proposals
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
 from paceline.wire import Exchanges
 
+log = structlog.get_logger()
+
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DraftService"].full_name
 PROPOSE = f"/{SERVICE_NAME}/ProposeTokens"
+
+
+Unasked = asyncio.Queue[pb.ProposeTokensResponse]
 
 
 class DraftServicer(ModelServicer, DraftServiceServicer):
     def __init__(self, drafter: Drafter, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
         super().__init__(drafter.runner, worker, exchanges, max_rows)
         self._drafter = drafter
+        self._streams: dict[str, Unasked] = {}
+        """Where to send what is prepared, by the cache's sequence id: the stream of its last row."""
+        self._preparing: asyncio.Task[None] | None = None
+        self._is_more_to_prepare = False
 
     async def ProposeTokens(
         self, requests: AsyncIterator[pb.ProposeTokensRequest], context: Context
     ) -> AsyncIterator[pb.ProposeTokensResponse]:
-        async for response in self._answers(PROPOSE, requests, self._propose, context):
-            yield response
+        unasked = Unasked()
+        answer = partial(self._propose, unasked)
+        try:
+            async for response in self._answers(PROPOSE, requests, answer, context, unasked):
+                yield response
+        finally:
+            self._streams = {one: stream for one, stream in self._streams.items() if stream is not unasked}
 
-    async def _propose(self, scope: str, request: pb.ProposeTokensRequest) -> pb.ProposeTokensResponse:
+    async def _propose(
+        self, unasked: Unasked, scope: str, request: pb.ProposeTokensRequest
+    ) -> pb.ProposeTokensResponse:
+        wishing = [scope + row.sequence_id for row in request.rows if row.prepare_count]
+        self._streams |= dict.fromkeys(wishing, unasked)
         rows, results, timing = await self._run_rows(scope, request, propose_rows_from_pb, self._drafter.propose)
+        self._is_more_to_prepare |= bool(wishing)
+        if wishing and (self._preparing is None or self._preparing.done()):
+            self._preparing = asyncio.create_task(self._prepare())
         return proposals_to_pb(rows, Proposals(results, timing, self._identity))
+
+    async def _prepare(self) -> None:
+        """Prepare drafts between calls, one pass at a time, and send them, until nobody wants more."""
+        try:
+            while self._streams and self._is_more_to_prepare:
+                # A row that comes during the work, or just after it, is noticed.
+                self._is_more_to_prepare = False
+                if (prepared := await self._worker.run_between(self._drafter.preparing.work)) is None:
+                    continue
+                self._is_more_to_prepare = True
+                by_stream: defaultdict[Unasked, list[PreparedDrafts]] = defaultdict(list)
+                for sequence_id, drafts in prepared:
+                    if stream := self._streams.get(sequence_id):
+                        by_stream[stream].append(drafts)
+                for stream, found in by_stream.items():
+                    stream.put_nowait(prepared_to_pb(found))
+        except PacelineError as error:
+            log.warning("drafts could not be prepared", error=str(error))
+        except Exception:
+            log.exception("preparing drafts failed unexpectedly")
 
     async def RollbackDraftSequences(
         self, request: pb.RollbackDraftSequencesRequest, context: Context
@@ -42,6 +89,8 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
     async def ReleaseDraftSequences(
         self, request: pb.ReleaseDraftSequencesRequest, context: Context
     ) -> pb.ReleaseDraftSequencesResponse:
+        for sequence_id in request.sequence_ids:
+            self._streams.pop(caller_scope(context) + sequence_id, None)
         return pb.ReleaseDraftSequencesResponse(released_count=await self._release(request, context))
 
     async def DescribeDraftModel(

@@ -19,7 +19,9 @@ DECODED_TOKENS = 16
 MAX_DRAFT_COUNT = 64
 """Most draft tokens of a generation in a round."""
 MAX_PROPOSED_COUNT = MAX_DRAFT_COUNT + 1
-"""Most tokens that a draft service makes for a row. Drafts made ahead begin with a guess of the target's next token."""
+"""Most tokens that a draft service makes for a row."""
+MAX_PREPARED_COUNT = 256
+"""Most tokens that a draft service prepares for a row."""
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MIN_TEMPERATURE = 0.001

@@ -35,7 +35,7 @@ class PrefixHash:
             start, value = self._length, self._value
         while start < length:
             stop = min(length, (start // _BLOCK_TOKENS + 1) * _BLOCK_TOKENS)
-            value = zlib.crc32(_packed(token_ids[start:stop]), value)
+            value = extended_hash(value, token_ids[start:stop])
             if stop == len(self._blocks) * _BLOCK_TOKENS:
                 self._blocks.append(value)
             start = stop
@@ -47,6 +47,11 @@ class PrefixHash:
         del self._blocks[length // _BLOCK_TOKENS + 1 :]
         if self._length > length:
             self._length, self._value = 0, 0
+
+
+def extended_hash(value: int, token_ids: Sequence[int]) -> int:
+    """Return the hash of a prefix whose own is `value`, with these tokens after it."""
+    return zlib.crc32(_packed(token_ids), value)
 
 
 def _packed(token_ids: Sequence[int]) -> "array[int]":

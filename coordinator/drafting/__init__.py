@@ -1,1 +1,1 @@
-"""Drafting: the draft replicas behind their circuits, as one drafter, drafts made ahead, and drafts looked up."""
+"""Drafting: draft replicas behind their circuits, by model; drafts that were prepared; and drafts looked up."""

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from coordinator.drafting.ahead import AheadDrafter
+from coordinator.drafting.prepared import PreparedDrafter
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.protocols import Drafter, RemoteDraft
 from coordinator.replicas.replica import Replica
@@ -18,12 +18,12 @@ from paceline.types import CircuitState, ModelDescription, ReplicaDescription
 @dataclass(frozen=True)
 class _Model:
     replicas: ReplicatedDrafter
-    drafter: AheadDrafter
+    drafter: PreparedDrafter
     """Those replicas as they are asked."""
 
 
 class DraftModels:
-    def __init__(self, wrap: Callable[[ReplicatedDrafter], AheadDrafter]) -> None:
+    def __init__(self, wrap: Callable[[ReplicatedDrafter], PreparedDrafter]) -> None:
         """`wrap` returns what is asked in place of the replicas of one model."""
         self._wrap = wrap
         self._models: dict[str, _Model] = {}
@@ -48,12 +48,14 @@ class DraftModels:
         return next((one.replicas.description for one in models), None)
 
     @property
-    def asked_ahead_count(self) -> int:
-        return sum(one.drafter.asked_count for one in self._models.values())
+    def prepared_row_count(self) -> int:
+        """Rows that drafts were prepared for."""
+        return sum(one.drafter.row_count for one in self._models.values())
 
     @property
-    def used_ahead_count(self) -> int:
-        return sum(one.drafter.used_count for one in self._models.values())
+    def prepared_hit_count(self) -> int:
+        """Those that had their drafts without a call."""
+        return sum(one.drafter.hit_count for one in self._models.values())
 
     def describe(self) -> list[ReplicaDescription]:
         unknown = [ReplicaDescription(one.address, one.state, 0, CircuitState.CLOSED) for one in self._unknown.values()]

@@ -6,7 +6,7 @@ drafts are asked for.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.drafting.guarded_draft import GuardedDraft
 from coordinator.protocols import Deadline, RemoteDraft
@@ -15,6 +15,7 @@ from paceline.errors import PacelineError, PeerUnavailable, PrefixNotCached
 from paceline.types import (
     CallTiming,
     ModelDescription,
+    PreparedDrafts,
     Proposal,
     Proposals,
     ProposeRow,
@@ -28,6 +29,11 @@ class ReplicatedDrafter:
         self._drafts: dict[str, GuardedDraft] = {}
         self._homes: dict[str, GuardedDraft] = {}
         """Replicas by sequence id."""
+        self._take_prepared: Callable[[Sequence[PreparedDrafts]], None] = lambda prepared: None
+
+    def listen(self, take: Callable[[Sequence[PreparedDrafts]], None]) -> None:
+        """Give what replicas tell unasked to `take`. To be called before there are replicas."""
+        self._take_prepared = take
 
     @property
     def is_usable(self) -> bool:
@@ -55,6 +61,7 @@ class ReplicatedDrafter:
     def changed(self, replica: Replica[RemoteDraft]) -> None:
         """Take in a new replica; let the generations of a replica go when it is about to leave."""
         draft = self._drafts.setdefault(replica.address, GuardedDraft(replica))
+        replica.remote.listen(self._take_prepared)
         if replica.state is ReplicaState.DRAINING:
             # The look that found it draining also tells it what it may free.
             replica.remote.owe(self._evict(draft))

@@ -13,6 +13,7 @@ from coordinator.replicas.plausibility import check_identity
 from paceline.codec.models import identity_from_pb, model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import (
     lengths_to_pb,
+    prepared_from_pb,
     proposals_from_pb,
     propose_rows_to_pb,
     rollbacks_from_pb,
@@ -25,6 +26,7 @@ from paceline.scope import RowT
 from paceline.types import (
     ModelDescription,
     ModelIdentity,
+    PreparedDrafts,
     Proposals,
     ProposeRow,
     RolledBack,
@@ -110,7 +112,8 @@ class _RemoteModel:
     async def _ask(self, rows: Sequence[_Named], request: Any, timeout_s: float | None) -> Any:
         """Return the response to the rows. Raise the call's error, or PeerUnavailable when another process answers."""
         with translated_errors():
-            response = answered(await self._work.ask(request, self._limited(timeout_s)))
+            names = [row.sequence_id for row in rows]
+            response = answered(await self._work.ask(request, self._limited(timeout_s), names))
         check_answer_version(response.wire_version, self._kind)
         check_identity(self._identity, identity_from_pb(response.identity))
         _check_answers(rows, response.results)
@@ -128,7 +131,18 @@ class RemoteDrafter(_RemoteModel):
 
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
         self._stub = DraftServiceStub(channel)
-        super().__init__(channel, DRAFT_SERVICE, Exchange(self._stub.ProposeTokens), timeout_s)
+        self._take_prepared: Callable[[Sequence[PreparedDrafts]], None] = lambda prepared: None
+        super().__init__(channel, DRAFT_SERVICE, Exchange(self._stub.ProposeTokens, self._take_unasked), timeout_s)
+
+    def listen(self, take: Callable[[Sequence[PreparedDrafts]], None]) -> None:
+        self._take_prepared = take
+
+    def _take_unasked(self, response: draft_service_pb2.ProposeTokensResponse) -> bool:
+        """Take in drafts that were prepared. Return whether the response is no answer."""
+        if response.results or not response.prepared:
+            return False
+        self._take_prepared(prepared_from_pb(response))
+        return True
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline = ANY_TIME) -> Proposals:
         request = await _encoded(rows, propose_rows_to_pb)

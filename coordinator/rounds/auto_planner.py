@@ -56,7 +56,7 @@ class AutoPlanner:
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         self._outlooks.observe(wishes, report)
-        if report.rows:
+        if report.rows and not report.prepared_count:
             tokens = sum(row.committed_count for row in report.rows)
             self._search(len(wishes)).observe(RoundWork.of(report), cycle_s, tokens)
 

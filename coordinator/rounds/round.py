@@ -79,6 +79,11 @@ class _Asked:
     result: Proposals | PacelineError
     time: HopTime
 
+    @property
+    def prepared_count(self) -> int:
+        results = self.result.results if isinstance(self.result, Proposals) else ()
+        return sum(isinstance(one, Proposal) and one.prepared for one in results)
+
 
 async def run_round(
     wishes: Mapping[Generation, Wish],
@@ -120,6 +125,7 @@ async def run_round(
         sum(map(_prompt_token_count, rows, verdicts.results)),
         failed,
         {model: one.call for model, one in asked.items()},
+        sum(one.prepared_count for one in asked.values()),
     )
 
 

@@ -65,7 +65,9 @@ class RoundReport:
     failed: Mapping[Generation, PacelineError] = field(default_factory=dict)
     """Generations whose row failed for good, with the error."""
     draft_calls: Mapping[str, DraftCall] = field(default_factory=dict)
-    """Calls for drafts that the round waited for, by model."""
+    """Calls for drafts, by model."""
+    prepared_count: int = 0
+    """Rows whose drafts were made before they were asked for: their time says nothing of what drafts cost."""
 
     @property
     def drafted_count(self) -> int:

@@ -25,6 +25,7 @@ def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.Pr
                 sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
                 following_count=row.following_count,
                 base_hash=row.base_hash,
+                prepare_count=row.prepare_count,
             )
             for row in rows
         ],
@@ -42,6 +43,7 @@ def propose_rows_from_pb(request: draft_service_pb2.ProposeTokensRequest) -> lis
             _rule(row, request.context),
             row.following_count,
             row.base_hash if row.HasField("base_hash") else None,
+            row.prepare_count,
         )
         for row in request.rows
     ]
@@ -67,6 +69,7 @@ def proposals_to_pb(
             sequence_id=row.sequence_id,
             draft_token_ids=result.draft_token_ids,
             cached_length=result.cached_length,
+            prepared=result.prepared,
         )
 
     return draft_service_pb2.ProposeTokensResponse(
@@ -81,10 +84,28 @@ def proposals_from_pb(response: draft_service_pb2.ProposeTokensResponse) -> type
     results = [
         error_from_pb(result.status)
         if result.HasField("status")
-        else types.Proposal(tuple(result.draft_token_ids), result.cached_length)
+        else types.Proposal(tuple(result.draft_token_ids), result.cached_length, result.prepared)
         for result in response.results
     ]
     return types.Proposals(results, _timing_from_pb(response.timing), identity_from_pb(response.identity))
+
+
+def prepared_to_pb(prepared: Iterable[types.PreparedDrafts]) -> draft_service_pb2.ProposeTokensResponse:
+    return draft_service_pb2.ProposeTokensResponse(
+        prepared=[
+            draft_service_pb2.PreparedDrafts(
+                sequence_id=one.sequence_id, length=one.length, hash=one.hash, draft_token_ids=one.draft_token_ids
+            )
+            for one in prepared
+        ]
+    )
+
+
+def prepared_from_pb(response: draft_service_pb2.ProposeTokensResponse) -> list[types.PreparedDrafts]:
+    return [
+        types.PreparedDrafts(one.sequence_id, one.length, one.hash, tuple(one.draft_token_ids))
+        for one in response.prepared
+    ]
 
 
 def _timing_to_pb(timing: types.CallTiming) -> common_pb2.CallTiming:

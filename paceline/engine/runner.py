@@ -70,6 +70,8 @@ class Runner:
         self.passes = make_passes(model, self.cache, options)
         self._clock = clock
         self.on_pass = on_pass
+        self.on_changed: Callable[[str], None] = lambda sequence_id: None
+        """Called with the cache's id of a sequence that its owner cuts or frees."""
         self._last_named: dict[str, float] = {}
         self._description = _identified(model, options)
 
@@ -166,6 +168,7 @@ class Runner:
         held_bytes = self.cache.held_bytes
         try:
             check_sequence_id(one.sequence_id)
+            self.on_changed(scope + one.sequence_id)
             self.cache.truncate(scope + one.sequence_id, one.length)
         except PacelineError as error:
             return error
@@ -176,6 +179,7 @@ class Runner:
         """Free the named sequences of the caller's scope; return how many were held."""
         count = 0
         for sequence_id in sequence_ids:
+            self.on_changed(scope + sequence_id)
             self._last_named.pop(scope + sequence_id, None)
             self._rules.forget(scope + sequence_id)
             self._prefixes.forget(scope + sequence_id)

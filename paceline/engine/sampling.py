@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isfinite
+from typing import TypeVar
 
 import torch
 
-from paceline.engine.noise import gumbel
+from paceline.engine.noise import gumbel, gumbel_at, signed64, stream_starts
 from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits
 from paceline.engine.threads import choice_threads
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
@@ -29,6 +30,7 @@ NUCLEUS_COUNTS = (512, 8192)
 
 Choice = int | PacelineError
 """A token id, or why there is none."""
+PlaceT = TypeVar("PlaceT")
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,10 @@ def _choose_rows(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[
     return _parted(choices, sequences)
 
 
-def _parted(choices: Sequence[Choice], sequences: Sequence[Choosing]) -> list[list[Choice]]:
+def _parted(places: Sequence[PlaceT], sequences: Sequence[Choosing]) -> list[list[PlaceT]]:
+    """Part what was found at all places by sequence."""
     ends = accumulate((one.logits.shape[0] for one in sequences), initial=0)
-    return [[*choices[start:stop]] for start, stop in pairwise(ends)]
+    return [[*places[start:stop]] for start, stop in pairwise(ends)]
 
 
 def _choose_apart(sequences: Sequence[Choosing]) -> list[list[Choice]]:
@@ -120,22 +123,86 @@ def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) 
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class RankedToken:
+    token_id: int
+    probability: float
+    """Of being the choice of a model like this one, which draws the same noise: an estimate from the scores."""
+
+
+def ranked(sequences: Sequence[Choosing], count: int) -> list[list[list[RankedToken]]]:
+    """Return for each sequence the `count` tokens with the highest scores at each of its T places, the choice first.
+
+    A place without a choice has none. The estimates are the softmax of the scores of these tokens, noise included:
+    another model has the same noise and other logits.
+    """
+    found: dict[int, list[list[RankedToken]]] = {}
+    plain = [index for index, one in enumerate(sequences) if _is_plain(one.rule.sampling)]
+    with choice_threads(max(one.logits.numel() for one in sequences)):
+        if plain:
+            together = [sequences[index] for index in plain]
+            found |= zip(plain, _parted(_ranked(*_plain_scores(together), count), together), strict=True)
+        for index in set(range(len(sequences))).difference(plain):
+            found[index] = _ranked(*_scores(sequences[index]), count)
+    return [found[index] for index in range(len(sequences))]
+
+
+def _is_plain(sampling: SamplingParameters) -> bool:
+    """Return whether nothing but the temperature changes the logits."""
+    return sampling == SamplingParameters(sampling.temperature)
+
+
+def _plain_scores(sequences: Sequence[Choosing]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores of plain rules as `_scores` does, for all sequences at once: many are made between calls."""
+    logits = torch.cat([one.logits for one in sequences]).float()
+    device = logits.device
+    token_ids = torch.arange(logits.shape[1], device=device)
+    rows = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
+    temperatures = torch.tensor([one.rule.sampling.temperature for one, _ in rows], device=device)[:, None]
+    if not temperatures.any():
+        return logits, token_ids.expand_as(logits)
+    seeds = torch.tensor([signed64(one.rule.seed) for one, _ in rows], device=device)
+    positions = torch.tensor([len(one.prefix) + row for one, row in rows], device=device)
+    noise = gumbel_at(stream_starts(seeds, positions), token_ids) * (temperatures > 0)
+    return (logits / temperatures.where(temperatures > 0, 1.0)).double() + noise, token_ids.expand_as(logits)
+
+
+def _ranked(scores: torch.Tensor, token_ids: torch.Tensor, count: int) -> list[list[RankedToken]]:
+    """Return the highest of scores [T, N] of tokens [T, N]."""
+    highest, choices = scores.max(dim=-1)
+    top = scores.topk(min(count, scores.shape[1]))
+    found = token_ids.gather(1, torch.cat([choices[:, None], top.indices], 1)).tolist()
+    places = zip(highest.tolist(), found, top.values.softmax(-1).tolist(), strict=True)
+    # Of equal scores, topk may name another token first than the choice.
+    return [
+        [RankedToken(*pair) for pair in zip(dict.fromkeys(ids), shares, strict=False) if pair[1] > 0]
+        if isfinite(score)
+        else []
+        for score, ids, shares in places
+    ]
+
+
 def _best(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the highest scores [T] and their tokens [T] under a rule other than plain greedy."""
+    scores, token_ids = _scores(one)
+    highest, places = scores.max(dim=-1, keepdim=True)
+    return highest[:, 0], token_ids.gather(1, places)[:, 0]
+
+
+def _scores(one: Choosing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scores [T, N], the highest of which is the choice, and their tokens [T, N]."""
     sampling = one.rule.sampling
     logits = processed(one)
     if sampling.temperature == 0:
-        return logits.max(dim=-1)
+        return logits, torch.arange(logits.shape[1], device=logits.device).expand_as(logits)
     scores = filtered(logits / sampling.temperature, sampling)
     positions = range(len(one.prefix), len(one.prefix) + scores.shape[0])
     left = _left_count(scores)
     if left * SPARSE_SHARE > scores.shape[1]:
         token_ids = torch.arange(scores.shape[1], device=scores.device)
-        return (scores.double() + gumbel(one.rule.seed, positions, token_ids)).max(dim=-1)
+        return scores.double() + gumbel(one.rule.seed, positions, token_ids), token_ids.expand_as(scores)
     likeliest = scores.topk(left)
-    noisy = likeliest.values.double() + gumbel(one.rule.seed, positions, likeliest.indices)
-    highest, places = noisy.max(dim=-1, keepdim=True)
-    return highest[:, 0], likeliest.indices.gather(1, places)[:, 0]
+    return likeliest.values.double() + gumbel(one.rule.seed, positions, likeliest.indices), likeliest.indices
 
 
 def _left_count(scores: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 Owns no message of either service: each servicer writes its own.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -35,10 +36,18 @@ class ModelServicer:
         self._max_rows = max_rows
 
     def _answers(
-        self, method: str, requests: AsyncIterator[Any], answer: Callable[[str, Any], Awaitable[Any]], context: Context
+        self,
+        method: str,
+        requests: AsyncIterator[Any],
+        answer: Callable[[str, Any], Awaitable[Any]],
+        context: Context,
+        unasked: asyncio.Queue[Any] | None = None,
     ) -> AsyncIterator[Any]:
-        """Answer each request of a stream; `answer` gets the caller's scope and the request."""
-        return self._exchanges.answers(method, requests, partial(answer, caller_scope(context)))
+        """Answer each request of a stream; `answer` gets the caller's scope and the request.
+
+        What is put into `unasked` is sent between the answers.
+        """
+        return self._exchanges.answers(method, requests, partial(answer, caller_scope(context)), unasked)
 
     async def _run_rows(
         self,

@@ -44,6 +44,10 @@ class ModelWorker:
         self._try_device: Callable[[], None] = lambda: None
         self.device_lost = asyncio.Event()
         """Set when a call has failed because the device computes nothing any more in this process."""
+        self._call_count = 0
+        """Calls that wait or run."""
+        self._no_call = asyncio.Event()
+        self._no_call.set()
         self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads, niceness))
 
     def watch_device(self, try_device: Callable[[], None]) -> None:
@@ -56,8 +60,24 @@ class ModelWorker:
         Raise Overloaded when memory ran out, and PeerUnavailable, whatever `work` raised, when the device is lost:
         another replica may do the work.
         """
+        self._call_count += 1
+        self._no_call.clear()
+        try:
+            return await self._submitted(partial(work, *args, **kwargs))
+        finally:
+            self._call_count -= 1
+            if not self._call_count:
+                self._no_call.set()
+
+    async def run_between(self, work: Callable[[], Result]) -> Result:
+        """Run `work` as soon as no call waits or runs. Calls that come meanwhile wait for it, so it must be short."""
+        while self._call_count:
+            await self._no_call.wait()
+        return await self._submitted(work)
+
+    async def _submitted(self, work: Callable[[], Result]) -> Result:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._run, partial(work, *args, **kwargs), loop)
+        return await loop.run_in_executor(self._executor, self._run, work, loop)
 
     async def run_timed(
         self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs

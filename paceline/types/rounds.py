@@ -21,6 +21,8 @@ class ProposeRow:
     """Committed tokens that come with later rows. Over 0, this row is a part and is answered without drafts."""
     base_hash: int | None = None
     """`PrefixHash` of the first `base_length` tokens; None: not compared."""
+    prepare_count: int = 0
+    """Draft tokens to prepare after likely outcomes of this row's drafts, and to send unasked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,20 @@ class Proposal:
     draft_token_ids: tuple[int, ...]
     cached_length: int
     """Cached prefix, with the row's tokens and all draft tokens but the last."""
+    prepared: bool = False
+    """Whether the drafts, or the first of them, were made before the row came."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDrafts:
+    """What a draft service proposes first after a prefix, told before the prefix is known to be right."""
+
+    sequence_id: str
+    length: int
+    """Tokens of the prefix."""
+    hash: int
+    """`PrefixHash` of the prefix."""
+    draft_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpaceline/v1/draft_service.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x18paceline/v1/common.proto\"q\n\x14ProposeTokensRequest\x12+\n\x04rows\x18\x01 \x03(\x0b\x32\x1d.paceline.v1.ProposeTokensRow\x12,\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x1b.paceline.v1.RequestContext\"\xfa\x01\n\x10ProposeTokensRow\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x13\n\x0b\x64raft_count\x18\x04 \x01(\x05\x12%\n\x04rule\x18\x05 \x01(\x0b\x32\x17.paceline.v1.ChoiceRule\x12.\n\rsequence_rule\x18\n \x01(\x0b\x32\x17.paceline.v1.ChoiceRule\x12\x17\n\x0f\x66ollowing_count\x18\x0b \x01(\x05\x12\x16\n\tbase_hash\x18\x14 \x01(\x07H\x00\x88\x01\x01\x42\x0c\n\n_base_hash\"\xb7\x01\n\x15ProposeTokensResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .paceline.v1.ProposeTokensResult\x12\'\n\x06timing\x18\x02 \x01(\x0b\x32\x17.paceline.v1.CallTiming\x12\x14\n\x0cwire_version\x18\n \x01(\x05\x12,\n\x08identity\x18\x14 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\"~\n\x13ProposeTokensResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x17\n\x0f\x64raft_token_ids\x18\x02 \x03(\x05\x12\x15\n\rcached_length\x18\x03 \x01(\x05\x12\"\n\x06status\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\"O\n\x1dRollbackDraftSequencesRequest\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.SequenceLength\"N\n\x1eRollbackDraftSequencesResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.RollbackResult\"4\n\x1cReleaseDraftSequencesRequest\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\"7\n\x1dReleaseDraftSequencesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"\x1b\n\x19\x44\x65scribeDraftModelRequest\"s\n\x1a\x44\x65scribeDraftModelResponse\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.paceline.v1.ModelDescription\x12\'\n\x04wire\x18\n \x01(\x0b\x32\x19.paceline.v1.WireVersions2\xb4\x03\n\x0c\x44raftService\x12Z\n\rProposeTokens\x12!.paceline.v1.ProposeTokensRequest\x1a\".paceline.v1.ProposeTokensResponse(\x01\x30\x01\x12q\n\x16RollbackDraftSequences\x12*.paceline.v1.RollbackDraftSequencesRequest\x1a+.paceline.v1.RollbackDraftSequencesResponse\x12n\n\x15ReleaseDraftSequences\x12).paceline.v1.ReleaseDraftSequencesRequest\x1a*.paceline.v1.ReleaseDraftSequencesResponse\x12\x65\n\x12\x44\x65scribeDraftModel\x12&.paceline.v1.DescribeDraftModelRequest\x1a\'.paceline.v1.DescribeDraftModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpaceline/v1/draft_service.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x18paceline/v1/common.proto\"q\n\x14ProposeTokensRequest\x12+\n\x04rows\x18\x01 \x03(\x0b\x32\x1d.paceline.v1.ProposeTokensRow\x12,\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x1b.paceline.v1.RequestContext\"\x91\x02\n\x10ProposeTokensRow\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x13\n\x0b\x64raft_count\x18\x04 \x01(\x05\x12%\n\x04rule\x18\x05 \x01(\x0b\x32\x17.paceline.v1.ChoiceRule\x12.\n\rsequence_rule\x18\n \x01(\x0b\x32\x17.paceline.v1.ChoiceRule\x12\x17\n\x0f\x66ollowing_count\x18\x0b \x01(\x05\x12\x16\n\tbase_hash\x18\x14 \x01(\x07H\x00\x88\x01\x01\x12\x15\n\rprepare_count\x18\x1e \x01(\x05\x42\x0c\n\n_base_hash\"\xe6\x01\n\x15ProposeTokensResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .paceline.v1.ProposeTokensResult\x12\'\n\x06timing\x18\x02 \x01(\x0b\x32\x17.paceline.v1.CallTiming\x12\x14\n\x0cwire_version\x18\n \x01(\x05\x12,\n\x08identity\x18\x14 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12-\n\x08prepared\x18\x1e \x03(\x0b\x32\x1b.paceline.v1.PreparedDrafts\"\\\n\x0ePreparedDrafts\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x05\x12\x0c\n\x04hash\x18\x03 \x01(\x07\x12\x17\n\x0f\x64raft_token_ids\x18\x04 \x03(\x05\"\x90\x01\n\x13ProposeTokensResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x17\n\x0f\x64raft_token_ids\x18\x02 \x03(\x05\x12\x15\n\rcached_length\x18\x03 \x01(\x05\x12\"\n\x06status\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\x12\x10\n\x08prepared\x18\x1e \x01(\x08\"O\n\x1dRollbackDraftSequencesRequest\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.SequenceLength\"N\n\x1eRollbackDraftSequencesResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.RollbackResult\"4\n\x1cReleaseDraftSequencesRequest\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\"7\n\x1dReleaseDraftSequencesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"\x1b\n\x19\x44\x65scribeDraftModelRequest\"s\n\x1a\x44\x65scribeDraftModelResponse\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.paceline.v1.ModelDescription\x12\'\n\x04wire\x18\n \x01(\x0b\x32\x19.paceline.v1.WireVersions2\xb4\x03\n\x0c\x44raftService\x12Z\n\rProposeTokens\x12!.paceline.v1.ProposeTokensRequest\x1a\".paceline.v1.ProposeTokensResponse(\x01\x30\x01\x12q\n\x16RollbackDraftSequences\x12*.paceline.v1.RollbackDraftSequencesRequest\x1a+.paceline.v1.RollbackDraftSequencesResponse\x12n\n\x15ReleaseDraftSequences\x12).paceline.v1.ReleaseDraftSequencesRequest\x1a*.paceline.v1.ReleaseDraftSequencesResponse\x12\x65\n\x12\x44\x65scribeDraftModel\x12&.paceline.v1.DescribeDraftModelRequest\x1a\'.paceline.v1.DescribeDraftModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSETOKENSREQUEST']._serialized_start=99
   _globals['_PROPOSETOKENSREQUEST']._serialized_end=212
   _globals['_PROPOSETOKENSROW']._serialized_start=215
-  _globals['_PROPOSETOKENSROW']._serialized_end=465
-  _globals['_PROPOSETOKENSRESPONSE']._serialized_start=468
-  _globals['_PROPOSETOKENSRESPONSE']._serialized_end=651
-  _globals['_PROPOSETOKENSRESULT']._serialized_start=653
-  _globals['_PROPOSETOKENSRESULT']._serialized_end=779
-  _globals['_ROLLBACKDRAFTSEQUENCESREQUEST']._serialized_start=781
-  _globals['_ROLLBACKDRAFTSEQUENCESREQUEST']._serialized_end=860
-  _globals['_ROLLBACKDRAFTSEQUENCESRESPONSE']._serialized_start=862
-  _globals['_ROLLBACKDRAFTSEQUENCESRESPONSE']._serialized_end=940
-  _globals['_RELEASEDRAFTSEQUENCESREQUEST']._serialized_start=942
-  _globals['_RELEASEDRAFTSEQUENCESREQUEST']._serialized_end=994
-  _globals['_RELEASEDRAFTSEQUENCESRESPONSE']._serialized_start=996
-  _globals['_RELEASEDRAFTSEQUENCESRESPONSE']._serialized_end=1051
-  _globals['_DESCRIBEDRAFTMODELREQUEST']._serialized_start=1053
-  _globals['_DESCRIBEDRAFTMODELREQUEST']._serialized_end=1080
-  _globals['_DESCRIBEDRAFTMODELRESPONSE']._serialized_start=1082
-  _globals['_DESCRIBEDRAFTMODELRESPONSE']._serialized_end=1197
-  _globals['_DRAFTSERVICE']._serialized_start=1200
-  _globals['_DRAFTSERVICE']._serialized_end=1636
+  _globals['_PROPOSETOKENSROW']._serialized_end=488
+  _globals['_PROPOSETOKENSRESPONSE']._serialized_start=491
+  _globals['_PROPOSETOKENSRESPONSE']._serialized_end=721
+  _globals['_PREPAREDDRAFTS']._serialized_start=723
+  _globals['_PREPAREDDRAFTS']._serialized_end=815
+  _globals['_PROPOSETOKENSRESULT']._serialized_start=818
+  _globals['_PROPOSETOKENSRESULT']._serialized_end=962
+  _globals['_ROLLBACKDRAFTSEQUENCESREQUEST']._serialized_start=964
+  _globals['_ROLLBACKDRAFTSEQUENCESREQUEST']._serialized_end=1043
+  _globals['_ROLLBACKDRAFTSEQUENCESRESPONSE']._serialized_start=1045
+  _globals['_ROLLBACKDRAFTSEQUENCESRESPONSE']._serialized_end=1123
+  _globals['_RELEASEDRAFTSEQUENCESREQUEST']._serialized_start=1125
+  _globals['_RELEASEDRAFTSEQUENCESREQUEST']._serialized_end=1177
+  _globals['_RELEASEDRAFTSEQUENCESRESPONSE']._serialized_start=1179
+  _globals['_RELEASEDRAFTSEQUENCESRESPONSE']._serialized_end=1234
+  _globals['_DESCRIBEDRAFTMODELREQUEST']._serialized_start=1236
+  _globals['_DESCRIBEDRAFTMODELREQUEST']._serialized_end=1263
+  _globals['_DESCRIBEDRAFTMODELRESPONSE']._serialized_start=1265
+  _globals['_DESCRIBEDRAFTMODELRESPONSE']._serialized_end=1380
+  _globals['_DRAFTSERVICE']._serialized_start=1383
+  _globals['_DRAFTSERVICE']._serialized_end=1819
 # @@protoc_insertion_point(module_scope)

@@ -64,6 +64,7 @@ class ProposeTokensRow(_message.Message):
     SEQUENCE_RULE_FIELD_NUMBER: _builtins.int
     FOLLOWING_COUNT_FIELD_NUMBER: _builtins.int
     BASE_HASH_FIELD_NUMBER: _builtins.int
+    PREPARE_COUNT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
@@ -77,6 +78,10 @@ class ProposeTokensRow(_message.Message):
     base_hash: _builtins.int
     """CRC-32, as zlib's, of the sequence's first `base_length` token ids, as little-endian 32-bit numbers. A row for which
     it is not that of what is cached fails with PREFIX_NOT_CACHED. Unset: nothing is compared.
+    """
+    prepare_count: _builtins.int
+    """Draft tokens to prepare after likely outcomes of this row's drafts, and to send unasked; 0 to 256. More than about 120
+    hardly help.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -103,10 +108,11 @@ class ProposeTokensRow(_message.Message):
         sequence_rule: _common_pb2.ChoiceRule | None = ...,
         following_count: _builtins.int = ...,
         base_hash: _builtins.int | None = ...,
+        prepare_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "base_hash", b"base_hash", "rule", b"rule", "sequence_rule", b"sequence_rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "base_hash", b"base_hash", "base_length", b"base_length", "draft_count", b"draft_count", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "base_hash", b"base_hash", "base_length", b"base_length", "draft_count", b"draft_count", "following_count", b"following_count", "prepare_count", b"prepare_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_hash: _TypeAlias = _typing.Literal["base_hash"]  # noqa: Y015
     _WhichOneofArgType__base_hash: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash"]  # noqa: Y015
@@ -116,7 +122,7 @@ Global___ProposeTokensRow: _TypeAlias = ProposeTokensRow  # noqa: Y015
 
 @_typing.final
 class ProposeTokensResponse(_message.Message):
-    """Answers each row of the request, in its order."""
+    """Answers each row of the request, in its order, or brings drafts that were prepared."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -124,13 +130,14 @@ class ProposeTokensResponse(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     wire_version: _builtins.int
     """Version of the wire that the service speaks: another process may answer than the one that was described. Unset: a
     service of before there were versions.
     """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposeTokensResult]:
-        """One result a row."""
+        """One result a row; none in a response that no request asked for."""
 
     @_builtins.property
     def timing(self) -> _common_pb2.CallTiming:
@@ -140,6 +147,10 @@ class ProposeTokensResponse(_message.Message):
     def identity(self) -> _common_pb2.ModelIdentity:
         """Model and process that answered. A caller that finds another than described itself takes nothing of the answer."""
 
+    @_builtins.property
+    def prepared(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreparedDrafts]:
+        """Drafts that were prepared; only in a response without results."""
+
     def __init__(
         self,
         *,
@@ -147,14 +158,51 @@ class ProposeTokensResponse(_message.Message):
         timing: _common_pb2.CallTiming | None = ...,
         wire_version: _builtins.int = ...,
         identity: _common_pb2.ModelIdentity | None = ...,
+        prepared: _abc.Iterable[Global___PreparedDrafts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "results", b"results", "timing", b"timing", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "prepared", b"prepared", "results", b"results", "timing", b"timing", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProposeTokensResponse: _TypeAlias = ProposeTokensResponse  # noqa: Y015
+
+@_typing.final
+class PreparedDrafts(_message.Message):
+    """Holds the tokens that would be proposed first after a prefix, should it come to be a sequence's committed tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.str
+    """Sequence they are for."""
+    length: _builtins.int
+    """Number of tokens of the prefix."""
+    hash: _builtins.int
+    """CRC-32 of the prefix, as of `ProposeTokensRow.base_hash`."""
+    @_builtins.property
+    def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that follow, at least 1. What follows them may come as a prefix of its own."""
+
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.str = ...,
+        length: _builtins.int = ...,
+        hash: _builtins.int = ...,
+        draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_token_ids", b"draft_token_ids", "hash", b"hash", "length", b"length", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreparedDrafts: _TypeAlias = PreparedDrafts  # noqa: Y015
 
 @_typing.final
 class ProposeTokensResult(_message.Message):
@@ -166,10 +214,13 @@ class ProposeTokensResult(_message.Message):
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHED_LENGTH_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence this answers for."""
     cached_length: _builtins.int
     """Tokens the service holds after answering: the row's and all draft tokens but the last."""
+    prepared: _builtins.bool
+    """Whether the row was an outcome for which drafts were prepared."""
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Proposed tokens: `draft_count` of them, or none when the row is a part or was taken in part, for others should not
@@ -191,10 +242,11 @@ class ProposeTokensResult(_message.Message):
         draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         cached_length: _builtins.int = ...,
         status: _status_pb2.Status | None = ...,
+        prepared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_length", b"cached_length", "draft_token_ids", b"draft_token_ids", "sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_length", b"cached_length", "draft_token_ids", b"draft_token_ids", "prepared", b"prepared", "sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

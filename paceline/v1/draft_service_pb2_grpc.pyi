@@ -40,7 +40,11 @@ class DraftServiceStub:
     """Appends each row's tokens to its cache and proposes tokens to follow them.
 
     A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
-    one by one; to have several in work, open several streams.
+    one by one; to have several in work, open several streams. A request need not wait for the answer before it.
+
+    For rows that ask for it (`prepare_count`), the service goes on when it has nothing else to do: it drafts after the
+    likeliest outcomes of what it proposed, and sends that unasked on the stream of the row's request, in responses
+    without results. Whoever has drafts for an outcome need not wait for an answer, and still sends the row.
 
     Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the stream itself fails with
     INVALID_ARGUMENT when a request as a whole is malformed.
@@ -64,7 +68,11 @@ class DraftServiceAsyncStub(DraftServiceStub):
     """Appends each row's tokens to its cache and proposes tokens to follow them.
 
     A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
-    one by one; to have several in work, open several streams.
+    one by one; to have several in work, open several streams. A request need not wait for the answer before it.
+
+    For rows that ask for it (`prepare_count`), the service goes on when it has nothing else to do: it drafts after the
+    likeliest outcomes of what it proposed, and sends that unasked on the stream of the row's request, in responses
+    without results. Whoever has drafts for an outcome need not wait for an answer, and still sends the row.
 
     Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the stream itself fails with
     INVALID_ARGUMENT when a request as a whole is malformed.
@@ -91,7 +99,11 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         """Appends each row's tokens to its cache and proposes tokens to follow them.
 
         A stream is kept for many requests, for each costs less than a call of its own. They are answered in their order,
-        one by one; to have several in work, open several streams.
+        one by one; to have several in work, open several streams. A request need not wait for the answer before it.
+
+        For rows that ask for it (`prepare_count`), the service goes on when it has nothing else to do: it drafts after the
+        likeliest outcomes of what it proposed, and sends that unasked on the stream of the row's request, in responses
+        without results. Whoever has drafts for an outcome need not wait for an answer, and still sends the row.
 
         Safe to repeat. Rows fail one by one, in `ProposeTokensResult.status`; the stream itself fails with
         INVALID_ARGUMENT when a request as a whole is malformed.

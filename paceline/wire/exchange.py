@@ -1,11 +1,13 @@
 """Requests to a peer over streams that stay open. In Python a message on an open stream takes half the time of a call.
 
-Owns the streams of one method. Each stream carries one request at a time; an unused stream is ended after a while. A
-request that fails ends its stream with the status that a separate call would have had.
+Owns the streams of one method. A request takes an unused stream; one that must follow another takes that one's stream,
+and need not wait for its answer. An unused stream is ended after a while. A request that fails ends its stream with the
+status that a separate call would have had. Between answers a peer may send what nobody asked for.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -15,22 +17,35 @@ UNUSED_S = 30.0
 """Seconds after which a stream without requests is ended."""
 
 
+def _never_unasked(message: Any) -> bool:
+    return False
+
+
 class Exchange:
     """Streams of one method. Its requests must be safe to repeat and have a field `context`, a `RequestContext`."""
 
-    def __init__(self, open_stream: Callable[[], Any]) -> None:
-        """`open_stream` is a stub's method that returns a `grpc.aio.StreamStreamCall`."""
+    def __init__(self, open_stream: Callable[[], Any], take_unasked: Callable[[Any], bool] = _never_unasked) -> None:
+        """`open_stream` is a stub's method that returns a `grpc.aio.StreamStreamCall`.
+
+        `take_unasked` gets every message, and returns whether it was no answer but sent unasked.
+        """
         self._open_stream = open_stream
-        self._kept: list[tuple[float, Any]] = []
+        self._take_unasked = take_unasked
+        self._kept: list[tuple[float, _Stream]] = []
         """Idle streams with the times of their last answers, oldest first. The newest is used first."""
+        self._busy: dict[str, _Stream] = {}
+        """Streams with requests under way, by the names in these."""
         self._trimming: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def ask(self, request: Any, timeout_s: float) -> Any:
-        """Return the answer, or None when it cannot be parsed. Raise AioRpcError as a call would."""
+    async def ask(self, request: Any, timeout_s: float, names: Collection[str] = ()) -> Any:
+        """Return the answer, or None when it cannot be parsed. Raise AioRpcError as a call would.
+
+        Requests that share one of `names` reach the peer in the order in which they were asked.
+        """
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                return await self._ask(request, limit)
+                return await self._ask(request, limit, names)
         except TimeoutError as error:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer came within {timeout_s:g} s") from error
 
@@ -39,37 +54,33 @@ class Exchange:
         if self._trimming:
             self._trimming.cancel()
         while stream := self._take():
-            await half_close(stream)
+            await stream.half_close()
 
-    async def _ask(self, request: Any, limit: asyncio.Timeout) -> Any:
-        while stream := self._take():
+    async def _ask(self, request: Any, limit: asyncio.Timeout, names: Collection[str]) -> Any:
+        while len(streams := {self._busy[name] for name in names if name in self._busy}) > 1:
+            await next(iter(streams)).quiet.wait()  # only one stream keeps an order
+        while stream := streams.pop() if streams else self._take():
             try:
-                return await self._ask_on(stream, request, limit)
+                return await self._ask_on(stream, request, limit, names)
             except _Gone:
                 pass  # the peer may have been replaced while the stream was idle
         try:
-            return await self._ask_on(self._open_stream(), request, limit)
+            stream = _Stream(self._open_stream(), self._take_unasked, self._settled)
+            return await self._ask_on(stream, request, limit, names)
         except _Gone as gone:
             raise gone.reason from None
 
-    async def _ask_on(self, stream: Any, request: Any, limit: asyncio.Timeout) -> Any:
+    async def _ask_on(self, stream: "_Stream", request: Any, limit: asyncio.Timeout, names: Collection[str]) -> Any:
         request.context.timeout_s = max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
-        try:
-            await _send(stream, request)
-            answer = await stream.read()
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise _Gone(error) from error
-            raise
-        except asyncio.CancelledError:
-            stream.cancel()
-            raise
-        if answer is grpc.aio.EOF:
-            raise _Gone
-        self._keep(stream)
-        return answer
+        self._busy |= dict.fromkeys(names, stream)
+        return await stream.ask(request)
 
-    def _keep(self, stream: Any) -> None:
+    def _settled(self, stream: "_Stream") -> None:
+        """Keep a stream whose requests have all been answered for later ones."""
+        if self._busy:
+            self._busy = {name: one for name, one in self._busy.items() if one is not stream}
+        if stream.is_over:
+            return
         loop = asyncio.get_running_loop()
         self._kept.append((loop.time(), stream))
         if self._trimming is None:
@@ -79,19 +90,108 @@ class Exchange:
         loop = asyncio.get_running_loop()
         while self._kept and self._kept[0][0] + UNUSED_S <= loop.time():
             _, stream = self._kept.pop(0)
-            ending = asyncio.create_task(half_close(stream))
+            ending = asyncio.create_task(stream.half_close())
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
         next_s = self._kept[0][0] + UNUSED_S if self._kept else None
         self._trimming = None if next_s is None else loop.call_at(next_s, self._end_unused)
 
-    def _take(self) -> Any:
+    def _take(self) -> "_Stream | None":
         """Return the newest idle stream that is not known to have ended; None without one."""
         while self._kept:
             _, stream = self._kept.pop()
-            if not stream.done():
+            if not stream.is_over:
                 return stream
         return None
+
+
+class _Stream:
+    """A stream and the requests on it that wait for their answers, in their order. It is read as long as it lasts."""
+
+    def __init__(self, call: Any, take_unasked: Callable[[Any], bool], on_settled: Callable[["_Stream"], None]) -> None:
+        """`on_settled` is called whenever no request is under way any more."""
+        self._call = call
+        self._take_unasked = take_unasked
+        self._on_settled = on_settled
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._sending = asyncio.Lock()
+        self._has_ended = False
+        self.quiet = asyncio.Event()
+        """Set while no request is under way."""
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def is_over(self) -> bool:
+        return self._has_ended or bool(self._call.done())
+
+    async def ask(self, request: Any) -> Any:
+        """Send a request and return its answer. Raise _Gone when the stream did not take it, or AioRpcError."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        self.quiet.clear()
+        try:
+            async with self._sending:
+                await _send(self._call, request)
+            return await answer
+        except asyncio.CancelledError:
+            answer.cancel()
+            if all(one.done() for one in self._waiting):
+                self._stop()
+            raise
+        except Exception:
+            answer.cancel()
+            self._stop()
+            raise
+
+    async def half_close(self) -> None:
+        await half_close(self._call)
+
+    async def _read(self) -> None:
+        failure: Exception = _Gone()
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                if message is None or not self._take_unasked(message):
+                    self._answer(message)
+        except asyncio.CancelledError:
+            # Closing the channel cancels whoever reads, and so whoever waits for an answer.
+            for answer in self._waiting:
+                answer.cancel()
+            task = asyncio.current_task()
+            if task and task.cancelling():
+                raise
+        except grpc.aio.AioRpcError as error:
+            failure = _Gone(error) if error.code() is grpc.StatusCode.UNAVAILABLE else error
+        except Exception as error:
+            failure = error
+        finally:
+            self._end(failure)
+
+    def _answer(self, message: Any) -> None:
+        """Give an answer to the first request that waits. It may have been given up."""
+        if not self._waiting:
+            return
+        answer = self._waiting.popleft()
+        if not answer.done():
+            answer.set_result(message)
+        self._settle()
+
+    def _stop(self) -> None:
+        self._call.cancel()
+        self._end(_Gone())
+
+    def _end(self, failure: Exception) -> None:
+        """Fail the requests that wait; no more are taken."""
+        self._has_ended = True
+        waiting, self._waiting = self._waiting, deque()
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(failure)
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._waiting and not self.quiet.is_set():
+            self.quiet.set()
+            self._on_settled(self)
 
 
 async def _send(stream: Any, request: Any) -> None:

@@ -1,11 +1,13 @@
 """The serving side of `Exchange`: the requests of a stream are answered one after another.
 
-Owns the end of the streams. Callers keep idle streams open, so the server must be able to end them.
+Owns the end of the streams. Callers keep idle streams open, so the server must be able to end them. Between answers a
+stream carries what is sent unasked.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 Around = Callable[[str, Any], AbstractContextManager[object]]
@@ -25,11 +27,30 @@ class Exchanges:
         return len(self._waiting)
 
     async def answers(
-        self, method: str, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
+        self,
+        method: str,
+        requests: AsyncIterator[Any],
+        answer: Callable[[Any], Awaitable[Any]],
+        unasked: asyncio.Queue[Any] | None = None,
     ) -> AsyncIterator[Any]:
-        """Answer each request of a stream. `method` is the path of the method."""
+        """Answer each request of a stream, and send what is put into `unasked`. `method` is the path of the method."""
+        if unasked is None:
+            async for response in self._answers(method, requests, answer):
+                yield response
+            return
+        # Closed here: what waits for a request or a message would outlast a stream that failed.
+        async with aclosing(_merged(requests, unasked)) as merged:
+            async for response in self._answers(method, merged, answer):
+                yield response
+
+    async def _answers(
+        self, method: str, incoming: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
+    ) -> AsyncIterator[Any]:
         epoch = self._epoch
-        while (request := await self._next(requests, epoch)) is not None:
+        while (request := await self._next(incoming, epoch)) is not None:
+            if isinstance(request, _Unasked):
+                yield request.response
+                continue
             with self._within(method, request):
                 response = await answer(request)
             yield response
@@ -66,3 +87,32 @@ class Exchanges:
 
     def _within(self, method: str, request: Any) -> AbstractContextManager[object]:
         return self._around(method, request.context) if self._around else nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class _Unasked:
+    response: Any
+
+
+async def _merged(requests: AsyncIterator[Any], unasked: asyncio.Queue[Any]) -> AsyncGenerator[Any, None]:
+    """Yield the requests, and between them what is to be sent unasked."""
+
+    async def next_request() -> Any:
+        return await anext(requests, None)
+
+    reading, taking = asyncio.ensure_future(next_request()), asyncio.ensure_future(unasked.get())
+    try:
+        while True:
+            await asyncio.wait((reading, taking), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                if (request := reading.result()) is None:
+                    return
+                yield request
+                reading = asyncio.ensure_future(next_request())
+            if taking.done():
+                yield _Unasked(taking.result())
+                taking = asyncio.ensure_future(unasked.get())
+    finally:
+        reading.cancel()
+        taking.cancel()
+        await asyncio.wait((reading, taking))

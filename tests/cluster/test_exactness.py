@@ -5,15 +5,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from threading import Event
 from typing import Any, Literal
 
 import pytest
 
+from draft_service.preparing import Preparing
 from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention import short as short_attention
 from paceline.engine.options import EngineOptions, Layout
 from paceline.measure.peers.reference import HuggingFaceReference
-from paceline.types import GenerationRequest, PolicyName, SamplingParameters, TokenIds, Usage, UserMessage
+from paceline.types import GenerationRequest, PolicyName, ProposeRow, SamplingParameters, TokenIds, Usage, UserMessage
+from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
 from tests.clusters import Cluster, cluster
 from tests.conftest import PairOfCheckpoints
@@ -69,23 +72,63 @@ async def test_tiny_pairs_equal_hugging_face(family: str, pairs: dict[str, PairO
     assert accepted > 100
 
 
+def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the target verify when the draft has prepared all that it was asked to, as a slow target does."""
+    is_done = Event()
+    work, follow, verify = Preparing.work, Preparing.follow, Verifier.verify
+
+    def watched_work(self: Preparing) -> Any:
+        if (made := work(self)) is None:
+            is_done.set()
+        return made
+
+    def watched_follow(self: Preparing, row: ProposeRow, *rest: Any) -> None:
+        follow(self, row, *rest)
+        if row.prepare_count:
+            is_done.clear()
+
+    def late_verify(self: Verifier, *rows: Any) -> Any:
+        is_done.wait(0.2)
+        return verify(self, *rows)
+
+    monkeypatch.setattr(Preparing, "work", watched_work)
+    monkeypatch.setattr(Preparing, "follow", watched_follow)
+    monkeypatch.setattr(Verifier, "verify", late_verify)
+
+
 @pytest.mark.parametrize("is_right", [True, False])
-async def test_drafts_made_ahead_for_a_single_request_change_no_output(
-    is_right: bool, pairs: dict[str, PairOfCheckpoints]
+@pytest.mark.parametrize("batch_size", [1, 8])
+async def test_prepared_rounds_change_no_output(
+    batch_size: int, is_right: bool, pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    verify_after_preparing(monkeypatch)
     pair = pairs["Llama"]
     prompts = requests(seed=4)
     reference = HuggingFaceReference(str(pair.target), "float32")
     sampled = GenerationRequest(TokenIds((9, 10, 11)), 60, sampling=SamplingParameters(temperature=0.7), seed=8)
-    async with cluster(pair.target, pair.target if is_right else pair.draft) as running:
-        for prompt, limit in prompts:
-            outputs, _ = await generate(running, [(prompt, limit)], None)
-            assert outputs == [reference.generate(prompt, limit)]
-        drafted = await running.client.complete(sampled)
-        plain = await running.client.complete(replace(sampled, max_draft_count=0))
-        assert drafted.token_ids == plain.token_ids
-        asked, used = (value(running.registry, f"ahead_calls{one}_total") for one in ("", "_used"))
-        assert used >= 5 if is_right else asked >= 5
+    draft = pair.target if is_right else pair.draft
+    async with cluster(pair.target, draft, batch_size=batch_size) as running:
+        outputs, _ = await generate(running, prompts, None)
+        assert outputs == [reference.generate(prompt, limit) for prompt, limit in prompts]
+        drafted = await asyncio.gather(*(running.client.complete(replace(sampled, seed=n)) for n in range(batch_size)))
+        plain = [await running.client.complete(replace(sampled, seed=n, max_draft_count=0)) for n in range(batch_size)]
+        assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+        rows, hits = (value(running.registry, f"prepared_{one}_total") for one in ("rows", "hits"))
+        assert 0 < hits <= rows
+    assert running.held_sequence_count == 0
+
+
+@pytest.mark.parametrize("kv_memory", ["160KiB"])
+async def test_prepared_rounds_change_no_output_when_the_drafts_cache_is_scarce(
+    kv_memory: str, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    pair = pairs["Llama"]
+    prompts = requests(seed=4)
+    reference = HuggingFaceReference(str(pair.target), "float32")
+    options = EngineOptions(kv_memory=kv_memory)
+    async with cluster(pair.target, pair.draft, batch_size=8, options=options) as running:
+        outputs, _ = await generate(running, prompts, None)
+        assert outputs == [reference.generate(prompt, limit) for prompt, limit in prompts]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from coordinator.door.admission import completion_seed
-from paceline.engine.sampling import Choosing, choose, filtered
+from paceline.engine.sampling import Choosing, choose, filtered, ranked
 from paceline.errors import InvalidRequest
 from paceline.types import ChoiceRule, GenerationRequest, SamplingParameters, TokenIds
 from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE
@@ -193,3 +193,38 @@ async def test_a_parameter_out_of_range_is_refused_by_name(
         with pytest.raises(InvalidRequest) as refusal:
             await running.client.complete(GenerationRequest(TokenIds(PROMPT), 20, sampling=sampling))
     assert refusal.value.field == f"sampling.{field}"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_ranked_tokens_begin_with_the_choice_and_follow_in_the_order_of_their_scores(temperature: float) -> None:
+    torch.manual_seed(7)
+    rule = ChoiceRule(SamplingParameters(temperature=temperature), seed=3)
+    one = Choosing(torch.randn(5, 40), rule, PROMPT)
+    (choices,) = choose([one])
+    for place, found in zip(choices, ranked([one], 4)[0], strict=True):
+        assert found[0].token_id == place
+        assert len({token.token_id for token in found}) == 4
+        assert [token.probability for token in found] == sorted((token.probability for token in found), reverse=True)
+
+
+def test_sequences_are_ranked_together_as_they_are_alone() -> None:
+    torch.manual_seed(8)
+    samplings = [SamplingParameters(temperature=1), SamplingParameters(), SamplingParameters(temperature=0.7, top_k=5)]
+    rules = [ChoiceRule(one, seed) for seed, one in enumerate(samplings)]
+    sequences = [Choosing(torch.randn(rows, 40), rule, PROMPT) for rows, rule in enumerate(rules, 1)]
+    together = ranked(sequences, 4)
+    alone = [ranked([one], 4)[0] for one in sequences]
+    assert [[[token.token_id for token in place] for place in one] for one in together] == [
+        [[token.token_id for token in place] for place in one] for one in alone
+    ]
+    assert [[place[0].token_id for place in one] for one in together] == choose(sequences)
+
+
+def test_among_equals_the_first_ranked_token_is_the_choice() -> None:
+    one = Choosing(torch.ones(1, 40), ChoiceRule(), PROMPT)
+    assert ranked([one], 3)[0][0][0].token_id == choose([one])[0][0]
+
+
+def test_a_place_without_a_choice_has_no_ranked_tokens() -> None:
+    one = Choosing(torch.tensor([[1.0, float("nan")], [1.0, 2.0]]), ChoiceRule(), PROMPT)
+    assert [len(place) for place in ranked([one], 2)[0]] == [0, 2]

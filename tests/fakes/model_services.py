@@ -15,6 +15,7 @@ from paceline.types import (
     ModelDescription,
     ModelIdentity,
     Prefilled,
+    PreparedDrafts,
     Proposal,
     Proposals,
     ProposeRow,
@@ -225,9 +226,14 @@ class FakeDrafter(FakeModel):
         self.prefill_chunk_tokens = CHUNK_TOKENS
         self.calls: list[list[ProposeRow]] = []
         self.deadlines: list[Deadline] = []
+        self.take_prepared: Callable[[Sequence[PreparedDrafts]], None] = lambda prepared: None
+        """Takes what is told unasked."""
         self._skill = skill
         self._random = random.Random(seed)
         self._before = before
+
+    def listen(self, take: Callable[[Sequence[PreparedDrafts]], None]) -> None:
+        self.take_prepared = take
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
         self.calls.append(list(rows))

@@ -41,6 +41,9 @@ class Servicer(DraftServiceServicer):
         self.stream_count = self.open_count = self.cancelled_count = 0
         self.callers: set[str] = set()
         self.timeouts_s: list[float] = []
+        self.names: list[str] = []
+        """Names of the requests, in the order in which they came."""
+        self.unasked: asyncio.Queue[pb.ProposeTokensResponse] = asyncio.Queue()
         self.entered = asyncio.Event()
         self.go_on = asyncio.Event()
 
@@ -51,7 +54,7 @@ class Servicer(DraftServiceServicer):
         self.open_count += 1
         self.callers.add(context.peer())
         context.add_done_callback(self._ended)  # type: ignore[arg-type]
-        async for response in self.exchanges.answers("/a.Service/Method", requests, self._answer):
+        async for response in self.exchanges.answers("/a.Service/Method", requests, self._answer, self.unasked):
             yield response
 
     async def DescribeDraftModel(
@@ -67,6 +70,7 @@ class Servicer(DraftServiceServicer):
     async def _answer(self, request: pb.ProposeTokensRequest) -> pb.ProposeTokensResponse:
         name = request.rows[0].sequence_id
         self.timeouts_s.append(request.context.timeout_s)
+        self.names.append(name)
         self.entered.set()
         if name == "refused":
             raise InvalidRequest("no", field="rows")
@@ -121,6 +125,80 @@ async def test_a_request_that_fails_says_why_and_the_next_one_is_answered(name: 
         with pytest.raises(error):
             await ask(exchange, name)
         assert await ask(exchange, "after") == "after"
+
+
+async def test_what_is_sent_unasked_is_no_answer() -> None:
+    taken: list[pb.ProposeTokensResponse] = []
+
+    def take(response: pb.ProposeTokensResponse) -> bool:
+        if response.prepared:
+            taken.append(response)
+        return bool(response.prepared)
+
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        exchange = Exchange(DraftServiceStub(channel).ProposeTokens, take)
+        assert await ask(exchange, "before") == "before"
+        for length in range(3):
+            servicer.unasked.put_nowait(pb.ProposeTokensResponse(prepared=[pb.PreparedDrafts(length=length)]))
+        await until(lambda: len(taken) == 3)  # nobody asks meanwhile
+        held = asyncio.create_task(ask(exchange, "held"))
+        await servicer.entered.wait()
+        servicer.unasked.put_nowait(pb.ProposeTokensResponse(prepared=[pb.PreparedDrafts(length=3)]))
+        servicer.go_on.set()
+        assert await held == "held"
+        await until(lambda: len(taken) == 4)
+        assert [one.prepared[0].length for one in taken] == [0, 1, 2, 3]
+        servicer.exchanges.end_streams()
+        await until(lambda: servicer.open_count == 0)
+
+
+async def named(exchange: Exchange, text: str, *names: str) -> str:
+    with translated_errors():
+        request = pb.ProposeTokensRequest(rows=[pb.ProposeTokensRow(sequence_id=text)])
+        answer = await exchange.ask(request, TIMEOUT_S, names)
+    return str(answer.results[0].sequence_id)
+
+
+async def test_requests_with_a_common_name_come_in_their_order_and_wait_for_no_answer() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        asked = [asyncio.create_task(named(exchange, "held", "a"))]
+        await servicer.entered.wait()
+        asked += [asyncio.create_task(named(exchange, f"{n}", "a", f"{n}")) for n in range(4)]
+        other = asyncio.create_task(named(exchange, "other", "b"))
+        assert await other == "other"
+        assert servicer.names == ["held", "other"]
+        servicer.go_on.set()
+        assert await asyncio.gather(*asked) == ["held", "0", "1", "2", "3"]
+        assert servicer.names == ["held", "other", "0", "1", "2", "3"]
+        assert servicer.stream_count == 2
+
+
+async def test_a_request_that_follows_two_streams_waits_for_one() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        held = asyncio.create_task(named(exchange, "held", "a"))
+        await servicer.entered.wait()
+        servicer.entered.clear()
+        another = asyncio.create_task(named(exchange, "held", "b"))
+        await servicer.entered.wait()
+        both = asyncio.create_task(named(exchange, "both", "a", "b"))
+        servicer.go_on.set()
+        assert list(await asyncio.gather(held, another, both)) == ["held", "held", "both"]
+        assert servicer.names[-1] == "both"
+
+
+async def test_a_request_that_is_given_up_takes_no_other_ones_answer() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        held = asyncio.create_task(named(exchange, "held", "a"))
+        await servicer.entered.wait()
+        behind = asyncio.create_task(named(exchange, "behind", "a"))
+        last = asyncio.create_task(named(exchange, "last", "a"))
+        await asyncio.sleep(0)
+        held.cancel()
+        behind.cancel()
+        await asyncio.wait([held, behind])
+        servicer.go_on.set()
+        assert await last == "last"
+        assert await named(exchange, "after", "a") == "after"
 
 
 async def test_a_request_that_is_given_up_is_given_up_by_the_server_too() -> None:

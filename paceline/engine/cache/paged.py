@@ -5,6 +5,9 @@ models or calls.
 
 Invariants: a sequence has exactly the pages its length needs; a page has one reference for each table it is in, and one
 more when the index holds it; no page is written to that a second table or the index holds; truncation copies nothing.
+
+A branch is a sequence that continues another one on a guess. Branches live in what nobody needs: they are not counted,
+they take free pages only, and their pages are the first to go when others need room.
 """
 
 from collections.abc import Sequence
@@ -33,6 +36,7 @@ class _Sequence:
     pages: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     """Keys of the leading full pages, computed as far as they were needed."""
+    is_branch: bool = False
 
     @property
     def length(self) -> int:
@@ -59,6 +63,8 @@ class KvPool:
         self._pages = PageAllocator(page_count)
         self._index = PrefixIndex()
         self._sequences: dict[str, _Sequence] = {}
+        self._branch_ids: dict[str, None] = {}
+        """Ids of branches, oldest first."""
         self._shared_token_count = 0
         # Memory that was never written to is not resident, so the whole budget can be laid out at once.
         # Heads lie outside slots, because attention reads one head after the other: each is one run of bytes.
@@ -83,7 +89,7 @@ class KvPool:
 
     @property
     def sequence_count(self) -> int:
-        return len(self._sequences)
+        return len(self._sequences) - len(self._branch_ids)
 
     def length(self, sequence_id: str) -> int:
         sequence = self._sequences.get(sequence_id)
@@ -100,6 +106,57 @@ class KvPool:
         """Replace the last tokens, which were placeholders until a pass chose them."""
         held = self._sequences[sequence_id].token_ids
         held[len(held) - len(token_ids) :] = token_ids
+
+    def fork(self, sequence_id: str, length: int, branch_id: str) -> None:
+        """Begin a branch with the first `length` tokens of a sequence or of another branch.
+
+        Whole pages are shared, and a partial one is copied: the parent goes on in its own. Raise CacheFull when no page
+        is free for that.
+        """
+        source, size = self._sequences[sequence_id], self.page_tokens
+        whole_count = length // size
+        branch = _Sequence(source.root, source.token_ids[:length], [], source.keys[:whole_count], is_branch=True)
+        if length % size and not self._pages.free_count:
+            raise CacheFull("no page is free for a branch")
+        for page in source.pages[:whole_count]:
+            self._pages.share(page)
+            branch.pages.append(page)
+        if length % size:
+            branch.pages.append(self._take(None))
+            self._copy(source, branch, whole_count * size, length)
+        self._sequences[branch_id] = branch
+        self._branch_ids[branch_id] = None
+
+    def adopt(self, sequence_id: str, base_length: int, branch_id: str, length: int) -> bool:
+        """Keep `base_length` tokens of a sequence, and copy those up to `length` from a branch that begins alike.
+
+        The copies lie in the sequence's own pages, which stay in one piece. Return False, and copy nothing, when the
+        branch is gone or there is no room.
+        """
+        sequence = self._sequences[sequence_id]
+        branch = self._sequences.get(branch_id)
+        if branch is None:
+            return False
+        token_ids = branch.token_ids[base_length:length]
+        self._cut(sequence, base_length)
+        try:
+            self.append(sequence_id, token_ids)
+        except CacheFull:
+            return False
+        if branch_id not in self._sequences:  # its pages were needed
+            self._cut(sequence, base_length)
+            return False
+        self._copy(branch, sequence, base_length, length)
+        return True
+
+    def _copy(self, source: _Sequence, target: _Sequence, start: int, stop: int) -> None:
+        size = self.page_tokens
+        while start < stop:
+            page, offset = divmod(start, size)
+            count = min(stop - start, size - offset)
+            ours, theirs = (one.pages[page] * size + offset for one in (target, source))
+            self.memory[:, :, ours : ours + count] = self.memory[:, :, theirs : theirs + count]
+            start += count
 
     def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
         check_base(sequence_id, base_length, self.length(sequence_id))
@@ -127,6 +184,8 @@ class KvPool:
         sequence = self._sequences[sequence_id]
         length = sequence.length + len(token_ids)
         try:
+            if sequence.is_branch:
+                self._check_free(sequence, length)
             self._own_last_page(sequence)
             self._grow(sequence, -(-length // self.page_tokens))
         except CacheFull:
@@ -141,6 +200,8 @@ class KvPool:
 
     def seal(self, sequence_id: str, length: int) -> None:
         sequence = self._sequences[sequence_id]
+        if sequence.is_branch:
+            return  # most branches are wrong: nobody should find their pages
         size = self.page_tokens
         for position in range(len(sequence.keys), length // size):
             key = self._key(sequence, sequence.token_ids[position * size : (position + 1) * size])
@@ -158,6 +219,7 @@ class KvPool:
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is None:
             return False
+        self._branch_ids.pop(sequence_id, None)
         self._cut(sequence, 0)
         return True
 
@@ -211,18 +273,28 @@ class KvPool:
             self._index.forget(page)
             self._pages.release(page)
         elif self._pages.references(page) > 1:
-            own = self._take(page)
+            own = self._take(None if sequence.is_branch else page)
             start, source = own * self.page_tokens, page * self.page_tokens
             self.memory[:, :, start : start + kept] = self.memory[:, :, source : source + kept]
             sequence.pages[-1] = own
             self._drop(page)
+
+    def _check_free(self, branch: _Sequence, length: int) -> None:
+        """Raise CacheFull unless free pages are enough for a branch to grow to `length` tokens."""
+        needed = -(-length // self.page_tokens) - len(branch.pages)
+        if branch.length % self.page_tokens and self._pages.references(branch.pages[-1]) > 1:
+            needed += 1
+        if needed > self._pages.free_count:
+            raise CacheFull("no page is free for a branch")
 
     def _grow(self, sequence: _Sequence, page_count: int) -> None:
         missing = page_count - len(sequence.pages)
         if missing > self._pages.free_count:
             self._evict(missing)
         for _ in range(missing):
-            sequence.pages.append(self._take(sequence.pages[-1] if sequence.pages else None))
+            # The page after its last one is its parent's next page, so a branch keeps off.
+            follows = sequence.pages and not sequence.is_branch
+            sequence.pages.append(self._take(sequence.pages[-1] if follows else None))
 
     def _take(self, after: int | None) -> int:
         if after is not None and self._index.is_idle(after + 1):
@@ -236,7 +308,12 @@ class KvPool:
         return page
 
     def _evict(self, missing: int) -> None:
-        """Free idle pages until `missing` are free, and some more. Raise CacheFull, and free none, if too few are."""
+        """Free branches, then idle pages until `missing` are free, and some more.
+
+        Raise CacheFull, and free no idle page, if too few are.
+        """
+        while self._pages.free_count < missing and self._branch_ids:
+            self.release(next(iter(self._branch_ids)))
         if missing > self._pages.free_count + self._index.idle_count:
             used = self._pages.page_count - self._pages.free_count - self._index.idle_count
             short = missing - self._pages.free_count - self._index.idle_count
@@ -246,6 +323,8 @@ class KvPool:
                 "release sequences or raise --kv-memory",
                 {"missing_bytes": str(short * self._page_bytes)},
             )
+        if self._pages.free_count >= missing:
+            return
         wanted = max(missing, self._pages.page_count // EVICTED_SHARE)
         while self._pages.free_count < wanted and (page := self._index.evict()) is not None:
             self._pages.release(page)

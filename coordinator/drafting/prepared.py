@@ -1,0 +1,187 @@
+"""Prepared rounds: a drafter that answers at once where the draft service has told its drafts before.
+
+Rows ask the draft service to prepare (`ProposeRow.prepare_count`): while the target verifies, it goes on after likely
+outcomes, and tells unasked what it chooses there (SSD, arXiv 2603.03251). If an outcome was among them, the round has
+its drafts without a hop. The service still gets the row, in the background and in order, so that its cache follows and
+it prepares the next rounds. A row is an ordinary one, so what is lost costs time alone.
+
+Owns who is answered at once and what goes on in the background. Knows nothing of rounds.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Tracer
+
+from coordinator.drafting.patience import Patience
+from coordinator.drafting.prepared_choices import PreparedChoices
+from coordinator.drafting.preparing_worth import PreparingWorth
+from coordinator.protocols import Deadline, Drafter
+from paceline.errors import PacelineError
+from paceline.prefix_hash import extended_hash
+from paceline.types import PreparedDrafts, Proposal, Proposals, ProposeRow
+
+log = structlog.get_logger()
+
+PREPARE_COUNT = 120
+"""Draft tokens prepared for a row."""
+ANY_TIME = Deadline()
+
+
+class PreparedDrafter:
+    """Wraps a drafter and is used in its place."""
+
+    def __init__(
+        self, drafter: Drafter, tracer: Tracer | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._drafter = drafter
+        self._tracer = tracer
+        self._clock = clock
+        self._choices = PreparedChoices()
+        self._worth = PreparingWorth()
+        self._patience = Patience()
+        self._arrived = asyncio.Event()
+        """Set when choices come, by who waits for them cleared."""
+        self._background: dict[asyncio.Task[None], frozenset[str]] = {}
+        """Calls that no round waits for, with their sequence ids."""
+        self.row_count = 0
+        """Rows that drafts were prepared for, or would have been if there had been time."""
+        self.hit_count = 0
+        """Those of them that were answered without a call."""
+
+    @property
+    def max_length(self) -> int:
+        return self._drafter.max_length
+
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        return self._drafter.prefill_chunk_tokens
+
+    def take(self, prepared: Sequence[PreparedDrafts]) -> None:
+        """Take in what a draft service told unasked."""
+        for one in prepared:
+            self._choices.add(one)
+        self._arrived.set()
+
+    def ready(self, row: ProposeRow) -> bool:
+        """Return whether all drafts of a row are there now."""
+        return len(self._choices.drafts(row)) == row.draft_count
+
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        began_s = self._clock()
+        self._patience.asked(rows, began_s)
+        if prepares := self._worth.choose(rows, began_s):
+            rows = [replace(row, prepare_count=PREPARE_COUNT) for row in rows]
+            self.row_count += sum(row.base_length > 0 for row in rows)
+            for row in rows:
+                self._choices.expect(row.sequence_id)
+        else:
+            self._choices.forget(row.sequence_id for row in rows)
+        proposals = self._known(rows, 0.0)
+        if proposals:
+            told = [replace(row, draft_count=len(self._choices.drafts(row)) or row.draft_count) for row in rows]
+            self._go_on(told, asyncio.create_task(self._tell(told)))
+        elif prepares or self._background:
+            proposals = await self._ask(rows, deadline, began_s)
+        else:
+            proposals = await self._drafter.propose(rows, deadline)
+        self._patience.answered(rows, self._clock())
+        return proposals
+
+    def _known(self, rows: Sequence[ProposeRow], waited_s: float) -> Proposals | None:
+        """Return what is known for the rows, if that is worth more than to wait."""
+        drafts = [self._choices.drafts(row) for row in rows]
+        if not self._patience.is_enough(rows, list(map(len, drafts)), waited_s):
+            return None
+        self.hit_count += sum(map(bool, drafts))
+        return Proposals([_early(row, one) for row, one in zip(rows, drafts, strict=True)])
+
+    async def release(self, sequence_ids: list[str]) -> None:
+        self._choices.forget(sequence_ids)
+        self._worth.forget(sequence_ids)
+        self._patience.forget(sequence_ids)
+        # A call that is still under way would cache tokens after the sequences were freed.
+        names = set(sequence_ids)
+        if busy := [task for task, own in self._background.items() if own & names]:
+            await asyncio.wait(busy)
+        await self._drafter.release(sequence_ids)
+
+    async def _ask(self, rows: Sequence[ProposeRow], deadline: Deadline, began_s: float) -> Proposals:
+        """Return the answer to the rows, or what is known of it, when that is enough before."""
+        # A task, so that calls reach the drafter in their order.
+        call = asyncio.create_task(self._drafter.propose(rows, deadline))
+        arrival: asyncio.Task[object] | None = None
+        try:
+            while True:
+                self._arrived.clear()
+                arrival = asyncio.create_task(self._arrived.wait())
+                await asyncio.wait((call, arrival), return_when=asyncio.FIRST_COMPLETED)
+                if call.done():
+                    self._patience.called(self._clock() - began_s)
+                    return call.result()
+                if known := self._known(rows, self._clock() - began_s):
+                    self._go_on(rows, call)
+                    return known
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        finally:
+            if arrival:
+                arrival.cancel()
+
+    async def _tell(self, rows: Sequence[ProposeRow]) -> Proposals:
+        """Bring rows to the draft service that have their drafts already."""
+        with self._traced():
+            return await self._drafter.propose(rows, ANY_TIME)
+
+    def _go_on(self, rows: Sequence[ProposeRow], call: asyncio.Task[Proposals]) -> None:
+        """Let a call go on that no round waits for."""
+        task = asyncio.create_task(self._outlast(rows, call))
+        self._background[task] = frozenset(row.sequence_id for row in rows)
+        task.add_done_callback(self._background.pop)
+
+    async def _outlast(self, rows: Sequence[ProposeRow], call: asyncio.Task[Proposals]) -> None:
+        """Wait for a call that nobody waits for. What it says of drafts may still help; what failed ends its drafts."""
+        lost: Iterable[str] = [row.sequence_id for row in rows]
+        try:
+            results = (await call).results
+            answers = [(row, result) for row, result in zip(rows, results, strict=True) if isinstance(result, Proposal)]
+            self.take([_told(row, result) for row, result in answers if row.base_hash is not None])
+            lost = set(lost).difference(row.sequence_id for row, _ in answers)
+        except PacelineError as error:
+            log.debug("a draft service did not take what was prepared", error=str(error))
+        except Exception:
+            log.exception("a call in the background failed unexpectedly")
+        self._choices.forget(lost)
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        """Trace the call in a trace of its own, with a link to the round that did not wait for it."""
+        around = trace.get_current_span()
+        if self._tracer is None or not around.is_recording():
+            yield
+            return
+        links = [Link(around.get_span_context())]
+        # No message of an exception goes into a span: it may quote a request.
+        with self._tracer.start_as_current_span(
+            "draft_told", Context(), links=links, record_exception=False, set_status_on_exception=False
+        ):
+            yield
+
+
+def _early(row: ProposeRow, drafts: tuple[int, ...]) -> Proposal:
+    # So much is cached when the service has taken the row, before any later one.
+    return Proposal(drafts, row.base_length + len(row.token_ids) + max(0, len(drafts) - 1), prepared=bool(drafts))
+
+
+def _told(row: ProposeRow, proposal: Proposal) -> PreparedDrafts:
+    """Return what a proposal says, as if it had come unasked."""
+    assert row.base_hash is not None
+    length, value = row.base_length + len(row.token_ids), extended_hash(row.base_hash, row.token_ids)
+    return PreparedDrafts(row.sequence_id, length, value, proposal.draft_token_ids)

@@ -1,0 +1,284 @@
+"""Drafts that are prepared: computed between calls, after outcomes that are likely to come (SSD, arXiv 2603.03251).
+
+After a row is answered, its sequence has a tree of outcomes (`outcome_tree`), and each `work` computes the likeliest
+guesses of all trees in one pass. The noise of a choice depends on seed, position and token alone, so what is chosen
+after a guess is what a later row would be given. A row that comes to a computed place is a hit: its sequence adopts
+what the branch there has cached.
+
+Owns the trees and their branches in the cache. A tree lives until its sequence is released, cut, or goes another way.
+Knows nothing of calls. All of it runs in the model's thread.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+
+from draft_service.outcome_tree import Guess, MissRatio, OutcomeTree, Place, drafts_after
+from paceline.checks import MAX_SEQUENCE_ID_LENGTH
+from paceline.engine.cache.paged import KvPool
+from paceline.engine.placing import PackedRow
+from paceline.engine.rules import rule_of
+from paceline.engine.runner import Runner
+from paceline.engine.sampling import Choosing, RankedToken, ranked
+from paceline.errors import CacheFull, PacelineError
+from paceline.prefix_hash import PrefixHash, extended_hash
+from paceline.scope import scope_of
+from paceline.types import ChoiceRule, Prefilled, PreparedDrafts, ProposeRow
+
+RANKED_COUNT = 8
+"""Tokens that the target may choose at a place."""
+PASS_ROWS = 5
+"""Guesses computed in one pass: few enough that a call that comes meanwhile hardly waits."""
+_BRANCH = "branch".ljust(2 * MAX_SEQUENCE_ID_LENGTH, "-")
+"""Before the numbers of branches: longer than any id that a caller can give, with its scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Drafts that were prepared for a row, and are cached now for its sequence, all but the last."""
+
+    draft_token_ids: tuple[int, ...]
+    place: Place
+    """The end of the row."""
+
+
+@dataclass(eq=False)
+class _Prepared:
+    """A sequence for which drafts are prepared."""
+
+    sequence_id: str
+    """Its id in the cache."""
+    name: str
+    """Its id as its caller knows it."""
+    rule: ChoiceRule
+    length: int
+    """Its committed tokens, which the cached sequence begins with."""
+    drafts: tuple[int, ...]
+    """Its drafts when it was answered last: the first to be computed."""
+    hash: int
+    tree: OutcomeTree
+    branch_ids: set[str]
+
+    @property
+    def chance(self) -> float:
+        """Chance of what is to be computed next; 0 for nothing."""
+        return self.tree.best_chance if self.tree.root else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Tokens that a pass computes on a branch."""
+
+    owner: _Prepared
+    guess: Guess | None
+    """None: they are the sequence's last committed token and its drafts."""
+    row: PackedRow
+
+
+class Preparing:
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        # The dense layout has no branches: a copy of a sequence would be one of all its tokens.
+        self._pool = runner.cache if isinstance(runner.cache, KvPool) else None
+        self._prepared: dict[str, _Prepared] = {}
+        self._numbers = count()
+        self._misses = {is_sampled: MissRatio() for is_sampled in (False, True)}
+        runner.on_changed = self.end
+
+    def take(self, row: ProposeRow) -> Taken | None:
+        """Return the prepared drafts of a row, at most as many as it asks for; None without any.
+
+        Its sequence has the row's tokens and these drafts cached then, all but the last draft.
+        """
+        owner = self._prepared.get(row.sequence_id)
+        if owner is None or self._pool is None or row.following_count or owner.rule != row.rule:
+            return None
+        tokens = self._beyond_root(owner, row)
+        if tokens is None:
+            return None
+        owner.tree.learn(tokens)
+        place = owner.tree.find(tokens)
+        if place is None or not place.ranked:
+            return None
+        drafts, last = drafts_after(place, row.draft_count)
+        is_held = self._pool.adopt(row.sequence_id, row.base_length, last.branch_id, last.length)
+        return Taken(drafts, place) if is_held else None
+
+    def _beyond_root(self, owner: _Prepared, row: ProposeRow) -> Sequence[int] | None:
+        """Return the tokens of the row's sequence after those that were committed before; None if those differ."""
+        held = self._runner.cache.token_ids(row.sequence_id)
+        start = min(row.base_length, owner.length)
+        tokens = (*held[start : row.base_length], *row.token_ids)
+        known = owner.length - start
+        return tokens[known:] if tokens[:known] == tuple(held[start : owner.length]) else None
+
+    def follow(self, row: ProposeRow, name: str, drafts: tuple[int, ...], taken: Taken | None) -> None:
+        """Prepare what may come after a row that was answered with `drafts`; `name` is its caller's id for it.
+
+        What was prepared for it before and did not come is dropped.
+        """
+        owner = self._prepared.get(row.sequence_id)
+        if self._pool is None or not row.prepare_count or not drafts:
+            self.end(row.sequence_id)
+            return
+        length = row.base_length + len(row.token_ids)
+        if owner and taken:
+            owner.length = length
+            owner.tree.limit = row.prepare_count
+            owner.tree.move_root(taken.place)
+            self._prune(owner)
+            return
+        self.end(row.sequence_id)
+        held = self._runner.cache.token_ids(row.sequence_id)
+        base_hash = PrefixHash().of(held, row.base_length) if row.base_hash is None else row.base_hash
+        self._prepared[row.sequence_id] = _Prepared(
+            row.sequence_id,
+            name,
+            rule_of(row),
+            length,
+            drafts[: self._most_length - length],
+            extended_hash(base_hash, row.token_ids),
+            OutcomeTree(row.prepare_count, self._misses[rule_of(row).sampling.temperature > 0]),
+            set(),
+        )
+
+    def end(self, sequence_id: str) -> None:
+        """Drop what is prepared for a sequence."""
+        if owner := self._prepared.pop(sequence_id, None):
+            for branch_id in owner.branch_ids:
+                self._runner.cache.release(branch_id)
+
+    def work(self) -> list[tuple[str, PreparedDrafts]] | None:
+        """Compute the likeliest guesses in one pass; return what is new, with cached ids; None if nothing is to do."""
+        jobs = self._jobs()
+        if not jobs:
+            return None
+        outcomes = self._runner.forward([job.row for job in jobs])
+        made = [
+            (job, self._choosing(job, outcome))
+            for job, outcome in zip(jobs, outcomes, strict=True)
+            if not isinstance(outcome, PacelineError | Prefilled)
+        ]
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if isinstance(outcome, CacheFull) and self._make_room(job.owner):
+                _take_back(job)
+        tokens = ranked([choosing for _, choosing in made], RANKED_COUNT) if made else []
+        found = [(job.owner.sequence_id, _grown(job, places)) for (job, _), places in zip(made, tokens, strict=True)]
+        return [(sequence_id, drafts) for sequence_id, drafts in found if drafts]
+
+    def _choosing(self, job: _Job, logits: torch.Tensor) -> Choosing:
+        row = job.row
+        prefix = self._runner.cache.token_ids(row.sequence_id)[: row.base_length + 1]
+        return Choosing(logits, job.owner.rule, prefix, row.token_ids[1:])
+
+    @property
+    def _most_length(self) -> int:
+        limits = self._runner.limits
+        return min(limits.model_max_length, limits.cache_max_length)
+
+    def _jobs(self) -> list[_Job]:
+        """Return the jobs of a pass. Callers that are kept apart have equal shares of it."""
+        scopes: dict[str, list[_Prepared]] = {}
+        for owner in self._prepared.values():
+            if owner.chance:
+                scopes.setdefault(scope_of(owner.sequence_id), []).append(owner)
+        jobs: list[_Job] = []
+        growing: set[str] = set()
+        for owners in scopes.values():
+            for _ in range(max(1, PASS_ROWS // len(scopes))):
+                owner = max(owners, key=lambda one: one.chance)
+                if not owner.chance:
+                    break
+                try:
+                    job = self._job(owner, growing)
+                except CacheFull:
+                    if self._make_room(owner):
+                        continue
+                    break
+                if job:
+                    growing.add(job.row.sequence_id)
+                    jobs.append(job)
+        return [job for job in jobs if self._prepared.get(job.owner.sequence_id) is job.owner]
+
+    def _job(self, owner: _Prepared, growing: set[str]) -> _Job | None:
+        """Return the next job of a sequence; None if no guess is left. The branches `growing` are in use by others."""
+        if owner.tree.root is None:
+            return self._first_job(owner)
+        while owner.tree.best_chance:
+            guess = owner.tree.pop()
+            parent = guess.parent
+            cached_length = self._runner.cache.length(parent.branch_id)
+            if not cached_length or parent.length >= self._most_length or guess.token_id in parent.children:
+                continue
+            branch_id = parent.branch_id
+            if cached_length > parent.length or branch_id in growing:
+                try:
+                    branch_id = self._fork(owner, branch_id, parent.length)
+                except CacheFull:
+                    owner.tree.push(guess)
+                    raise
+            return _Job(owner, guess, PackedRow(branch_id, parent.length, (guess.token_id,)))
+        return None
+
+    def _first_job(self, owner: _Prepared) -> _Job:
+        """Return the job that computes the drafts again, all at once: steps say nothing of the runners-up."""
+        base_length = owner.length - 1
+        last = self._runner.cache.token_ids(owner.sequence_id)[base_length]
+        branch_id = self._fork(owner, owner.sequence_id, base_length)
+        # Its ranked tokens come with the pass.
+        owner.tree.root = Place(owner.length, owner.hash, branch_id, (), 1.0)
+        return _Job(owner, None, PackedRow(branch_id, base_length, (last, *owner.drafts), len(owner.drafts)))
+
+    def _fork(self, owner: _Prepared, sequence_id: str, length: int) -> str:
+        assert self._pool
+        branch_id = f"{_BRANCH}{next(self._numbers)}"
+        self._pool.fork(sequence_id, length, branch_id)
+        owner.branch_ids.add(branch_id)
+        return branch_id
+
+    def _prune(self, owner: _Prepared) -> None:
+        """Free the branches that no place of the tree needs any more."""
+        assert owner.tree.root
+        needed = {place.branch_id for place in owner.tree.root.below()}
+        for branch_id in owner.branch_ids - needed:
+            self._runner.cache.release(branch_id)
+        owner.branch_ids &= needed
+
+    def _make_room(self, crowded: _Prepared) -> bool:
+        """Let go of what is prepared for the caller with the most branches, if it is another one; return whether."""
+        counts = Counter[str]()
+        for owner in self._prepared.values():
+            counts[scope_of(owner.sequence_id)] += len(owner.branch_ids)
+        ((scope, most),) = counts.most_common(1)
+        if most <= counts[scope_of(crowded.sequence_id)] + 1:
+            return False
+        owners = [one for one in self._prepared.values() if scope_of(one.sequence_id) == scope]
+        self.end(max(owners, key=lambda one: len(one.branch_ids)).sequence_id)
+        return True
+
+
+def _take_back(job: _Job) -> None:
+    """Have a job that found no room made again."""
+    tree = job.owner.tree
+    if job.guess:
+        tree.push(job.guess)
+    else:
+        tree.root = None
+
+
+def _grown(job: _Job, ranked_tokens: Sequence[Sequence[RankedToken]]) -> PreparedDrafts | None:
+    """Take a job's ranked tokens into its tree; return the draft after the last new place, if there is one."""
+    owner, tree, row = job.owner, job.owner.tree, job.row
+    if job.guess:
+        place = tree.grow(job.guess.parent, row.token_ids, row.sequence_id, ranked_tokens)
+    else:
+        assert tree.root
+        tree.root.ranked = ranked_tokens[0]
+        tree.move_root(tree.root)
+        place = tree.grow(tree.root, owner.drafts, row.sequence_id, ranked_tokens[1:])
+    if not place.ranked:
+        return None
+    return PreparedDrafts(owner.name, place.length, place.hash, (place.ranked[0].token_id,))

@@ -1,0 +1,418 @@
+"""Prepared rounds at the coordinator: a hit needs no hop, and no output, cache or release changes."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry import trace
+
+from coordinator.door.admission import Admission
+from coordinator.drafting.prepared import PreparedDrafter
+from coordinator.drafting.prepared_choices import MOST_CHOICES, PreparedChoices
+from coordinator.drafting.preparing_worth import BLOCK, PreparingWorth
+from coordinator.protocols import Deadline
+from coordinator.requests.generation import Generation
+from coordinator.rounds.residency import Residency
+from coordinator.wiring import Clocks
+from paceline.errors import PacelineError, PeerUnavailable
+from paceline.prefix_hash import extended_hash
+from paceline.types import (
+    GREEDY,
+    GenerationRequest,
+    PreparedDrafts,
+    Proposal,
+    Proposals,
+    ProposeRow,
+    TokenIds,
+    Verdicts,
+    VerifyRow,
+)
+from tests.coordinators import SERVED, make_serving, submit
+from tests.fakes.fake_time import FakeTime
+from tests.fakes.model_services import VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation, next_token
+from tests.spans import Spans
+
+PATIENCE = Deadline()
+PROMPT = (5, 6, 7)
+VERIFY_S = 10.0
+HOP_S = 4.0
+
+
+def draft_choice(prefix: Sequence[int], skill: float) -> int:
+    """Return the choice of a draft that agrees with the target with probability `skill`, the same every time."""
+    right = next_token(prefix)
+    return right if next_token(prefix, 99) < skill * VOCABULARY_SIZE else (right + 1) % VOCABULARY_SIZE
+
+
+def choices_after(prefix: Sequence[int], count: int, skill: float) -> tuple[int, ...]:
+    found: list[int] = []
+    while len(found) < count:
+        found.append(draft_choice([*prefix, *found], skill))
+    return tuple(found)
+
+
+class PreparingDrafter(FakeDrafter):
+    """Serves one call after another. After each it tells drafts for some outcomes, as a model service does."""
+
+    def __init__(
+        self,
+        time: FakeTime,
+        skill: float,
+        *,
+        hop_s: float = HOP_S,
+        tells: Callable[[int], bool] = lambda accepted_count: True,
+        before: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """`tells` says for which accepted counts; there the target's own next token is among the outcomes."""
+        super().__init__(skill, before=before)
+        self.skill = skill
+        self.deep_count = 6
+        """Drafts told after an outcome."""
+        self._time = time
+        self._hop_s = hop_s
+        self._tells = tells
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        await self._time.sleep(self._hop_s / 2)
+        answer = await super().propose(rows, deadline)
+        found: list[PreparedDrafts] = []
+        for row, result in zip(rows, answer.results, strict=True):
+            if row.prepare_count and isinstance(result, Proposal):
+                found += self.prepared(row, result)
+        telling = asyncio.create_task(self._tell(found))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+        await self._time.sleep(self._hop_s / 2)
+        return answer
+
+    def prepared(self, row: ProposeRow, result: Proposal) -> list[PreparedDrafts]:
+        """Return drafts after outcomes of the row's drafts."""
+        drafts = result.draft_token_ids
+        start = row.base_length + len(row.token_ids)
+        committed = self.token_ids[row.sequence_id][:start]
+        found: list[PreparedDrafts] = []
+        for accepted in filter(self._tells, range(len(drafts) + 1)):
+            prefix = [*committed, *drafts[:accepted]]
+            for token_id in {next_token(prefix), draft_choice(prefix, self.skill)}:
+                after = [*prefix, token_id]
+                told = choices_after(after, self.deep_count, self.skill)
+                found.append(PreparedDrafts(row.sequence_id, len(after), extended_hash(0, after), told))
+        return found
+
+    async def _tell(self, found: list[PreparedDrafts]) -> None:
+        await self._time.sleep(self._hop_s / 2 + 0.5)
+        self.take_prepared(found)
+
+    def _propose(self, row: ProposeRow) -> Proposal | PacelineError:
+        try:
+            prefix = self.append(row, row.token_ids)
+        except PacelineError as error:
+            return error
+        drafts = () if row.following_count else choices_after(prefix, row.draft_count, self.skill)
+        prefix += drafts[:-1]
+        return Proposal(drafts, len(prefix))
+
+
+class TimedVerifier(FakeVerifier):
+    def __init__(self, time: FakeTime) -> None:
+        super().__init__()
+        self._time = time
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        await self._time.sleep(VERIFY_S)
+        return await super().verify(rows, timeout_s)
+
+
+async def outputs(
+    time: FakeTime, drafter: PreparingDrafter, counts: Sequence[int], *, lanes: int = 1, draft_count: int = 3
+) -> list[list[int]]:
+    """Serve a different prompt for each count of new tokens, all at once."""
+    prepared = PreparedDrafter(drafter, clock=time.clock)
+    drafter.listen(prepared.take)
+    residency = Residency(prepared)
+    scheduler = make_serving(
+        prepared,
+        TimedVerifier(time),
+        draft_count=draft_count,
+        lanes=lanes,
+        residency=residency,
+        clocks=Clocks(time.clock),
+    ).scheduler
+    rounds = asyncio.create_task(scheduler.run())
+    admission = Admission(SERVED, default_max_new_tokens=40)
+    found: list[Generation] = []
+    for number, count in enumerate(counts):
+        found += submit(scheduler, admission.admit(GenerationRequest(TokenIds((*PROMPT, number)), count))).generations
+    for generation in found:
+        while not generation.ended:
+            await time.sleep(1.0)
+    rounds.cancel()
+    await asyncio.wait([rounds])
+    closing = asyncio.create_task(residency.close())
+    while not closing.done():
+        await time.sleep(1.0)
+    assert drafter.token_ids == {}, "the draft holds what was freed"
+    return [generation.token_ids[len(PROMPT) + 1 :] for generation in found]
+
+
+@settings(max_examples=30)
+@given(
+    skill=st.sampled_from((0.0, 0.5, 0.9, 1.0)),
+    counts=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    lanes=st.integers(1, 2),
+    hop_s=st.sampled_from((0.1, 4.0, 50.0)),
+    draft_count=st.integers(1, 5),
+)
+def test_outputs_are_the_targets_and_all_is_freed(
+    skill: float, counts: list[int], lanes: int, hop_s: float, draft_count: int
+) -> None:
+    time = FakeTime()
+    drafter = PreparingDrafter(time, skill, hop_s=hop_s)
+    found = asyncio.run(time.run(outputs(time, drafter, counts, lanes=lanes, draft_count=draft_count)))
+    assert found == [continuation((*PROMPT, number), count) for number, count in enumerate(counts)]
+
+
+async def test_rounds_take_the_verify_alone_while_outcomes_are_prepared() -> None:
+    time = FakeTime()
+    drafter = PreparingDrafter(time, 1.0)
+    (found,) = await time.run(outputs(time, drafter, [24]))
+    assert found == continuation((*PROMPT, 0), 24)
+    rounds = len(found) / 4
+    assert time.now_s <= HOP_S + VERIFY_S * (rounds + 1)
+    assert len(drafter.calls) >= rounds - 1, "the service is told of every round"
+
+
+def whole_row(sequence_id: str, output_count: int, cached_length: int = 0, draft_count: int = 3) -> ProposeRow:
+    """Return the row of a round after `output_count` of the target's own tokens."""
+    token_ids = [*PROMPT, *continuation(PROMPT, output_count)]
+    rule = None if cached_length else GREEDY
+    base_hash = extended_hash(0, token_ids[:cached_length])
+    return ProposeRow(
+        sequence_id, cached_length, tuple(token_ids[cached_length:]), draft_count, rule, base_hash=base_hash
+    )
+
+
+def prepared_of(time: FakeTime, drafter: PreparingDrafter) -> PreparedDrafter:
+    found = PreparedDrafter(drafter, clock=time.clock)
+    drafter.listen(found.take)
+    return found
+
+
+async def proposal_of(drafter: PreparedDrafter, row: ProposeRow) -> Proposal:
+    (result,) = (await drafter.propose([row], PATIENCE)).results
+    assert isinstance(result, Proposal)
+    return result
+
+
+async def test_a_hit_is_answered_at_once_and_the_service_is_told_in_order() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0)
+        drafter = prepared_of(time, inner)
+        truth = continuation(PROMPT, 8)
+        await proposal_of(drafter, whole_row("a", 0))
+        assert not drafter.ready(whole_row("a", 4, cached_length=5))
+        await time.sleep(VERIFY_S)
+        assert drafter.ready(whole_row("a", 4, cached_length=5))
+        began_s = time.now_s
+        found = await proposal_of(drafter, whole_row("a", 4, cached_length=5))
+        assert time.now_s == began_s
+        assert found == Proposal(tuple(truth[4:7]), cached_length=len(PROMPT) + 4 + 2, prepared=True)
+        await time.sleep(VERIFY_S)
+        assert [call[0].base_length for call in inner.calls] == [0, 5]
+        assert [call[0].draft_count for call in inner.calls] == [3, 3]
+        assert (drafter.row_count, drafter.hit_count) == (1, 1)
+
+    await time.run(rounds())
+
+
+async def test_a_group_that_lacks_many_drafts_is_asked_for_in_one_call() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0)
+        drafter = prepared_of(time, inner)
+        await drafter.propose([whole_row(one, 0) for one in "abc"], PATIENCE)
+        await time.sleep(VERIFY_S)
+        drafter._choices.forget(["a", "c"])
+        rows = [whole_row(one, 4, cached_length=5) for one in "abc"]
+        found = (await drafter.propose(rows, PATIENCE)).results
+        assert [isinstance(one, Proposal) and len(one.draft_token_ids) for one in found] == [3, 3, 3]
+        assert [tuple(row.sequence_id for row in call) for call in inner.calls[1:]] == [("a", "b", "c")]
+
+    await time.run(rounds())
+
+
+async def test_a_row_without_drafts_does_not_keep_a_group_from_going_on() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0, hop_s=50.0)
+        drafter = prepared_of(time, inner)
+        await drafter.propose([whole_row(one, 0) for one in "abc"], PATIENCE)
+        await time.sleep(50.0)
+        drafter._choices.forget(["b"])
+        began_s = time.now_s
+        rows = [whole_row(one, 4, cached_length=5) for one in "abc"]
+        first, none, _ = (await drafter.propose(rows, PATIENCE)).results
+        assert time.now_s == began_s
+        assert isinstance(first, Proposal)
+        assert len(first.draft_token_ids) == 3
+        assert none == Proposal((), len(PROMPT) + 4)
+        await drafter.release(["a", "b", "c"])
+        assert [row.draft_count for row in inner.calls[-1]] == [3, 3, 3]
+
+    await time.run(rounds())
+
+
+async def test_drafts_that_are_told_before_the_answer_comes_are_used() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0, hop_s=20.0)
+        drafter = prepared_of(time, inner)
+        await proposal_of(drafter, whole_row("a", 0))
+        began_s = time.now_s
+        found = await proposal_of(drafter, whole_row("a", 4, cached_length=5))
+        assert found.prepared
+        assert time.now_s - began_s < 1
+        await drafter.release(["a"])
+        assert inner.token_ids == {}
+
+    await time.run(rounds())
+
+
+async def test_fewer_drafts_than_were_prepared_are_given_when_fewer_are_wanted() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        drafter = prepared_of(time, PreparingDrafter(time, 1.0))
+        await proposal_of(drafter, whole_row("a", 0))
+        await time.sleep(VERIFY_S)
+        found = await proposal_of(drafter, whole_row("a", 4, cached_length=5, draft_count=1))
+        assert found.draft_token_ids == (continuation(PROMPT, 5)[4],)
+
+    await time.run(rounds())
+
+
+async def test_a_row_that_has_half_of_its_drafts_does_not_wait_long_for_more() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0)
+        inner.deep_count = 2
+        drafter = prepared_of(time, inner)
+        await proposal_of(drafter, whole_row("a", 0, draft_count=5))
+        await time.sleep(VERIFY_S)
+        # Two drafts are known after the longest outcome, which is two tokens longer than this one.
+        assert not drafter.ready(whole_row("a", 4, cached_length=5, draft_count=9))
+        assert len((await proposal_of(drafter, whole_row("a", 4, cached_length=5, draft_count=8))).draft_token_ids) == 4
+
+    await time.run(rounds())
+
+
+async def test_a_sequence_is_freed_after_the_calls_in_the_background() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0)
+        drafter = prepared_of(time, inner)
+        await proposal_of(drafter, whole_row("a", 0))
+        await time.sleep(VERIFY_S)
+        await proposal_of(drafter, whole_row("a", 4, cached_length=5))
+        await drafter.release(["a"])
+        assert inner.token_ids == {}
+        await time.sleep(VERIFY_S)
+        assert not drafter.ready(whole_row("a", 8, cached_length=9)), "what comes late is for nobody"
+
+    await time.run(rounds())
+
+
+def fail_second(number: int) -> None:
+    """Fail the second call, which is the one in the background."""
+    if number == 2:
+        raise PeerUnavailable("gone")
+
+
+def break_second(number: int) -> None:
+    if number == 2:
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("before", [fail_second, break_second])
+async def test_a_call_in_the_background_that_fails_costs_its_drafts_and_nothing_else(
+    before: Callable[[int], None],
+) -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        drafter = prepared_of(time, PreparingDrafter(time, 1.0, before=before))
+        await proposal_of(drafter, whole_row("a", 0))
+        await time.sleep(VERIFY_S)
+        assert (await proposal_of(drafter, whole_row("a", 4, cached_length=5))).prepared
+        await time.sleep(VERIFY_S)
+        assert not drafter.ready(whole_row("a", 5, cached_length=7))
+        # The service never had the row, and says so: the round sends the sequence whole.
+        assert not (await proposal_of(drafter, whole_row("a", 8))).prepared
+
+    await time.run(rounds())
+
+
+async def test_a_call_in_the_background_has_a_trace_of_its_own_that_links_its_round() -> None:
+    time, spans = FakeTime(), Spans()
+
+    async def rounds() -> trace.Span:
+        drafter = PreparedDrafter(inner := PreparingDrafter(time, 1.0), spans.tracer, time.clock)
+        inner.listen(drafter.take)
+        await proposal_of(drafter, whole_row("a", 0))
+        await time.sleep(VERIFY_S)
+        with spans.tracer.start_as_current_span("round") as around:
+            await proposal_of(drafter, whole_row("a", 4, cached_length=5))
+            await time.sleep(VERIFY_S)
+        return around
+
+    own = (await time.run(rounds())).get_span_context()
+    (told,) = spans("draft_told")
+    assert told.parent_id is None
+    assert [(one.trace_id, one.span_id) for one in told.links] == [(f"{own.trace_id:032x}", f"{own.span_id:016x}")]
+
+
+def test_choices_are_found_in_whatever_pieces_they_came() -> None:
+    choices = PreparedChoices()
+    choices.expect("a")
+    row = ProposeRow("a", 2, (3, 4), 5, base_hash=extended_hash(0, (1, 2)))
+    for prefix, told in (((1, 2, 3, 4), (5, 6)), ((1, 2, 3, 4, 5, 6), (7,)), ((1, 2, 3, 4, 9), (8,))):
+        choices.add(PreparedDrafts("a", len(prefix), extended_hash(0, prefix), told))
+    assert choices.drafts(row) == (5, 6, 7)
+    assert choices.drafts(ProposeRow("a", 2, (3, 4, 5), 5, base_hash=row.base_hash)) == (6, 7)
+    assert choices.drafts(ProposeRow("a", 2, (3, 4, 9), 5, base_hash=row.base_hash)) == (8,)
+    assert choices.drafts(ProposeRow("b", 2, (3, 4), 5, base_hash=row.base_hash)) == ()
+    assert choices.drafts(ProposeRow("a", 2, (3, 4), 5, following_count=1, base_hash=row.base_hash)) == ()
+
+
+def test_a_peer_that_tells_without_end_fills_no_memory() -> None:
+    choices = PreparedChoices()
+    choices.expect("a")
+    for number in range(3 * MOST_CHOICES):
+        choices.add(PreparedDrafts("a", number, number, (1,)))
+        choices.add(PreparedDrafts("unknown", number, number, (1,)))
+    assert [len(one) for one in choices._choices.values()] == [MOST_CHOICES]
+
+
+@pytest.mark.parametrize(("with_s", "without_s"), [(10.0, 20.0), (20.0, 10.0)])
+@pytest.mark.parametrize("size", [1, 8])
+def test_the_faster_kind_of_rounds_is_found_and_trials_cost_less_than_a_hundredth(
+    with_s: float, without_s: float, size: int
+) -> None:
+    worth, now_s, kinds = PreparingWorth(), 0.0, list[bool]()
+    rows = [whole_row(str(n), 4, cached_length=5) for n in range(size)]
+    for _ in range(6000):
+        kinds.append(worth.choose(rows, now_s))
+        now_s += with_s if kinds[-1] else without_s
+    best = with_s < without_s
+    settled = kinds[6 * BLOCK :]
+    assert 0 < settled.count(not best) < 0.01 * len(settled)

@@ -1,0 +1,286 @@
+"""Drafts prepared between calls: a hit gives the very tokens that a plain call gives, and nothing else changes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from draft_service.drafter import Drafter
+from draft_service.preparing import PASS_ROWS, Preparing
+from paceline.engine.loading import load_model
+from paceline.engine.model.model import LoadedModel
+from paceline.engine.options import EngineOptions
+from paceline.engine.runner import PassSize, Runner
+from paceline.errors import InvalidRequest
+from paceline.prefix_hash import PrefixHash, extended_hash
+from paceline.types import (
+    GREEDY,
+    ChoiceRule,
+    PreparedDrafts,
+    Proposal,
+    ProposeRow,
+    SamplingParameters,
+    SequenceLength,
+)
+from tests.checkpoints import VOCABULARY_SIZE
+from tests.conftest import PairOfCheckpoints
+
+PROMPT = tuple(range(20, 33))
+RULES = (
+    GREEDY,
+    ChoiceRule(SamplingParameters(temperature=1.0), seed=5),
+    ChoiceRule(SamplingParameters(temperature=0.8, top_k=20, frequency_penalty=0.3), seed=6, prompt_count=len(PROMPT)),
+)
+OPTIONS = EngineOptions(kv_memory="4MiB", page_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def model(pairs: dict[str, PairOfCheckpoints]) -> LoadedModel:
+    return load_model(str(pairs["Llama"].draft))
+
+
+class Caller:
+    """A coordinator's side of one sequence, beside a drafter that prepares nothing."""
+
+    def __init__(self, model: LoadedModel, drafter: Drafter, rule: ChoiceRule = GREEDY, name: str = "a") -> None:
+        self.plain = Drafter(Runner(model, OPTIONS))
+        self.drafter = drafter
+        self.name = name
+        self.rule = rule
+        self.committed = list(PROMPT)
+        self.cached_length = 0
+        self.drafts: tuple[int, ...] = ()
+
+    def row(self, draft_count: int, prepare_count: int) -> ProposeRow:
+        base = min(self.cached_length, len(self.committed) - 1)
+        rule = None if base else self.rule
+        base_hash = PrefixHash().of(self.committed, base)
+        return ProposeRow(self.name, base, tuple(self.committed[base:]), draft_count, rule, 0, base_hash, prepare_count)
+
+    def ask(self, draft_count: int = 2, prepare_count: int = 256, scope: str = "") -> Proposal:
+        """Ask both drafters, compare, and note what is cached."""
+        (found,) = self.drafter.propose([self.row(draft_count, prepare_count)], scope)
+        whole = ProposeRow("plain", 0, tuple(self.committed), draft_count, self.rule)
+        (expected,) = self.plain.propose([whole])
+        assert isinstance(found, Proposal)
+        assert replace(found, prepared=False) == expected
+        tokens = [*self.committed, *found.draft_token_ids[:-1]]
+        assert list(self.drafter.runner.cache.token_ids(scope + self.name)) == tokens
+        self.cached_length, self.drafts = found.cached_length, found.draft_token_ids
+        return found
+
+    def commit(self, accepted_count: int, token_id: int) -> None:
+        accepted_count = min(accepted_count, len(self.drafts))
+        length = len(self.committed) + accepted_count
+        self.committed += [*self.drafts[:accepted_count], token_id]
+        self.cached_length = min(self.cached_length, length)
+
+    def choice_after(self, drafts: Sequence[int]) -> int:
+        """Return the draft's own choice after some drafts."""
+        whole = ProposeRow("plain", 0, (*self.committed, *drafts), 1, self.rule)
+        (found,) = self.plain.propose([whole])
+        assert isinstance(found, Proposal)
+        return found.draft_token_ids[0]
+
+
+def prepare(preparing: Preparing, most_passes: int = 1000) -> list[PreparedDrafts]:
+    found: list[PreparedDrafts] = []
+    for _ in range(most_passes):
+        if (made := preparing.work()) is None:
+            break
+        found += [one for _, one in made]
+    return found
+
+
+Outcomes = st.lists(
+    st.tuples(
+        st.integers(0, 6),  # accepted
+        st.integers(-4, VOCABULARY_SIZE - 1),  # the target's next token; below 0: the draft's own choice
+        st.integers(1, 6),  # drafts asked for next
+        st.integers(0, 20),  # passes between the calls
+        st.sampled_from((0, 3, 100)),  # places prepared
+    ),
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(outcomes=Outcomes)
+def test_whatever_comes_drafts_and_cache_are_those_of_plain_calls(
+    model: LoadedModel, rule: ChoiceRule, outcomes: list[tuple[int, int, int, int, int]]
+) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    caller = Caller(model, drafter, rule)
+    caller.ask()
+    for accepted, token_id, draft_count, passes, prepare_count in outcomes:
+        prepare(drafter.preparing, passes)
+        drafts = caller.drafts[:accepted]
+        caller.commit(accepted, caller.choice_after(drafts) if token_id < 0 else token_id)
+        caller.ask(draft_count, prepare_count)
+    drafter.runner.release(["a"])
+    assert drafter.preparing.work() is None
+    assert drafter.runner.cache.held_bytes == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_full_acceptance_with_the_drafts_own_choice_is_a_hit_without_a_pass(
+    model: LoadedModel, rule: ChoiceRule
+) -> None:
+    passes: list[PassSize] = []
+    drafter = Drafter(Runner(model, OPTIONS, on_pass=passes.append))
+    caller = Caller(model, drafter, rule)
+    caller.ask()
+    prepare(drafter.preparing)
+    caller.commit(2, caller.choice_after(caller.drafts))
+    passes.clear()
+    assert caller.ask(2).prepared
+    assert passes == []
+
+
+def test_a_hit_goes_on_from_what_was_prepared_where_more_drafts_are_asked_for(model: LoadedModel) -> None:
+    passes: list[PassSize] = []
+    drafter = Drafter(Runner(model, OPTIONS, on_pass=passes.append))
+    caller = Caller(model, drafter)
+    caller.ask()
+    prepare(drafter.preparing, 2)  # the drafts again, and likely tokens after them
+    caller.commit(0, caller.choice_after(()))
+    passes.clear()
+    assert caller.ask(6).prepared
+    assert 0 < len(passes) < 6
+
+
+def test_what_is_prepared_says_what_a_call_would_propose(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    caller = Caller(model, drafter)
+    drafts = caller.ask().draft_token_ids
+    found = {(one.length, one.hash): one.draft_token_ids[0] for one in prepare(drafter.preparing)}
+    prefix = [*PROMPT, *drafts]
+    value = extended_hash(0, prefix)
+    bonus = found[len(prefix), value]
+    assert bonus == caller.choice_after(drafts)
+    chain: list[int] = []
+    length, value = len(prefix) + 1, extended_hash(value, (bonus,))
+    while (token_id := found.get((length, value))) is not None:
+        chain.append(token_id)
+        length, value = length + 1, extended_hash(value, (token_id,))
+    assert len(chain) >= 2
+    caller.commit(2, bonus)
+    assert caller.ask(len(chain)).draft_token_ids == tuple(chain)
+
+
+def test_runners_up_are_prepared_too(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    caller = Caller(model, drafter)
+    drafts = caller.ask().draft_token_ids
+    hashes = {(one.length, one.hash) for one in prepare(drafter.preparing)}
+    after_one = extended_hash(0, [*PROMPT, drafts[0]])
+    outcomes = [one for one in range(VOCABULARY_SIZE) if (len(PROMPT) + 2, extended_hash(after_one, (one,))) in hashes]
+    assert len(outcomes) >= 2
+    caller.commit(1, next(one for one in outcomes if one != drafts[1]))
+    assert caller.ask(1).prepared
+
+
+def test_a_pass_between_calls_has_few_rows_and_no_more_is_prepared_than_was_asked_for(model: LoadedModel) -> None:
+    passes: list[PassSize] = []
+    drafter = Drafter(Runner(model, OPTIONS, on_pass=passes.append))
+    caller = Caller(model, drafter)
+    caller.ask(prepare_count=30)
+    passes.clear()
+    prepare(drafter.preparing)
+    assert max(one.row_count for one in passes) <= PASS_ROWS
+    assert sum(one.token_count for one in passes) <= 1 + 30 + PASS_ROWS
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_nothing_stays_prepared_for_a_sequence_that_its_owner_cuts_or_frees(model: LoadedModel, is_cut: bool) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    caller = Caller(model, drafter)
+    caller.ask()
+    prepare(drafter.preparing, 5)
+    if is_cut:
+        drafter.runner.rollback([SequenceLength("a", 5)])
+        caller.cached_length = 5
+    else:
+        drafter.runner.release(["a"])
+        caller.cached_length = 0
+    assert drafter.preparing.work() is None
+    caller.commit(2, caller.choice_after(caller.drafts))
+    assert not caller.ask().prepared
+
+
+def test_another_prefix_ends_what_was_prepared(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    caller = Caller(model, drafter)
+    caller.ask()
+    prepare(drafter.preparing)
+    caller.committed, caller.cached_length = [9, *PROMPT], 0
+    assert not caller.ask().prepared
+
+
+def test_branches_are_no_sequences_of_anyone(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    Caller(model, drafter).ask()
+    prepare(drafter.preparing)
+    assert drafter.runner.describe().cache.sequence_count == 1
+
+
+def test_coordinators_that_are_kept_apart_share_the_passes(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    callers = {scope: Caller(model, drafter) for scope in ("one/", "two/")}
+    for scope, caller in callers.items():
+        caller.ask(scope=scope)
+    for _ in range(4):
+        made = drafter.preparing.work() or []
+        counts = [sum(name.startswith(scope) for name, _ in made) for scope in callers]
+        assert counts[0] == counts[1]
+    prepare(drafter.preparing)
+    for scope, caller in callers.items():
+        caller.commit(2, caller.choice_after(caller.drafts))
+        assert caller.ask(1, scope=scope).prepared
+
+
+def test_a_coordinator_without_room_gets_some_of_what_another_prepared(model: LoadedModel) -> None:
+    options = replace(OPTIONS, kv_memory=str(40 * 4 * model.kv_shape.token_bytes))
+    drafter = Drafter(Runner(model, options))
+    first, second = Caller(model, drafter), Caller(model, drafter)
+    first.ask(scope="one/")
+    prepare(drafter.preparing)
+    second.ask(scope="two/")
+    assert len(prepare(drafter.preparing)) > 5
+
+
+def test_prompts_take_the_room_of_what_is_prepared(model: LoadedModel) -> None:
+    options = replace(OPTIONS, kv_memory=str(16 * 4 * model.kv_shape.token_bytes), prefix_sharing=False)
+    drafter = Drafter(Runner(model, options))
+    caller = Caller(model, drafter)
+    caller.ask()
+    prepare(drafter.preparing)
+    row = ProposeRow("b", 0, tuple(range(40, 80)), 1)
+    assert isinstance(drafter.propose([row])[0], Proposal)
+    prepare(drafter.preparing)
+    caller.commit(2, caller.choice_after(caller.drafts))
+    caller.ask()
+
+
+def test_the_dense_layout_prepares_nothing(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, replace(OPTIONS, layout="dense")))
+    drafter.propose([ProposeRow("a", 0, PROMPT, 4, prepare_count=100)])
+    assert drafter.preparing.work() is None
+
+
+@pytest.mark.parametrize("count", [-1, 257])
+def test_a_count_out_of_range_is_refused(model: LoadedModel, count: int) -> None:
+    (error,) = Drafter(Runner(model, OPTIONS)).propose([ProposeRow("a", 0, PROMPT, 4, prepare_count=count)])
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "prepare_count"
+
+
+def test_nothing_is_prepared_beyond_the_models_length(pairs: dict[str, PairOfCheckpoints], model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    length = drafter.runner.limits.model_max_length
+    row = ProposeRow("a", 0, tuple(n % 300 for n in range(length - 3)), 4, prepare_count=100)
+    assert isinstance(drafter.propose([row])[0], Proposal)
+    assert all(one.length <= length for one in prepare(drafter.preparing))
