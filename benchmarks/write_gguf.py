@@ -1,11 +1,12 @@
-"""Write the built-in target as a GGUF file in float32, for llama.cpp as a peer: `python -m benchmarks.write_gguf FILE`.
+"""Write a Llama of ours as a GGUF file, for llama.cpp as a peer: `python -m benchmarks.write_gguf FILE`.
 
-It needs `pip install 'paceline[llama-cpp]'`. For published models llama.cpp has its own converters.
+It is the built-in target in float32, unless `--model` and `--dtype` say otherwise. It needs `pip install
+'paceline[llama-cpp]'`. For published models llama.cpp has its own converters.
 """
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import torch
@@ -29,18 +30,29 @@ LAYER_PARTS = {
 """Names of a layer's weights, ours and GGUF's."""
 
 
-def main(file: Path) -> None:
+TYPES = {
+    "float32": (gguf.LlamaFileType.ALL_F32, gguf.GGMLQuantizationType.F32),
+    "bfloat16": (gguf.LlamaFileType.MOSTLY_BF16, gguf.GGMLQuantizationType.BF16),
+}
+"""Types of the file and of its matrices, by dtype. llama.cpp takes norms in float32 only."""
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+def main(file: Path, model: str = "builtin:target", dtype: Dtype = "float32") -> None:
     with replacing(file) as beside:
-        write(beside)
+        write(beside, model, dtype)
 
 
-def write(file: Path) -> None:
-    folder = resolve_model("builtin:target")
+def write(file: Path, name: str, dtype: Dtype) -> None:
+    folder = resolve_model(name)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    file_type, matrix_type = TYPES[dtype]
     writer: Any = gguf.GGUFWriter(file, "llama")
+    writer.add_file_type(file_type)
     add_shape(writer, model.config)
     add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), model.config)
-    add_weights(writer, model.state_dict(), model.config)
+    add_weights(writer, model.state_dict(), model.config, matrix_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -48,7 +60,6 @@ def write(file: Path) -> None:
 
 
 def add_shape(writer: Any, config: Any) -> None:
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -72,21 +83,26 @@ def add_tokenizer(writer: Any, tokenizer: Any, config: Any) -> None:
     writer.add_token_list([token_of.get(number, f"<unused {number}>") for number in range(config.vocab_size)])
     writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in bpe["merges"]])
-    writer.add_eos_token_id(config.eos_token_id)
-    writer.add_bos_token_id(config.eos_token_id)  # the tokenizer has none, and llama.cpp wants one
+    end_token_id = config.vocab_size - 1 if config.eos_token_id is None else config.eos_token_id
+    writer.add_eos_token_id(end_token_id)
+    writer.add_bos_token_id(end_token_id)  # the tokenizer has none, and llama.cpp wants one
     writer.add_add_bos_token(False)
 
 
-def add_weights(writer: Any, weights: dict[str, torch.Tensor], config: Any) -> None:
-    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"].numpy())
-    writer.add_tensor("output_norm.weight", weights["model.norm.weight"].numpy())
+def add_weights(writer: Any, weights: dict[str, torch.Tensor], config: Any, matrix_type: Any) -> None:
+    def add(name: str, weight: torch.Tensor) -> None:
+        own = gguf.GGMLQuantizationType.F32 if weight.dim() == 1 else matrix_type
+        writer.add_tensor(name, gguf.quants.quantize(weight.contiguous().numpy(), own), raw_dtype=own)
+
+    add("token_embd.weight", weights["model.embed_tokens.weight"])
+    add("output_norm.weight", weights["model.norm.weight"])
+    if not config.tie_word_embeddings:
+        add("output.weight", weights["lm_head.weight"])
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for layer in range(config.num_hidden_layers):
         for own, name in LAYER_PARTS.items():
             weight = weights[f"model.layers.{layer}.{own}.weight"]
-            if name in heads:
-                weight = _interleaved(weight, heads[name])
-            writer.add_tensor(f"blk.{layer}.{name}.weight", weight.contiguous().numpy())
+            add(f"blk.{layer}.{name}.weight", _interleaved(weight, heads[name]) if name in heads else weight)
 
 
 def _interleaved(weight: torch.Tensor, head_count: int) -> torch.Tensor:

@@ -137,12 +137,9 @@ class RemoteDrafter(_RemoteModel):
     def listen(self, take: Callable[[Sequence[PreparedDrafts]], None]) -> None:
         self._take_prepared = take
 
-    def _take_unasked(self, response: draft_service_pb2.ProposeTokensResponse) -> bool:
-        """Take in drafts that were prepared. Return whether the response is no answer."""
-        if response.results or not response.prepared:
-            return False
+    def _take_unasked(self, response: draft_service_pb2.ProposeTokensResponse) -> None:
+        """Take in drafts that were prepared."""
         self._take_prepared(prepared_from_pb(response))
-        return True
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline = ANY_TIME) -> Proposals:
         request = await _encoded(rows, propose_rows_to_pb)

@@ -17,17 +17,22 @@ UNUSED_S = 30.0
 """Seconds after which a stream without requests is ended."""
 
 
-def _never_unasked(message: Any) -> bool:
-    return False
+def is_unasked(message: Any) -> bool:
+    """Return whether a message of a stream is no answer: it has what was prepared, and no results."""
+    return bool(message is not None and getattr(message, "prepared", ()) and not message.results)
+
+
+def _pass_over(message: Any) -> None:
+    """Nobody listens."""
 
 
 class Exchange:
     """Streams of one method. Its requests must be safe to repeat and have a field `context`, a `RequestContext`."""
 
-    def __init__(self, open_stream: Callable[[], Any], take_unasked: Callable[[Any], bool] = _never_unasked) -> None:
+    def __init__(self, open_stream: Callable[[], Any], take_unasked: Callable[[Any], None] = _pass_over) -> None:
         """`open_stream` is a stub's method that returns a `grpc.aio.StreamStreamCall`.
 
-        `take_unasked` gets every message, and returns whether it was no answer but sent unasked.
+        `take_unasked` gets the messages that are no answers.
         """
         self._open_stream = open_stream
         self._take_unasked = take_unasked
@@ -108,7 +113,7 @@ class Exchange:
 class _Stream:
     """A stream and the requests on it that wait for their answers, in their order. It is read as long as it lasts."""
 
-    def __init__(self, call: Any, take_unasked: Callable[[Any], bool], on_settled: Callable[["_Stream"], None]) -> None:
+    def __init__(self, call: Any, take_unasked: Callable[[Any], None], on_settled: Callable[["_Stream"], None]) -> None:
         """`on_settled` is called whenever no request is under way any more."""
         self._call = call
         self._take_unasked = take_unasked
@@ -150,7 +155,9 @@ class _Stream:
         failure: Exception = _Gone()
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
-                if message is None or not self._take_unasked(message):
+                if is_unasked(message):
+                    self._take_unasked(message)
+                else:
                     self._answer(message)
         except asyncio.CancelledError:
             # Closing the channel cancels whoever reads, and so whoever waits for an answer.

@@ -130,13 +130,8 @@ async def test_a_request_that_fails_says_why_and_the_next_one_is_answered(name: 
 async def test_what_is_sent_unasked_is_no_answer() -> None:
     taken: list[pb.ProposeTokensResponse] = []
 
-    def take(response: pb.ProposeTokensResponse) -> bool:
-        if response.prepared:
-            taken.append(response)
-        return bool(response.prepared)
-
     async with serving() as (servicer, address), open_channel(address) as channel:
-        exchange = Exchange(DraftServiceStub(channel).ProposeTokens, take)
+        exchange = Exchange(DraftServiceStub(channel).ProposeTokens, taken.append)
         assert await ask(exchange, "before") == "before"
         for length in range(3):
             servicer.unasked.put_nowait(pb.ProposeTokensResponse(prepared=[pb.PreparedDrafts(length=length)]))

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "crew.h"
 #include "lanes.h"
@@ -53,6 +54,7 @@ static void finish(const Product &p, int64_t begin, int64_t end) {
 struct Part {
     int64_t m, row_count, column, block_count, begin, end;
 };
+constexpr int64_t AHEAD_BYTES = 2048;  // of the weights that are fetched before they are needed
 typedef void (*AddPart)(const Product *, const Part *);
 constexpr int64_t MOST_BYTES = 4096;  // of a row: so much of the weights, and of a verify's rows, stays in the second cache
 
@@ -64,7 +66,7 @@ struct Shape {
 static Shape largest_shape(int64_t row_count) {
     if (is_wide()) return {8, 2};
     // Few rows take more blocks: one block's sums would wait for each other.
-    return {4, row_count == 1 ? 4 : row_count == 2 ? 2 : 1};
+    return {6, row_count == 1 ? 4 : row_count == 2 ? 2 : 1};
 }
 
 // Columns [begin, end) of the product, part by part. K goes on where it stopped: its sums wait in `out`.
@@ -90,7 +92,8 @@ static void add_parts(const Product &p, AddPart add, int64_t number_bytes, int64
     WITH_ROWS(DO, T, 1); WITH_ROWS(DO, T, 2); WITH_ROWS(DO, T, 3); WITH_ROWS(DO, T, 4); \
     WITH_ROWS(DO, T, 5); WITH_ROWS(DO, T, 6); WITH_ROWS(DO, T, 7); WITH_ROWS(DO, T, 8)
 #define WITH_NARROW_SHAPE(DO, T) \
-    WITH(DO, T, 1, 4); WITH(DO, T, 1, 1); WITH(DO, T, 2, 2); WITH(DO, T, 2, 1); WITH(DO, T, 3, 1); WITH(DO, T, 4, 1)
+    WITH(DO, T, 1, 4); WITH(DO, T, 1, 1); WITH(DO, T, 2, 2); WITH(DO, T, 2, 1); \
+    WITH(DO, T, 3, 1); WITH(DO, T, 4, 1); WITH(DO, T, 5, 1); WITH(DO, T, 6, 1)
 
 // `add_step` adds the products of ROWS rows, `stride` numbers apart, with the weights in COUNT vectors of words. There is
 // one for each type of weights. A column's weights in a word follow each other in K.
@@ -101,17 +104,15 @@ INLINE void add_step(const float *rows, int64_t stride, const float *, const typ
         UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += rows[r * stride] * reinterpret_cast<typename V::Floats>(words[i]);
 }
 template <class V, int ROWS, int COUNT>
-INLINE void add_step(const Half *rows, int64_t stride, const Half *, const typename V::Bits (&words)[COUNT],
+INLINE void add_step(const float *rows, int64_t stride, const Half *, const typename V::Bits (&words)[COUNT],
                      typename V::Floats (&sums)[ROWS][COUNT]) {
-    for (int r = 0; r < ROWS; r++) {
-        uint32_t pair;
-        std::memcpy(&pair, rows + r * stride, 4);
-        const uint32_t halves[2] = {pair << 16, pair & 0xffff0000};
-        float own[2];
-        std::memcpy(own, halves, sizeof own);
-        UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += own[0] * reinterpret_cast<typename V::Floats>(words[i] << 16);
-        UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += own[1] * reinterpret_cast<typename V::Floats>(words[i] & 0xffff0000);
-    }
+    typename V::Floats first[COUNT], second[COUNT];
+    UNROLLED for (int i = 0; i < COUNT; i++) first[i] = reinterpret_cast<typename V::Floats>(words[i] << 16);
+    for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += rows[r * stride] * first[i];
+    UNROLLED for (int i = 0; i < COUNT; i++) second[i] = reinterpret_cast<typename V::Floats>(words[i] & 0xffff0000);
+    for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += rows[r * stride + 1] * second[i];
 }
 template <class V, int ROWS, int COUNT>
 INLINE void add_step(const float *rows, int64_t stride, const int8_t *, const typename V::Bits (&words)[COUNT],
@@ -127,10 +128,9 @@ INLINE void add_step(const float *rows, int64_t stride, const int8_t *, const ty
 template <class T, int WIDTH, int ROWS, int BLOCKS>
 INLINE void vectors(const Product &p, const Part &part) {
     typedef Vectors<WIDTH> V;
-    typedef std::conditional_t<std::is_same_v<T, int8_t>, float, T> Number;
     constexpr int STEP_SIZE = sizeof(float) / sizeof(T), OF_BLOCK = COLUMNS / WIDTH, COUNT = BLOCKS * OF_BLOCK;
     const T *weights = static_cast<const T *>(p.weights) + part.column * p.size;
-    const Number *rows = static_cast<const Number *>(p.rows) + part.m * p.size;
+    const float *rows = static_cast<const float *>(p.rows) + part.m * p.size;
     float *out = p.out + part.m * p.column_count + part.column;
     typename V::Floats sums[ROWS][COUNT] = {};
     if (part.begin)
@@ -141,6 +141,8 @@ INLINE void vectors(const Product &p, const Part &part) {
         UNROLLED for (int i = 0; i < COUNT; i++) {
             const T *block = weights + (i / OF_BLOCK * p.size + k) * COLUMNS;
             std::memcpy(&words[i], block + i % OF_BLOCK * WIDTH * STEP_SIZE, sizeof words[i]);
+            // One row waits for memory alone, and its four blocks are as many streams as the processor foresees.
+            if (ROWS > 1 && i % OF_BLOCK == 0) __builtin_prefetch(block + AHEAD_BYTES / sizeof(T));
         }
         add_step<V, ROWS, COUNT>(rows + k, p.size, weights, words, sums);
     }
@@ -170,7 +172,17 @@ WIDE void add_wide_int8(const Product *call, const Part *part) { WITH_WIDE_SHAPE
 #define ADD(T) add_narrow_##T
 #endif
 static void widened_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(*call, ADD(half), sizeof(Half), begin, end);
+    // Once for all columns: a row's number is multiplied with each of them.
+    static thread_local std::vector<float> widened;
+    widened.resize(call->row_count * call->size);
+    const Half *rows = static_cast<const Half *>(call->rows);
+    for (int64_t i = 0; i < call->row_count * call->size; i++) {
+        const uint32_t bits = static_cast<uint32_t>(rows[i]) << 16;
+        std::memcpy(&widened[i], &bits, sizeof bits);
+    }
+    Product own = *call;
+    own.rows = widened.data();
+    add_parts(own, ADD(half), sizeof(float), begin, end);
 }
 static void float_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, ADD(float), sizeof(float), begin, end);

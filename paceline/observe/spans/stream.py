@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 
 from paceline.observe.spans.conventions import end_call, start_call
 from paceline.observe.spans.hop import set_caller
+from paceline.wire.exchange import is_unasked
 from paceline.wire.status import cut_off_code
 
 
@@ -23,26 +26,28 @@ class TracedStream:
         self._tracer = tracer
         self._method = method
         self._server = server
-        self._span: Span | None = None
-        """The span of the current request; None when the request is not traced."""
-        self._began_s = self._timeout_s = 0.0
+        self._waiting: deque[_Asked] = deque()
+        """Requests without an answer, in their order."""
 
     async def write(self, request: Any) -> None:
         self._begin(request.context)
         try:
             await self._stream.write(request)
         except BaseException as error:
-            self._end(self._code_of(error))
+            self._end_all(error)
             raise
 
     async def read(self) -> Any:
         try:
-            answer = await self._stream.read()
+            message = await self._stream.read()
         except BaseException as error:
-            self._end(self._code_of(error))
+            self._end_all(error)
             raise
-        self._end(grpc.StatusCode.UNAVAILABLE if answer is grpc.aio.EOF else grpc.StatusCode.OK)
-        return answer
+        if message is grpc.aio.EOF:
+            self._end_all(None)
+        elif not is_unasked(message) and self._waiting:
+            self._waiting.popleft().end(grpc.StatusCode.OK)
+        return message
 
     async def done_writing(self) -> None:
         await self._stream.done_writing()
@@ -54,19 +59,33 @@ class TracedStream:
         return bool(self._stream.cancel())
 
     def _begin(self, request: Any) -> None:
+        span = None
         if trace.get_current_span().is_recording():
-            self._began_s, self._timeout_s = time.monotonic(), request.timeout_s
-            self._span = start_call(self._tracer, self._method, SpanKind.CLIENT, server=self._server)
-            set_caller(request, self._span.get_span_context())
+            span = start_call(self._tracer, self._method, SpanKind.CLIENT, server=self._server)
+            set_caller(request, span.get_span_context())
+        self._waiting.append(_Asked(span, time.monotonic(), request.timeout_s))
 
-    def _end(self, code: grpc.StatusCode) -> None:
-        if self._span:
-            end_call(self._span, SpanKind.CLIENT, code)
-            self._span = None
+    def _end_all(self, error: BaseException | None) -> None:
+        """End the spans of requests that get no answer any more."""
+        while self._waiting:
+            asked = self._waiting.popleft()
+            asked.end(asked.code_of(error))
 
-    def _code_of(self, error: BaseException) -> grpc.StatusCode:
+
+@dataclass(frozen=True)
+class _Asked:
+    span: Span | None
+    """None when the request is not traced."""
+    began_s: float
+    timeout_s: float
+
+    def end(self, code: grpc.StatusCode) -> None:
+        if self.span:
+            end_call(self.span, SpanKind.CLIENT, code)
+
+    def code_of(self, error: BaseException | None) -> grpc.StatusCode:
         if isinstance(error, grpc.aio.AioRpcError):
             return error.code()
         if isinstance(error, asyncio.CancelledError):
-            return cut_off_code(self._timeout_s - (time.monotonic() - self._began_s), self._timeout_s)
+            return cut_off_code(self.timeout_s - (time.monotonic() - self.began_s), self.timeout_s)
         return grpc.StatusCode.UNAVAILABLE
