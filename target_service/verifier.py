@@ -32,9 +32,10 @@ class Verifier:
         Rejected draft tokens leave the cache by a change of length; full acceptance of k drafts yields k + 1 tokens.
         `scope` sets the caller's sequences apart from those of others.
         """
-        # Calls without drafts may use the draft service's cores, which are idle then. Strict results need the same
+        # Calls without drafts of a draft service may use its cores, which are idle then. Strict results need the same
         # threads in every call: the split of a product among threads may change its last bits.
-        is_beside_draft = self._is_strict or any(row.draft_token_ids for row in rows)
+        is_drafted = any(row.draft_token_ids and not row.drafted_without_model for row in rows)
+        is_beside_draft = self._is_strict or is_drafted
         with at_most(self._threads_beside_draft if is_beside_draft else None):
             return self._verify(rows, scope)
 

@@ -167,8 +167,8 @@ class Generation:
             self.draft_prefix.of(self.token_ids, base_length),
         )
 
-    def verify_row(self, draft_token_ids: tuple[int, ...], token_count: int) -> VerifyRow:
-        """Return a row that asks the target for its choices, as `propose_row` asks for drafts."""
+    def verify_row(self, draft_token_ids: tuple[int, ...], source: DraftSource | None, token_count: int) -> VerifyRow:
+        """Return a row that asks the target for its choices, as `propose_row` asks for drafts; `source` drafted."""
         base_length, stop = self._target_base, self._target_base + token_count
         return VerifyRow(
             self.sequence_id,
@@ -179,6 +179,7 @@ class Generation:
             self.top_logprob_count,
             len(self.token_ids) - stop,
             self.target_prefix.of(self.token_ids, base_length),
+            drafted_without_model=source not in (None, DraftSource.DRAFT),
         )
 
     def _rule_at(self, base_length: int) -> ChoiceRule | None:

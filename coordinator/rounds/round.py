@@ -108,7 +108,10 @@ async def run_round(
     deadline = Deadline(time_left_s(group, started), draft_worth_s)
     asked = await _propose(wishes, drafters, limits, deadline, clock)
     drafts = _drafts(wishes, asked, limits)
-    rows = [one.verify_row(drafts[one].token_ids, share) for one, share in zip(group, shares, strict=True)]
+    rows = [
+        one.verify_row(drafts[one].token_ids, drafts[one].source, share)
+        for one, share in zip(group, shares, strict=True)
+    ]
     began = clock()
     verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)

@@ -128,6 +128,7 @@ def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.Ver
                 following_count=row.following_count,
                 base_hash=row.base_hash,
                 top_logprob_count=row.top_logprob_count,
+                drafted_without_model=row.drafted_without_model,
             )
             for row in rows
         ],
@@ -146,6 +147,7 @@ def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list
             row.top_logprob_count if row.HasField("top_logprob_count") else None,
             row.following_count,
             row.base_hash if row.HasField("base_hash") else None,
+            row.drafted_without_model,
         )
         for row in request.rows
     ]

@@ -62,6 +62,8 @@ class VerifyRow:
     """Committed tokens that come with later rows. Over 0, this row is a part and is answered by `Prefilled`."""
     base_hash: int | None = None
     """`PrefixHash` of the first `base_length` tokens; None: not compared."""
+    drafted_without_model: bool = False
+    """Whether no draft service drafted `draft_token_ids`."""
 
     @property
     def token_count(self) -> int:

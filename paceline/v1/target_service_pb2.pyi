@@ -94,6 +94,7 @@ class VerifyTokensRow(_message.Message):
     SEQUENCE_RULE_FIELD_NUMBER: _builtins.int
     FOLLOWING_COUNT_FIELD_NUMBER: _builtins.int
     BASE_HASH_FIELD_NUMBER: _builtins.int
+    DRAFTED_WITHOUT_MODEL_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
@@ -108,6 +109,8 @@ class VerifyTokensRow(_message.Message):
     """CRC-32, as zlib's, of the sequence's first `base_length` token ids, as little-endian 32-bit numbers. A row for which
     it is not that of what is cached fails with PREFIX_NOT_CACHED. Unset: nothing is compared.
     """
+    drafted_without_model: _builtins.bool
+    """Tells that no draft service drafted the draft tokens: a service that leaves some of its cores to one may use them."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens to append after the kept ones; at least 1."""
@@ -138,10 +141,11 @@ class VerifyTokensRow(_message.Message):
         sequence_rule: _common_pb2.ChoiceRule | None = ...,
         following_count: _builtins.int = ...,
         base_hash: _builtins.int | None = ...,
+        drafted_without_model: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "rule", b"rule", "sequence_rule", b"sequence_rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "drafted_without_model", b"drafted_without_model", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_hash: _TypeAlias = _typing.Literal["base_hash"]  # noqa: Y015
     _WhichOneofArgType__base_hash: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash"]  # noqa: Y015

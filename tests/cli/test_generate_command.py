@@ -94,7 +94,7 @@ def test_json_tells_draft_tokens_by_source() -> None:
     result = CliRunner().invoke(app, ["generate", "hello", "--json", "--max-new-tokens", "6"])
     usage = json.loads(result.stdout)["usage"]
     (source,) = usage["sources"]
-    assert (source["source"], source["model"]) == ("draft", "")
+    assert (source["source"], source["model"]) == ("draft", "draft")
     assert (source["drafted_count"], source["accepted_count"]) == (usage["drafted_count"], usage["accepted_count"])
 
 

@@ -23,7 +23,7 @@ from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
 from paceline.process.service import server_options
 from paceline.security.channels import ChannelSecurity, channel_security
-from paceline.types import GenerationRequest, ProposeRow, TokenIds, Verdict, VerifyRow
+from paceline.types import DraftSource, GenerationRequest, ProposeRow, TokenIds, Verdict, VerifyRow
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
@@ -99,13 +99,13 @@ async def guarded_cluster(pair: PairOfCheckpoints, authority: Authority, folder:
             yield Guarded(server.address, security, draft, target, settings)
 
 
-Outcome = tuple[list[int], int, int]
+Outcome = tuple[list[int], bool]
 
 
 def outcome(completion: Completion) -> Outcome:
-    """Return tokens, drafted and accepted counts: a brief failure of a hop may show only in the drafts."""
-    usage = completion.finish.usage
-    return completion.token_ids, usage.drafted_count, usage.accepted_count
+    """Return the tokens, and whether the draft service drafted: a brief failure of its hop may show in nothing else."""
+    sources = {one.source for one in completion.finish.usage.sources}
+    return completion.token_ids, DraftSource.DRAFT in sources
 
 
 async def truth(pair: PairOfCheckpoints, *requests: GenerationRequest) -> list[Outcome]:

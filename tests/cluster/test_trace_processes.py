@@ -8,6 +8,7 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psutil
@@ -18,7 +19,7 @@ from paceline.errors import CallTimedOut
 from paceline.observe.report.analysis import requests_of
 from paceline.observe.report.receiver import Receiver, running_receiver
 from paceline.process.launcher import Addresses, ClusterOptions, running_cluster, running_service
-from paceline.types import GenerationRequest, UserMessage
+from paceline.types import DraftingOptions, DraftSource, GenerationRequest, UserMessage
 from tests.spans import Spans
 from tests.trees import Tree, tree_of
 
@@ -196,7 +197,8 @@ async def check_dead_draft(traced: Traced) -> None:
     """Check that only the draft's calls have errors."""
     ids: list[str] = []
     kill("draft_service")
-    await traced(traced.client.complete(asked(5)), ids)
+    only_draft = DraftingOptions((DraftSource.DRAFT,))  # others draft in its place
+    await traced(traced.client.complete(replace(asked(5), drafting=only_draft)), ids)
     tree = await traced.tree(ids[0], ended_as("OK"))
     assert not any(one.is_error for one in (tree.request, *tree.rounds, *tree.served))
     codes = {(one.name, one.attributes["rpc.response.status_code"], one.is_error) for one in tree.calls}

@@ -87,8 +87,8 @@ def test_a_prompt_is_shared_out_and_a_decoded_token_is_not(pairs: dict[str, Pair
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize(("numerics", "thread_counts"), [("fast", [2, 1]), ("strict", [1, 1])])
-def test_a_call_leaves_cores_to_the_draft_where_it_verifies_drafts_and_a_strict_one_always(
+@pytest.mark.parametrize(("numerics", "thread_counts"), [("fast", [2, 1, 2]), ("strict", [1, 1, 1])])
+def test_a_call_leaves_cores_to_the_draft_where_it_verifies_its_drafts_and_a_strict_one_always(
     numerics: Literal["fast", "strict"],
     thread_counts: list[int],
     pairs: dict[str, PairOfCheckpoints],
@@ -99,8 +99,9 @@ def test_a_call_leaves_cores_to_the_draft_where_it_verifies_drafts_and_a_strict_
     watched = Watched(loaded.decoder)
     runner = Runner(replace(loaded, decoder=watched), EngineOptions(kv_memory="64MiB", numerics=numerics))
     verifier = Verifier(runner, threads_beside_draft=1)
-    for sequence_id, drafts in (("a", ()), ("b", (1,))):
-        verifier.verify([VerifyRow(sequence_id, 0, (1, 2, 3), drafts, GREEDY)])
+    for sequence_id, drafts, is_without_model in (("a", (), False), ("b", (1,), False), ("c", (1,), True)):
+        row = VerifyRow(sequence_id, 0, (1, 2, 3), drafts, GREEDY, drafted_without_model=is_without_model)
+        verifier.verify([row])
     assert watched.thread_counts == thread_counts
     assert torch.get_num_threads() == 2
 

@@ -83,7 +83,7 @@ def test_propose_rows_survive_the_wire(rows: list[types.ProposeRow]) -> None:
     assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb(rows)) == rows
 
 
-@given(st.lists(st.builds(types.VerifyRow, st.text(), COUNTS, IDS, IDS)))
+@given(st.lists(st.builds(types.VerifyRow, st.text(), COUNTS, IDS, IDS, drafted_without_model=st.booleans())))
 def test_verify_rows_survive_the_wire(rows: list[types.VerifyRow]) -> None:
     assert rounds.verify_rows_from_pb(rounds.verify_rows_to_pb(rows)) == rows
 
