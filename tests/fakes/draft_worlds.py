@@ -22,7 +22,7 @@ from paceline.types import DraftSource, HopTime, Usage
 ROUNDS = 400
 """The horizon: the choices of its last `SETTLED_ROUNDS` are those of a long-lived service."""
 SETTLED_ROUNDS = 100
-SEEDS = range(20)
+SEEDS = range(6)
 COUNTS = range(MAX_AUTO + 1)
 SPIKE = 5
 GOLDEN_RATIO = 0.618034
