@@ -82,8 +82,7 @@ class _Search:
         ratio = self._means_s[True] / self._means_s[False]
         pays = ratio < WORTHWHILE
         self._blocks += 1
-        loss = abs(1 - ratio) if pays else abs(ratio - 1)
-        if self._blocks > max(LEAST_PROBE_BLOCKS, loss / PROBE_LOSS):
+        if self._blocks > max(LEAST_PROBE_BLOCKS, abs(ratio - 1) / PROBE_LOSS):
             self._blocks = 0
             return not pays
         return pays

@@ -58,7 +58,8 @@ class AutoPlanner:
         self._outlooks.observe(wishes, report)
         if report.rows and not report.prepared_count:
             tokens = sum(row.committed_count for row in report.rows)
-            self._search(len(wishes)).observe(RoundWork.of(report), cycle_s, tokens)
+            search = self._search(len(wishes))
+            search.observe(RoundWork.of(report), cycle_s, tokens, is_decoding=report.is_decoding)
 
     def _search(self, group_size: int) -> "_Search":
         """Return the search shared by groups up to the same power of two."""
@@ -116,11 +117,11 @@ class _Search:
             one.generation: one.wish(asked, at_hand) for one, (asked, at_hand) in zip(outlooks, chosen, strict=True)
         }
 
-    def observe(self, work: RoundWork, cycle_s: float, tokens: float) -> None:
+    def observe(self, work: RoundWork, cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
         self._costs.add(work, cycle_s)
         time = cycle_s / self._costs.unit_s
         self._spent += time
-        if work.prompt_count or any(call.caught_up_count for call in (work.draft_calls or {}).values()):
+        if not is_decoding:
             return  # prompts come with any count
         if self._count == self._best:
             self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)

@@ -175,11 +175,6 @@ class RoundCosts:
         """Return the time of a round with this work."""
         return max(LEAST, self._sum(work.amounts()) + self._rest(work.step_count))
 
-    def step_price(self, model: str, step_count: int) -> float:
-        """Return the time of a call for so many tokens a row beside that of no call, without what rows add."""
-        fitted = self.price(CALL, model) + self.price(STEP, model) * step_count
-        return max(0.0, fitted + self._rest(step_count) - self._rest(0))
-
     def add(self, work: RoundWork, cycle_s: float) -> None:
         amounts = work.amounts()
         self._recent.append(amounts)

@@ -68,7 +68,10 @@ class Outlooks:
             for model in draft_models
             if most and _may_ask(generation, model)
         }
-        return Outlook(generation, guesses, guess_chances, drawn, self._lengths.remaining(generation))
+        # Only what a draft service has missed is weighed against what is still to come.
+        has_missed = any(one.caught_up_count for one in drawn.values())
+        remaining = self._lengths.remaining(generation) if has_missed else generation.output.remaining_count
+        return Outlook(generation, guesses, guess_chances, drawn, remaining)
 
     def _chances(self, generation: Generation, model: str, known: dict[tuple[str, int], list[float]]) -> list[float]:
         usual = self._at(model).rate

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.rounds.costs import BENDS, CAUGHT_UP, PROMPT, RoundCosts, RoundWork
+from coordinator.rounds.costs import BENDS, CALL, CAUGHT_UP, PROMPT, STEP, RoundCosts, RoundWork
 from coordinator.rounds.round_report import DraftCall
 
 MODEL = "draft"
@@ -57,7 +57,7 @@ def test_no_price_is_ever_below_nothing() -> None:
         costs.add(work(number % 5), 0.01 - 0.001 * (number % 5))
         costs.fit()
     assert costs.drafted_price(len(BENDS)) >= 0
-    assert costs.step_price(MODEL, 4) >= 0
+    assert costs.price(CALL, MODEL) + 4 * costs.price(STEP, MODEL) >= 0
 
 
 def test_a_pause_hardly_changes_what_is_foreseen() -> None:
