@@ -71,9 +71,7 @@ class RoundWork:
 
     @staticmethod
     def of(report: RoundReport) -> "RoundWork":
-        row_count = len(report.rows)
-        drafted_count = max(0, report.verified_count - row_count - report.prompt_token_count)
-        return RoundWork(row_count, drafted_count, report.prompt_token_count, report.draft_calls)
+        return RoundWork(len(report.rows), report.drafted_count, report.prompt_token_count, report.draft_calls)
 
     def amounts(self) -> dict[Part, float]:
         amounts: dict[Part, float] = {

@@ -121,7 +121,6 @@ async def run_round(
         clock() - started,
         max((one.time for one in asked.values()), key=lambda hop: hop.total_s, default=HopTime()),
         verify,
-        sum(row.token_count for row in rows),
         _error_of_all(asked),
         shortage,
         not any(one.call.caught_up_count for one in asked.values()) and all(len(row.token_ids) == 1 for row in rows),

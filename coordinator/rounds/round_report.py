@@ -52,8 +52,6 @@ class RoundReport:
     duration_s: float
     propose: HopTime
     verify: HopTime
-    verified_count: int
-    """Tokens that the rows of the verify call brought, committed and drafted."""
     draft_error: PacelineError | None
     """The error of the draft call; None if it did not fail as a whole."""
     shortage: Shortage | None

@@ -180,7 +180,7 @@ async def test_auto_may_try_more_drafts_than_pay(guarded: Guarded, planner: Draf
 def report(verify_s: float, tokens: int, drafted_count: int) -> RoundReport:
     source = DraftSource.DRAFT if drafted_count else None
     rows = [RowReport(drafted_count, max(0, tokens - 1), tokens, source)] * 2
-    return RoundReport(rows, 0, HopTime(), HopTime(executed_s=verify_s), 0, None, None)
+    return RoundReport(rows, 0, HopTime(), HopTime(executed_s=verify_s), None, None)
 
 
 @pytest.mark.parametrize(("lanes", "worth_s"), [(1, 2 * 0.1), (2, 3 * 0.1)])

@@ -148,7 +148,7 @@ def test_no_sequence_has_more_drafts_than_its_client_wants() -> None:
             for one, count in zip(group, counts, strict=True)
         ]
         call = DraftCall(2, max(counts), sum(counts), 0)
-        report = RoundReport(rows, 1.0, HopTime(), HopTime(), 2 + sum(counts), None, None, draft_calls={MODEL: call})
+        report = RoundReport(rows, 1.0, HopTime(), HopTime(), None, None, draft_calls={MODEL: call})
         planner.observe(wishes, report, 1.0)
     assert counts[1] > 1
 

@@ -171,7 +171,7 @@ def test_a_round_is_noted_for_the_source_that_drafted_in_it() -> None:
             token_ids = [5] * (accepted_count + 1)
             one.commit(token_ids, accepted_count=accepted_count, drafted_count=drafted_count, source=source)
             row = RowReport(drafted_count, accepted_count, accepted_count + 1, source)
-            record(RoundReport([row, row], 0.0, PROPOSE, VERIFY, 0, None, None))
+            record(RoundReport([row, row], 0.0, PROPOSE, VERIFY, None, None))
     usages = [note.source for note in told.traced.rounds]
     assert usages == [
         *(SourceUsage(DraftSource.DRAFT, "", 3, 2), SourceUsage(DraftSource.SUFFIX, "", 4, 0)),
@@ -273,7 +273,7 @@ def traced_round(tracer: RoundTracer, group: list[Generation], report: RoundRepo
         record(report)
 
 
-REPORT = RoundReport([], 0.0, PROPOSE, VERIFY, 0, None, None)
+REPORT = RoundReport([], 0.0, PROPOSE, VERIFY, None, None)
 
 
 @pytest.mark.review

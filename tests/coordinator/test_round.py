@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
+from coordinator.rounds.costs import RoundWork
 from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.statistics import Statistics
@@ -38,6 +39,8 @@ async def test_a_prompt_that_is_taken_in_part_counts_once_however_often_the_rest
     generation, verifier = generation_of(9, 3 * CHUNK_TOKENS), FakeVerifier()
     rounds = [await run_round(asking([generation], [3]), {MODEL: FakeDrafter(1.0)}, verifier, LIMITS) for _ in range(4)]
     assert [one.prompt_token_count for one in rounds] == [CHUNK_TOKENS, CHUNK_TOKENS, CHUNK_TOKENS - 1, 0]
+    # Tokens of a prompt that only wait for their turn are no drafts: they would make drafts look free.
+    assert [RoundWork.of(one).drafted_count for one in rounds[:3]] == [0, 0, 3]
 
 
 async def test_what_a_service_does_not_report_of_a_call_is_the_wires() -> None:

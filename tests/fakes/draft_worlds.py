@@ -267,7 +267,6 @@ class _Simulation:
             took_s,
             lane.propose,
             lane.verify,
-            len(rows) + sum(lane.counts),
             None,
             None,
             is_decoding=not (lane.prompt_count or lane.caught_up_count),

@@ -51,7 +51,6 @@ REPORT = RoundReport(
     duration_s=0.020,
     propose=HopTime(0.001, 0.002, 0.003),
     verify=HopTime(0.002, 0.003, 0.007),
-    verified_count=7,
     draft_error=None,
     shortage=None,
 )

@@ -213,7 +213,7 @@ async def test_a_round_carries_the_baggage_that_its_members_share() -> None:
 async def test_a_round_links_a_request_once_however_many_of_its_outputs_it_serves() -> None:
     spans, one, other, stranger = Spans(), member({}, 11), member({}, 11), member({}, 12)
     other.request, other.completion_index = one.request, 1
-    report = RoundReport([], 0.0, HopTime(), HopTime(), 0, None, None)
+    report = RoundReport([], 0.0, HopTime(), HopTime(), None, None)
     with RoundTracer(spans.tracer, "continuous").round([one, stranger, other], [0.0] * 3, [1] * 3, 0) as record:
         record(report)
     (shared,) = spans("shared_round")
