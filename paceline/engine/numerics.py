@@ -34,7 +34,7 @@ def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fa
     if options.numerics == "strict":
         raise StartupError(
             f"--numerics strict cannot be had with --layout dense: {why}; take --layout paged, or on a CPU "
-            "--dtype bfloat16 with the compiled kernels"
+            "--dtype bfloat16 or float32 with the compiled kernels"
         )
     log.info("numerics are fast", why=why)
     return "fast"

@@ -161,6 +161,17 @@ def test_rows_attend_as_by_torch_wherever_they_lie(
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_threads_share_attention_without_changing_a_bit_of_it(dtype: torch.dtype) -> None:
+    case = Case((3, 2), 48, [(1, 190, []), (90, 100, [5]), (6, 150, []), (1, 20, [])], seed=1, dtype=dtype)
+    with using_threads(1):
+        expected = case.compiled(built_kernels(), with_norms=True)
+    for count in (2, 3, 5):
+        with using_threads(count):
+            found = case.compiled(built_kernels(), with_norms=True)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @settings(max_examples=40)
 @given(
     head_size=st.sampled_from(HEAD_SIZES),
@@ -168,12 +179,13 @@ def test_rows_attend_as_by_torch_wherever_they_lie(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=4),
     before=st.integers(0, 60),
     seed=st.integers(0, 1000),
+    dtype=st.sampled_from(CACHE_DTYPES),
 )
-def test_in_bfloat16_a_token_attends_the_same_in_one_row_or_in_several_and_among_any_rows(
-    head_size: int, group_size: int, counts: list[int], before: int, seed: int
+def test_a_token_attends_the_same_in_one_row_or_in_several_and_among_any_rows(
+    head_size: int, group_size: int, counts: list[int], before: int, seed: int, dtype: torch.dtype
 ) -> None:
     """`counts` are pieces of one sequence: computed as one row beside another, and each alone after the ones before."""
-    case = Case((2, group_size), head_size, [(5, 9, []), (sum(counts), before, [7])], seed, torch.bfloat16)
+    case = Case((2, group_size), head_size, [(5, 9, []), (sum(counts), before, [7])], seed, dtype)
     expected = case.compiled(built_kernels(), with_norms=True)[0][5:]
     projected, places, length = case.projected[5:], case.segments[1], before
     for count in counts:
@@ -192,7 +204,7 @@ def test_in_bfloat16_a_token_attends_the_same_in_one_row_or_in_several_and_among
 def test_what_is_no_number_stays_so_and_reaches_no_other_sequence_and_no_earlier_position(
     part: str, reach: int, number: float, count: int
 ) -> None:
-    """Review B3. Two tokens go query by query, six as lanes, forty as several groups of lanes."""
+    """Review B3. With three heads to a KV head, two tokens are a block of four queries and one of two."""
     case = Case((2, 3), 48, [(count, 40, []), (count, 40, [11]), (1, 40, [])], seed=1)
     expected = case.compiled(built_kernels(), with_norms=True)[0]
     # In the second row's second token: only the rest of its row sees it.

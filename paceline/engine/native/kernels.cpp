@@ -131,18 +131,32 @@ struct Attend {
     void *keys, *values;  // [KV heads, slots, D]
     float *projected;     // [T, H + 2 KV heads, D]: queries, keys, values
     void *attended;       // [T, H, D]
-    int64_t *slots;       // working memory of each thread: as many numbers as the longest sequence has tokens,
-    float *scores;        // and WIDEST times that number rounded up to 4
+    int64_t *slots;       // working memory of each thread: as many numbers as the longest sequence has tokens, rounded up
+    float *scores;        // to WIDEST, and QUERIES times that number
     int64_t longest;
 };
 static_assert(sizeof(Attend) == 152, "no padding but where ctypes has it");
+
+INLINE int64_t padded_length(int64_t length) { return (length + WIDEST - 1) / WIDEST * WIDEST; }
+
+// Keys that are read, once for each block of QUERIES queries.
+constexpr int QUERIES = 4;  // as many as read a key in common while their sums stay in registers
+INLINE int64_t work_of(const Attend &call, const Row &row) {
+    const int64_t queries = row.count * (call.head_count / call.kv_head_count);
+    return (queries + QUERIES - 1) / QUERIES * call.kv_head_count * row.length;
+}
+static int64_t all_work(const Attend &call) {
+    int64_t work = 0;
+    for (int64_t row = 0; row < call.row_count; row++) work += work_of(call, call.rows[row]);
+    return work;
+}
+static int64_t row_count(const Attend &call) { return call.row_count; }
 
 // Keys and values that the queries of one KV head read.
 template <class T>
 struct Keys {
     const T *keys, *values;  // [slots, D]
-    const int64_t *slots;
-    int64_t length;  // number of keys that the last query sees
+    const int64_t *slots;    // as many as the row has tokens, and the last again up to a multiple of WIDEST
 };
 
 // Applies norm, rotary position (Su et al., arXiv 2104.09864) and `scale` to one head. `to` may be `from`.
@@ -154,28 +168,33 @@ INLINE void turn(const float *from, const float *norm, float epsilon, const floa
     for (int d = 0; d < D; d++) to[d] = (head[d] * cosine[d] + head[(d + D / 2) % D] * sine[d]) * scale;
 }
 
-// Returns D numbers as float32; they may be put into `memory`.
-template <class V, int D>
-INLINE const float *widen(const float *from, float *memory) {
-    return from;
-}
-template <class V, int D>
-INLINE const float *widen(const Half *from, float *memory) {
-    for (int d = 0; d < D; d += V::LANES) V::store(memory + d, V::load(from + d));
-    return memory;
+// Puts the products of COUNT queries [COUNT, D] with `length` keys into `scores`, [COUNT, stride]. What is beyond `length`
+// up to the next multiple of LANES is of no use.
+template <class V, int D, class T, int COUNT>
+INLINE void score(const float *queries, const Keys<T> &read, int64_t length, float *scores, int64_t stride) {
+    constexpr int KEYS = V::LANES / COUNT;
+    for (int64_t j = 0; j < length; j += KEYS) {
+        const T *keys[KEYS];
+        typename V::Floats products[V::LANES] = {};
+        UNROLLED for (int k = 0; k < KEYS; k++) keys[k] = read.keys + read.slots[j + k] * D;
+        for (int d = 0; d < D; d += V::LANES) {
+            typename V::Floats own[KEYS];
+            UNROLLED for (int k = 0; k < KEYS; k++) own[k] = V::load(keys[k] + d);
+            UNROLLED for (int q = 0; q < COUNT; q++)
+                UNROLLED for (int k = 0; k < KEYS; k++) products[q * KEYS + k] += V::load(queries + q * D + d) * own[k];
+        }
+        float sums[V::LANES];
+        V::store(sums, V::sums(products));
+        UNROLLED for (int q = 0; q < COUNT; q++) std::memcpy(scores + q * stride + j, sums + q * KEYS, sizeof(float) * KEYS);
+    }
 }
 
-// Attends for one query: `query` and `out` are [D]; `scores` has room for `length` rounded up to LANES.
-template <class V, int D>
-INLINE void attend_one(const float *query, const Keys<float> &read, int64_t seen, float *scores, float *out) {
+// Makes weights of the scores of the `seen` keys of a query; returns what their sum has to be multiplied by.
+template <class V>
+INLINE float weigh(float *scores, int64_t seen) {
     const int64_t end = (seen + V::LANES - 1) / V::LANES * V::LANES;
-    for (int64_t j = 0; j < seen; j++) {
-        typename V::Floats product{};
-        for (int d = 0; d < D; d += V::LANES) product += V::load(query + d) * V::load(read.keys + read.slots[j] * D + d);
-        scores[j] = V::sum(product);
-    }
     for (int64_t j = seen; j < end; j++) scores[j] = HIDDEN;
-    typename V::Floats largest = V::load(scores), total{}, outputs[D / V::LANES] = {};
+    typename V::Floats largest = V::load(scores), total{};
     for (int64_t j = V::LANES; j < end; j += V::LANES) largest = V::larger(largest, V::load(scores + j));
     float top = largest[0];
     for (int lane = 1; lane < V::LANES; lane++) top = largest[lane] > top ? largest[lane] : top;
@@ -184,113 +203,82 @@ INLINE void attend_one(const float *query, const Keys<float> &read, int64_t seen
         total += weights;
         V::store(scores + j, weights);
     }
-    for (int64_t j = 0; j < seen; j++)
-        UNROLLED for (int d = 0; d < D / V::LANES; d++) outputs[d] += scores[j] * V::load(read.values + read.slots[j] * D + d * V::LANES);
-    const float share = 1.0f / V::sum(total);
-    UNROLLED for (int d = 0; d < D / V::LANES; d++) V::store(out + d * V::LANES, outputs[d] * share);
+    return 1.0f / V::sum(total);
 }
 
-// Attends for LANES queries at once, one a lane: `queries` and `out` are [D, LANES], `scores` is [length rounded up to
-// 4, LANES]. Each query sees `seen` keys, at least `seen_by_all`. No lane's result depends on another lane.
-template <class V, int D, class T>
-INLINE void attend_many(const float *queries, const Keys<T> &read, typename V::Ints seen, int64_t seen_by_all, float *scores, float *out) {
-    constexpr int KEYS = 4, SIZES = 8, BLOCK = 32;  // as many sums as stay in registers, as many values as in the first cache
-    typename V::Floats largest = V::all(HIDDEN), total{};
-    for (int64_t j = 0; j < read.length; j += KEYS) {
-        float memory[KEYS][D];
-        const float *key[KEYS];
-        typename V::Floats product[KEYS] = {};
-        UNROLLED for (int k = 0; k < KEYS; k++) key[k] = widen<V, D>(read.keys + read.slots[j + k < read.length ? j + k : j] * D, memory[k]);
-        for (int d = 0; d < D; d++)
-            UNROLLED for (int k = 0; k < KEYS; k++) product[k] += V::load(queries + d * V::LANES) * key[k][d];
-        UNROLLED for (int k = 0; k < KEYS; k++) {
-            const typename V::Floats score = seen > (int32_t)(j + k) ? product[k] : V::all(HIDDEN);
-            largest = V::larger(largest, score);
-            V::store(scores + (j + k) * V::LANES, score);
+// Adds up SIZE vectors of each value from number `start` on, by the weights of COUNT queries: query q sees `seen[q]`, each
+// at least as many as the one before.
+template <class V, int D, class T, int COUNT, int SIZE>
+INLINE void add_values(const Keys<T> &read, const int64_t *seen, const float *weights, int64_t stride, const float *shares, int start, T *const *out) {
+    typename V::Floats sums[COUNT][SIZE] = {};
+    int64_t j = 0;
+    for (; j < seen[0]; j++) {
+        const T *value = read.values + read.slots[j] * D + start;
+        UNROLLED for (int d = 0; d < SIZE; d++) {
+            const typename V::Floats own = V::load(value + d * V::LANES);
+            UNROLLED for (int q = 0; q < COUNT; q++) sums[q][d] += weights[q * stride + j] * own;
         }
     }
-    for (int64_t j = 0; j < read.length; j++) {
-        const typename V::Floats weight = V::exp_of(V::load(scores + j * V::LANES) - largest);
-        const typename V::Floats visible = seen > (int32_t)j ? weight : V::all(0);
-        total += visible;
-        V::store(scores + j * V::LANES, visible);
+    // A weight of 0 would not hide an infinite value, because their product is NaN.
+    for (; j < seen[COUNT - 1]; j++) {
+        const T *value = read.values + read.slots[j] * D + start;
+        UNROLLED for (int q = 0; q < COUNT; q++)
+            if (j < seen[q])
+                UNROLLED for (int d = 0; d < SIZE; d++) sums[q][d] += weights[q * stride + j] * V::load(value + d * V::LANES);
     }
-    for (int d = 0; d < D; d++) V::store(out + d * V::LANES, V::all(0));
-    for (int64_t first = 0; first < read.length; first += BLOCK) {
-        const int64_t last = first + BLOCK < read.length ? first + BLOCK : read.length;
-        float memory[BLOCK][D];
-        const float *values[BLOCK];
-        for (int64_t j = first; j < last; j++) values[j - first] = widen<V, D>(read.values + read.slots[j] * D, memory[j - first]);
-        const int64_t open = last < seen_by_all ? last : seen_by_all > first ? seen_by_all : first;
-        for (int start = 0; start < D; start += SIZES) {
-            typename V::Floats outputs[SIZES];
-            UNROLLED for (int d = 0; d < SIZES; d++) outputs[d] = V::load(out + (start + d) * V::LANES);
-            for (int64_t j = first; j < open; j++)
-                UNROLLED for (int d = 0; d < SIZES; d++) outputs[d] += V::load(scores + j * V::LANES) * values[j - first][start + d];
-            // A weight of 0 does not hide an infinite value, because their product is NaN.
-            for (int64_t j = open; j < last; j++) {
-                const typename V::Ints visible = seen > (int32_t)j;
-                UNROLLED for (int d = 0; d < SIZES; d++)
-                    outputs[d] += V::load(scores + j * V::LANES) * (visible ? V::all(values[j - first][start + d]) : V::all(0));
-            }
-            UNROLLED for (int d = 0; d < SIZES; d++) V::store(out + (start + d) * V::LANES, outputs[d]);
-        }
-    }
-    for (int d = 0; d < D; d++) V::store(out + d * V::LANES, V::load(out + d * V::LANES) / total);
+    UNROLLED for (int q = 0; q < COUNT; q++)
+        UNROLLED for (int d = 0; d < SIZE; d++) V::store(out[q] + start + d * V::LANES, sums[q][d] * shares[q]);
 }
 
-// Most queries that are faster one by one than as lanes of which most are empty. In bfloat16 there are none: a query would
-// be rounded otherwise than as a lane, so that its result would depend on how many others its row has.
-template <class T>
-constexpr int FEW = std::is_same_v<T, float> ? 4 : 0;
-
-// Attends for the queries of one row that share a KV head: `group` heads for each of the row's tokens.
-template <class V, int D, class T>
-INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64_t group, Keys<T> read, float *scores) {
-    const int64_t width = (call.head_count + 2 * call.kv_head_count) * D, count = group * row.count;
-    float queries[D * V::LANES], out[D * V::LANES];
-    for (int64_t start = 0; start < count; start += V::LANES) {
-        const int lanes = count - start < V::LANES ? count - start : V::LANES;
-        typename V::Ints seen{};
-        const float *from[V::LANES];
-        T *to[V::LANES];
-        for (int lane = 0; lane < lanes; lane++) {
-            // Lanes go token by token, so that they see about equally many keys, and each no fewer than the one before.
-            const int64_t token = (start + lane) / group, own = head * group + (start + lane) % group;
-            seen[lane] = row.length - row.count + token + 1;
-            from[lane] = call.projected + (row.first + token) * width + own * D;
-            to[lane] = static_cast<T *>(call.attended) + ((row.first + token) * call.head_count + own) * D;
-        }
-        read.length = seen[lanes - 1];
-        for (int lane = lanes; lane < V::LANES; lane++) seen[lane] = read.length;  // an empty lane hides nothing
-        if constexpr (FEW<T> > 0) {
-            if (lanes <= FEW<T>) {
-                for (int lane = 0; lane < lanes; lane++) attend_one<V, D>(from[lane], read, seen[lane], scores, to[lane]);
-                continue;
-            }
-        }
-        for (int d = 0; d < D; d++)
-            for (int lane = 0; lane < V::LANES; lane++) queries[d * V::LANES + lane] = lane < lanes ? from[lane][d] : 0;
-        attend_many<V, D>(queries, read, seen, seen[0], scores, out);
-        for (int lane = 0; lane < lanes; lane++) {
-            float own[D];
-            for (int d = 0; d < D; d++) own[d] = out[d * V::LANES + lane];
-            for (int d = 0; d < D; d += V::LANES) V::store(to[lane] + d, V::load(own + d));
-        }
-    }
+// The most vectors of a value, a divisor of all of them, whose sums stay in registers for COUNT queries.
+template <class V, int D, int COUNT>
+constexpr int value_size() {
+    constexpr int all = D / V::LANES, most = (V::LANES == WIDEST ? 24 : 12) / COUNT;
+    int size = all < most ? all : most;
+    while (all % size) size--;
+    return size;
 }
 
-// Norms and turns the row's queries and keys of KV heads [begin, end), and stores their keys and values.
+// Attends for COUNT queries of one KV head, [COUNT, D]; query q sees `seen[q]` keys, each at least as many as the one
+// before. A query's result depends on no other query, to the last bit.
+template <class V, int D, class T, int COUNT>
+INLINE void attend_some(const float *queries, const Keys<T> &read, const int64_t *seen, float *scores, int64_t stride, T *const *out) {
+    score<V, D, T, COUNT>(queries, read, seen[COUNT - 1], scores, stride);
+    float shares[COUNT];
+    for (int q = 0; q < COUNT; q++) shares[q] = weigh<V>(scores + q * stride, seen[q]);
+    constexpr int SIZE = value_size<V, D, COUNT>();
+    for (int start = 0; start < D; start += SIZE * V::LANES)
+        add_values<V, D, T, COUNT, SIZE>(read, seen, scores, stride, shares, start, out);
+}
+
+// Attends for queries [start, start + COUNT) of a row that share a KV head: `group` heads for each of the row's tokens.
+template <class V, int D, class T, int COUNT>
+INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64_t start, const Keys<T> &read, float *scores) {
+    const int64_t group = call.head_count / call.kv_head_count, width = (call.head_count + 2 * call.kv_head_count) * D;
+    float queries[COUNT * D];
+    int64_t seen[COUNT];
+    T *out[COUNT];
+    for (int q = 0; q < COUNT; q++) {
+        // Token by token, so that each sees no fewer keys than the one before.
+        const int64_t token = (start + q) / group, own = head * group + (start + q) % group;
+        seen[q] = row.length - row.count + token + 1;
+        std::memcpy(queries + q * D, call.projected + (row.first + token) * width + own * D, sizeof(float) * D);
+        out[q] = static_cast<T *>(call.attended) + ((row.first + token) * call.head_count + own) * D;
+    }
+    attend_some<V, D, T, COUNT>(queries, read, seen, scores, padded_length(call.longest), out);
+}
+
+// Norms and turns the row's queries and keys, and stores its keys and values.
 template <class V, int D, class T>
-INLINE void place(const Attend &call, const Row &row, const int64_t *slots, int64_t begin, int64_t end) {
-    const int64_t width = (call.head_count + 2 * call.kv_head_count) * D, group = call.head_count / call.kv_head_count;
+INLINE void place(const Attend &call, const Row &row, const int64_t *slots) {
+    const int64_t width = (call.head_count + 2 * call.kv_head_count) * D;
     for (int64_t token = 0; token < row.count; token++) {
         const int64_t position = row.length - row.count + token, slot = slots[position];
         const float *cosine = call.cosines + position * D, *sine = call.signed_sines + position * D;
         float *own = call.projected + (row.first + token) * width, *key = own + call.head_count * D;
-        for (int64_t head = begin * group; head < end * group; head++)
+        for (int64_t head = 0; head < call.head_count; head++)
             turn<V, D>(own + head * D, call.query_norm, call.epsilon, cosine, sine, call.scaling, own + head * D);
-        for (int64_t head = begin; head < end; head++) {
+        for (int64_t head = 0; head < call.kv_head_count; head++) {
             const int64_t at = (head * call.slot_count + slot) * D;
             float *turned = key + head * D;
             const float *value = key + (call.kv_head_count + head) * D;
@@ -303,53 +291,97 @@ INLINE void place(const Attend &call, const Row &row, const int64_t *slots, int6
     }
 }
 
+// Puts the slots of the row's cached tokens into `slots`, as `Keys` has them, and moves on to the next row's segments.
+INLINE void find_slots(const Row &row, const Segment *&segment, int64_t *slots) {
+    int64_t length = 0;
+    for (const Segment *last = segment + row.segment_count; segment < last; segment++)
+        for (int64_t slot = segment->start; slot < segment->stop; slot++) slots[length++] = slot;
+    for (int64_t padded = padded_length(length); length < padded; length++) slots[length] = slots[length - 1];
+}
+
+// Places rows [begin, end).
 template <class V, int D, class T>
-INLINE void attend(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
+INLINE void place_rows(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *) {
     const Segment *segment = call.segments;
-    for (const Row *row = call.rows; row < call.rows + call.row_count; row++) {
-        int64_t length = 0;
-        for (const Segment *last = segment + row->segment_count; segment < last; segment++)
-            for (int64_t slot = segment->start; slot < segment->stop; slot++) slots[length++] = slot;
-        place<V, D, T>(call, *row, slots, begin, end);
-        const int64_t group = call.head_count / call.kv_head_count;
-        for (int64_t head = begin; head < end; head++) {
+    for (int64_t number = 0; number < end; number++) {
+        const Row &row = call.rows[number];
+        if (number < begin) {
+            segment += row.segment_count;
+            continue;
+        }
+        find_slots(row, segment, slots);
+        place<V, D, T>(call, row, slots);
+    }
+}
+
+// Attends for those blocks of QUERIES queries whose work begins in [begin, end). A block's work is its row's length; all
+// blocks follow each other, row by row and head by head.
+template <class V, int D, class T>
+INLINE void attend_blocks(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
+    const Segment *segment = call.segments;
+    int64_t done = 0;
+    for (const Row *row = call.rows; row < call.rows + call.row_count && done < end; row++) {
+        const int64_t query_count = row->count * (call.head_count / call.kv_head_count), work = work_of(call, *row);
+        if (done + work <= begin) {
+            done += work, segment += row->segment_count;
+            continue;
+        }
+        find_slots(*row, segment, slots);
+        for (int64_t head = 0; head < call.kv_head_count; head++) {
             const int64_t at = head * call.slot_count * D;
-            const T *keys = static_cast<T *>(call.keys) + at, *values = static_cast<T *>(call.values) + at;
-            attend_group<V, D, T>(call, *row, head, group, {keys, values, slots, length}, scores);
+            const Keys<T> read{static_cast<T *>(call.keys) + at, static_cast<T *>(call.values) + at, slots};
+            for (int64_t start = 0; start < query_count; start += QUERIES, done += row->length) {
+                if (done < begin || done >= end) continue;
+                int64_t left = query_count - start < QUERIES ? query_count - start : QUERIES, first = start;
+                if (left == 4) attend_group<V, D, T, 4>(call, *row, head, first, read, scores), left = 0;
+                if (left >= 2) attend_group<V, D, T, 2>(call, *row, head, first, read, scores), left -= 2, first += 2;
+                if (left) attend_group<V, D, T, 1>(call, *row, head, first, read, scores);
+            }
         }
     }
 }
 
-template <class V, class T>
-INLINE void attend_heads(const Attend *of, int64_t begin, int64_t end, int64_t *slots, float *scores) {
-    const Attend &call = *of;
-    switch (call.head_size) {
-        case 16: return attend<V, 16, T>(call, begin, end, slots, scores);
-        case 32: return attend<V, 32, T>(call, begin, end, slots, scores);
-        case 48: return attend<V, 48, T>(call, begin, end, slots, scores);
-        case 64: return attend<V, 64, T>(call, begin, end, slots, scores);
-        case 80: return attend<V, 80, T>(call, begin, end, slots, scores);
-        case 96: return attend<V, 96, T>(call, begin, end, slots, scores);
-        case 128: return attend<V, 128, T>(call, begin, end, slots, scores);
-    }
-}
-BY_WIDTH(attend_heads_float, (const Attend *call, int64_t begin, int64_t end, int64_t *slots, float *scores),
-         (call, begin, end, slots, scores), attend_heads, float)
-BY_WIDTH(attend_heads_half, (const Attend *call, int64_t begin, int64_t end, int64_t *slots, float *scores),
-         (call, begin, end, slots, scores), attend_heads, Half)
+#define BY_SIZE(NAME, DO) \
+    template <class V, class T> \
+    INLINE void NAME(const Attend *of, int64_t begin, int64_t end, int64_t *slots, float *scores) { \
+        switch (of->head_size) { \
+            case 16: return DO<V, 16, T>(*of, begin, end, slots, scores); \
+            case 32: return DO<V, 32, T>(*of, begin, end, slots, scores); \
+            case 48: return DO<V, 48, T>(*of, begin, end, slots, scores); \
+            case 64: return DO<V, 64, T>(*of, begin, end, slots, scores); \
+            case 80: return DO<V, 80, T>(*of, begin, end, slots, scores); \
+            case 96: return DO<V, 96, T>(*of, begin, end, slots, scores); \
+            case 128: return DO<V, 128, T>(*of, begin, end, slots, scores); \
+        } \
+    } \
+    BY_WIDTH(NAME##_float, (const Attend *call, int64_t begin, int64_t end, int64_t *slots, float *scores), \
+             (call, begin, end, slots, scores), NAME, float) \
+    BY_WIDTH(NAME##_half, (const Attend *call, int64_t begin, int64_t end, int64_t *slots, float *scores), \
+             (call, begin, end, slots, scores), NAME, Half)
+BY_SIZE(place_any, place_rows)
+BY_SIZE(attend_any, attend_blocks)
 
-template <void (*Do)(const Attend *, int64_t, int64_t, int64_t *, float *)>
-void share_heads(const Attend *call, int threads) {
+// Shares [0, count) among threads.
+template <void (*Do)(const Attend *, int64_t, int64_t, int64_t *, float *), int64_t (*Count)(const Attend &)>
+void share_attending(const Attend *call, int threads) {
     crew::share(
         [](const void *of, int part, int parts) {
             const auto *own = static_cast<const Attend *>(of);
-            const Share heads(own->kv_head_count, 1, part, parts);
-            Do(own, heads.begin, heads.end, own->slots + part * own->longest, own->scores + part * (own->longest + 3) * WIDEST);
+            const Share some(Count(*own), 1, part, parts);
+            Do(own, some.begin, some.end, own->slots + part * padded_length(own->longest), own->scores + part * QUERIES * padded_length(own->longest));
         },
         call, threads);
 }
 
+template <void (*Place)(const Attend *, int64_t, int64_t, int64_t *, float *), void (*Do)(const Attend *, int64_t, int64_t, int64_t *, float *)>
+void attend_with(const Attend *call, int threads) {
+    constexpr int64_t WORTH = 1 << 12;  // keys that are read for a block of queries: some 50 us
+    if (all_work(*call) < WORTH) threads = 1;
+    share_attending<Place, row_count>(call, threads);
+    share_attending<Do, all_work>(call, threads);
+}
+
 // Does everything of one layer between its first projection and its output projection: norms, rotation, attention.
 extern "C" void paceline_attend(const Attend *call, int is_half, int threads) {
-    (is_half ? share_heads<attend_heads_half> : share_heads<attend_heads_float>)(call, threads);
+    (is_half ? attend_with<place_any_half, attend_any_half> : attend_with<place_any_float, attend_any_float>)(call, threads);
 }

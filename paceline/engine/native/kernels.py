@@ -24,7 +24,8 @@ SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "crew.h", 
 LIBRARY = Path(__file__).with_name("libkernels.so")
 HEAD_SIZES = (16, 32, 48, 64, 80, 96, 128)
 """Head sizes that `paceline_attend` has a version for."""
-LANES = 16
+WIDEST, QUERIES = 16, 4
+"""As in `lanes.h` and `kernels.cpp`, for the size of working memory."""
 
 _pointer, _number, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -81,8 +82,9 @@ class PassRows:
         self.segments = torch.tensor([slot for parts in segments for part in parts for slot in part])
         self.longest = max(span.length for span in spans)
         self.thread_count = torch.get_num_threads()
-        self.slots = torch.empty((self.thread_count, self.longest), dtype=torch.int64)
-        self.scores = torch.empty((self.thread_count, self.longest + 3, LANES))
+        padded = -(-self.longest // WIDEST) * WIDEST
+        self.slots = torch.empty((self.thread_count, padded), dtype=torch.int64)
+        self.scores = torch.empty((self.thread_count, QUERIES, padded))
 
 
 class Kernels:
@@ -107,7 +109,7 @@ class Kernels:
         return head_size in HEAD_SIZES
 
     def is_row_independent(self, dtype: torch.dtype, layout: str) -> bool:
-        return dtype == torch.bfloat16  # in float32 few queries attend otherwise than many
+        return True
 
     def rows_of(self, attention: Attention) -> PassRows | None:
         if not isinstance(attention, PagedAttention | DenseAttention):

@@ -6,6 +6,7 @@
 #include <cfloat>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #define INLINE static inline __attribute__((always_inline))
 // Kernels are compiled for two generations of x86: for processors with AVX2, and for those with AVX-512 besides. For older
@@ -108,6 +109,30 @@ struct Vectors {
         float total = 0;
         for (int lane = 0; lane < LANES; lane++) total += values[lane];
         return total;
+    }
+
+    // Returns the sums of LANES vectors, in their order. Each is added up in the same order. `vectors` are changed.
+    template <int STEP = 1>
+    INLINE Floats sums(Floats (&vectors)[LANES]) {
+        if constexpr (STEP < LANES) {
+            UNROLLED for (int i = 0; i < LANES / (2 * STEP); i++)
+                vectors[i] = folded<STEP>(vectors[2 * i], vectors[2 * i + 1], std::make_integer_sequence<int, LANES>());
+            return sums<2 * STEP>(vectors);
+        }
+        return vectors[0];
+    }
+
+    // Halves both vectors by adding pairs of their lanes; of the result every other STEP lanes are of `b`.
+    template <int STEP, int... LANE>
+    INLINE Floats folded(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+        constexpr int DISTANCE = STEP == 1 ? 2 : STEP;
+        return __builtin_shufflevector(a, b, source<STEP>(LANE)...) + __builtin_shufflevector(a, b, source<STEP>(LANE) + DISTANCE...);
+    }
+    // The first of the pair. Single lanes are paired within four, which processors do at once.
+    template <int STEP>
+    static constexpr int source(int lane) {
+        if (STEP == 1) return (lane & 1) * LANES + (lane & ~3) + (lane >> 1 & 1);
+        return (lane & STEP ? LANES : 0) + (lane & ~STEP);
     }
 
     // e to the x, for x <= 0: 2^k e^r with |r| <= ln(2) / 2, the second factor by Cephes' polynomial; relative error 2e-7.
