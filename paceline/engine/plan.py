@@ -18,12 +18,24 @@ class Segment(NamedTuple):
     stop: int
 
 
+class Places(NamedTuple):
+    """Where rows' cached tokens lie: token p of a row is in slot `pages[p // page_tokens] * page_slots + p % page_tokens`."""
+
+    pages: Sequence[Sequence[int]]
+    page_tokens: int
+    page_slots: int
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     spans: Sequence[Span]
     pages: Sequence[Sequence[int]]
     """Each row's pages in order."""
     page_tokens: int
+
+    @property
+    def places(self) -> Places:
+        return Places(self.pages, self.page_tokens, self.page_tokens)
 
     @cached_property
     def segments(self) -> list[list[Segment]]:

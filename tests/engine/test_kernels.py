@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from ctypes import CDLL
-from itertools import pairwise
+from itertools import chain, pairwise, starmap
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.engine.interfaces import Span
 from paceline.engine.native import HEAD_SIZES, Kernels, PassRows, find_kernels
 from paceline.engine.native.kernels import LIBRARY
+from paceline.engine.plan import Places
 from paceline.engine.threads import using_threads
 from tests.tools import built_kernels
 
@@ -89,7 +90,7 @@ class Case:
         keys, values = self.keys.clone(), self.values.clone()
         norms = (self.norms[0], self.norms[1]) if with_norms else None
         attended = kernels.attend(
-            PassRows(self.spans, self.segments),
+            PassRows(self.spans, Places([[*chain(*starmap(range, one))] for one in self.segments], 1, 1)),
             self.projected.clone(),
             keys,
             values,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from paceline.engine.attention.common import Shield
 from paceline.engine.interfaces import KvShape, Span
-from paceline.engine.plan import Segment
+from paceline.engine.plan import Places
 
 
 @dataclass
@@ -68,11 +68,11 @@ class DenseAttention:
         return keys, values
 
     @property
-    def segments(self) -> list[list[Segment]]:
-        """Slots of each row's cached tokens, the new ones included."""
+    def places(self) -> Places:
+        """Each row is a page, named by its first slot."""
         column_count = self._rectangle.memory.shape[4]
-        firsts = [row * column_count + start for row, start in enumerate(self._rectangle.starts)]
-        return [[Segment(first, first + span.length)] for first, span in zip(firsts, self.spans, strict=True)]
+        firsts = [[row * column_count + start] for row, start in enumerate(self._rectangle.starts)]
+        return Places(firsts, column_count, 1)
 
     # Made on first use, because compiled kernels do without.
     @cached_property

@@ -14,7 +14,7 @@ from paceline.engine.attention.common import Shield, attend_one, causal_mask
 from paceline.engine.attention.segmented import SegmentedAttention
 from paceline.engine.attention.short import attend_short, is_short
 from paceline.engine.interfaces import Attention, Span
-from paceline.engine.plan import BatchPlan, Segment
+from paceline.engine.plan import BatchPlan, Places, Segment
 
 AttentionMaker = Callable[[torch.Tensor, int, BatchPlan], Attention]
 """Makes the attention of a pass from the pool's memory, the number of queries that share a KV head, and the plan."""
@@ -46,14 +46,13 @@ class PagedAttention:
         return self._plan.spans
 
     @property
-    def segments(self) -> Sequence[Sequence[Segment]]:
-        """Slots of each row's cached tokens, the new ones included."""
-        return self._plan.segments
+    def places(self) -> Places:
+        return self._plan.places
 
     # Both are made on first use, because compiled kernels do without.
     @cached_property
     def _readings(self) -> "_Readings":
-        rows = list(zip(self.spans, self.segments, strict=True))
+        rows = list(zip(self.spans, self._plan.segments, strict=True))
         return _Readings(self._memory, self._group_size, rows)
 
     @cached_property

@@ -116,15 +116,13 @@ extern "C" uint32_t paceline_source() { return PACELINE_SOURCE; }
 struct Row {
     int64_t first, count;   // first of the sequence's tokens in the packed row, and how many it has there
     int64_t length;         // cached tokens of the sequence, the new ones included
-    int64_t segment_count;  // runs of slots that hold the cached tokens
-};
-struct Segment {
-    int64_t start, stop;
+    int64_t page_count;     // pages that hold the cached tokens
 };
 struct Attend {
     int64_t row_count, head_count, kv_head_count, head_size, slot_count;
+    int64_t page_tokens, page_slots;     // token i of a page is in slot page * page_slots + i
     const Row *rows;
-    const Segment *segments;             // those of the first row, then of the second, and so on
+    const int64_t *pages;                // those of the first row, then of the second, and so on
     const float *cosines, *signed_sines;  // [positions, D]
     const float *query_norm, *key_norm;   // [D], or null
     float epsilon, scaling;
@@ -135,7 +133,7 @@ struct Attend {
     float *scores;        // to WIDEST, and QUERIES times that number
     int64_t longest;
 };
-static_assert(sizeof(Attend) == 152, "no padding but where ctypes has it");
+static_assert(sizeof(Attend) == 168, "no padding but where ctypes has it");
 
 INLINE int64_t padded_length(int64_t length) { return (length + WIDEST - 1) / WIDEST * WIDEST; }
 
@@ -291,26 +289,22 @@ INLINE void place(const Attend &call, const Row &row, const int64_t *slots) {
     }
 }
 
-// Puts the slots of the row's cached tokens into `slots`, as `Keys` has them, and moves on to the next row's segments.
-INLINE void find_slots(const Row &row, const Segment *&segment, int64_t *slots) {
+// Puts the slots of the row's cached tokens into `slots`, as `Keys` has them.
+INLINE void find_slots(const Attend &call, const Row &row, const int64_t *page, int64_t *slots) {
     int64_t length = 0;
-    for (const Segment *last = segment + row.segment_count; segment < last; segment++)
-        for (int64_t slot = segment->start; slot < segment->stop; slot++) slots[length++] = slot;
+    for (; length < row.length; page++)
+        for (int64_t i = 0; i < call.page_tokens && length < row.length; i++) slots[length++] = *page * call.page_slots + i;
     for (int64_t padded = padded_length(length); length < padded; length++) slots[length] = slots[length - 1];
 }
 
 // Places rows [begin, end).
 template <class V, int D, class T>
 INLINE void place_rows(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *) {
-    const Segment *segment = call.segments;
-    for (int64_t number = 0; number < end; number++) {
-        const Row &row = call.rows[number];
-        if (number < begin) {
-            segment += row.segment_count;
-            continue;
-        }
-        find_slots(row, segment, slots);
-        place<V, D, T>(call, row, slots);
+    const int64_t *page = call.pages;
+    for (const Row *row = call.rows; row < call.rows + end; page += row->page_count, row++) {
+        if (row < call.rows + begin) continue;
+        find_slots(call, *row, page, slots);
+        place<V, D, T>(call, *row, slots);
     }
 }
 
@@ -318,15 +312,15 @@ INLINE void place_rows(const Attend &call, int64_t begin, int64_t end, int64_t *
 // blocks follow each other, row by row and head by head.
 template <class V, int D, class T>
 INLINE void attend_blocks(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
-    const Segment *segment = call.segments;
+    const int64_t *page = call.pages;
     int64_t done = 0;
-    for (const Row *row = call.rows; row < call.rows + call.row_count && done < end; row++) {
+    for (const Row *row = call.rows; row < call.rows + call.row_count && done < end; page += row->page_count, row++) {
         const int64_t query_count = row->count * (call.head_count / call.kv_head_count), work = work_of(call, *row);
         if (done + work <= begin) {
-            done += work, segment += row->segment_count;
+            done += work;
             continue;
         }
-        find_slots(*row, segment, slots);
+        find_slots(call, *row, page, slots);
         for (int64_t head = 0; head < call.kv_head_count; head++) {
             const int64_t at = head * call.slot_count * D;
             const Keys<T> read{static_cast<T *>(call.keys) + at, static_cast<T *>(call.values) + at, slots};

@@ -9,6 +9,7 @@ import threading
 import zlib
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import structlog
@@ -17,6 +18,7 @@ import torch
 from paceline.engine.attention.dense import DenseAttention
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.interfaces import Attention, Span
+from paceline.engine.plan import Places
 
 log = structlog.get_logger()
 
@@ -52,7 +54,8 @@ class _AttendCall(ctypes.Structure):
 
     _fields_ = (
         *((name, _number) for name in ("row_count", "head_count", "kv_head_count", "head_size", "slot_count")),
-        *((name, _pointer) for name in ("rows", "segments", "cosines", "signed_sines", "query_norm", "key_norm")),
+        *((name, _number) for name in ("page_tokens", "page_slots")),
+        *((name, _pointer) for name in ("rows", "pages", "cosines", "signed_sines", "query_norm", "key_norm")),
         *((name, _real) for name in ("epsilon", "scaling")),
         *((name, _pointer) for name in ("keys", "values", "projected", "attended", "slots", "scores")),
         ("longest", _number),
@@ -70,16 +73,17 @@ class _ProductCall(ctypes.Structure):
 
 
 class PassRows:
-    """Rows and segments of a pass in the form that `paceline_attend` reads, and its working memory."""
+    """Rows and pages of a pass in the form that `paceline_attend` reads, and its working memory."""
 
-    def __init__(self, spans: Sequence[Span], segments: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """`segments` [start, stop) hold each row's cached tokens in order, the new ones included."""
+    def __init__(self, spans: Sequence[Span], places: Places) -> None:
         numbers: list[int] = []
-        for span, parts in zip(spans, segments, strict=True):
-            numbers += (span.start, span.count, span.length, len(parts))
+        for span, pages in zip(spans, places.pages, strict=True):
+            assert len(pages) * places.page_tokens >= span.length  # the functions do not check it
+            numbers += (span.start, span.count, span.length, len(pages))
         self.row_count = len(spans)
         self.rows = torch.tensor(numbers)
-        self.segments = torch.tensor([slot for parts in segments for part in parts for slot in part])
+        self.pages = torch.tensor([*chain.from_iterable(places.pages)])
+        self.page_tokens, self.page_slots = places.page_tokens, places.page_slots
         self.longest = max(span.length for span in spans)
         self.thread_count = torch.get_num_threads()
         padded = -(-self.longest // WIDEST) * WIDEST
@@ -117,7 +121,7 @@ class Kernels:
         keys, _ = attention.memory(0)
         # Unlike torch the functions do not check what they are given.
         can_read = keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16)
-        return PassRows(attention.spans, attention.segments) if can_read else None
+        return PassRows(attention.spans, attention.places) if can_read else None
 
     def add_and_norm(
         self,
@@ -160,8 +164,8 @@ class Kernels:
         query_norm, key_norm = (one.data_ptr() for one in norms) if norms else (None, None)
         # In the order of the fields.
         call = _AttendCall(
-            *(rows.row_count, head_count, kv_head_count, head_size, slot_count),
-            *(one.data_ptr() for one in (rows.rows, rows.segments, *rotation)),
+            *(rows.row_count, head_count, kv_head_count, head_size, slot_count, rows.page_tokens, rows.page_slots),
+            *(one.data_ptr() for one in (rows.rows, rows.pages, *rotation)),
             *(query_norm, key_norm, epsilon, scaling),
             *(one.data_ptr() for one in (keys, values, projected, attended, rows.slots, rows.scores)),
             rows.longest,
