@@ -38,6 +38,8 @@ def test_a_bench_leaves_its_result_a_table_and_two_plots(tmp_path: Path, service
     assert ours.rounds.committed_count == sum(run.output_count for run in counting(ours.runs))
     assert 1 <= ours.rounds.tokens_per_row <= 6
     assert min(ours.rounds.seconds.values()) >= 0
+    assert sum(one.drafted_count for one in ours.rounds.sources) == ours.rounds.drafted_count > 0
+    assert len(ours.prompt_passes) == 2
     assert (tmp_path / "table.md").read_text().strip() in out
 
 
@@ -102,6 +104,8 @@ def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
         (["equivalence", "--input", str(tmp_path / "empty.jsonl")], "empty.jsonl holds no lines"),
         (["bench", "--input", file, "--category", "art"], "'art' is not in"),
         (["bench", "--systems", "speculative,vllm"], "--systems has 'vllm'; give any of hf,"),
+        (["bench", "--source-sets", "all,luck"], "--source-sets has 'luck'; give all, or any of draft, suffix,"),
+        (["bench", "--by-category"], "--by-category needs lines with a `category`"),
         (["bench", "--batch-sizes", "1,0"], "--batch-sizes has '0'"),
         (["equivalence", "--output", file], "cannot be written"),
         (["bench", "--output", str(tmp_path), "--draft-model", "/nowhere"], "'/nowhere' is not a directory"),
