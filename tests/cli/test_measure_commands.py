@@ -93,6 +93,17 @@ def test_equivalence_fails_exactly_when_outputs_differ_from_the_reference(tmp_pa
     assert not agreements[2]["mismatches"]
 
 
+def test_equivalence_compares_every_source_alone_and_all_together(tmp_path: Path, services_here: None) -> None:
+    alone, together = ("draft", "suffix", "prediction"), "draft+suffix+prediction"
+    sets = ("--source-sets", ",".join((*alone, together)), "--draft-count", "auto")
+    status, out, err = paceline_here(*EQUIVALENCE, *sets, "--output", str(tmp_path))
+    assert status == 0, err
+    agreements = json.loads((tmp_path / "equivalence.json").read_text())["agreements"]
+    assert [one["sources"] for one in agreements[1::2]] == [[name] for name in alone] + [list(alone)]
+    assert all(one["must_hold"] and not one["mismatches"] for one in agreements)
+    assert f"float32 speculative, continuous, {together} " in out
+
+
 def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
     tmp_path: Path, pairs: dict[str, PairOfCheckpoints]
 ) -> None:

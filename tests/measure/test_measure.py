@@ -41,6 +41,7 @@ from paceline.types import (
     PassTraffic,
     PolicyName,
     SourceUsage,
+    TokenIds,
     Usage,
 )
 from tests.clusters import cluster_here
@@ -142,6 +143,25 @@ async def test_no_pass_finds_its_prompts_cached_by_the_one_before(pairs: dict[st
         assert first.outputs == again.outputs
         for model in (await describe_target(addresses.target), await describe_draft(addresses.draft)):
             assert model.cache.shared_token_count == 0
+
+
+async def test_requests_are_drafted_for_by_the_asked_sources_and_the_rounds_tell_them(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    pair = ClusterOptions(target_model=str(pairs["Llama"].target), draft_model=str(pairs["Llama"].draft))
+    options = grid.cluster_options(SystemSpec(grid.SPECULATIVE, 2, AUTO, "continuous", "3"), pair)
+    prompt = tuple(range(10, 20))
+    async with cluster_here(options) as addresses, Client(addresses.coordinator) as client:
+        found = [await ClusterSystem(client, addresses, 8, 0).run([prompt])]
+        predictions = {prompt: TokenIds(tuple(found[0].outputs[0]))}
+        for source in (DraftSource.DRAFT, DraftSource.PREDICTION):
+            found.append(await ClusterSystem(client, addresses, 8, None, (source,), predictions).run([prompt]))
+        short = await ClusterSystem(client, addresses, 8).with_limit(1).run([prompt])
+    assert len({str(one.outputs) for one in found}) == 1
+    assert short.outputs == [found[0].outputs[0][:1]]
+    drafted = [{used.source for used in one.rounds.sources} for one in found if one.rounds]
+    assert drafted == [set(), {DraftSource.DRAFT}, {DraftSource.PREDICTION}]
+    assert [one.usages[0].sources for one in found] == [one.rounds.sources for one in found if one.rounds]
 
 
 def test_rounds_are_the_difference_of_two_moments() -> None:
