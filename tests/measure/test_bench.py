@@ -1,7 +1,7 @@
 """The bench itself: its comparisons and its report of the runs. Its systems are made up."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -19,7 +19,7 @@ from paceline.measure.source_sets import SourceSet
 from paceline.measure.system import Measured
 from paceline.measure.traffic import pass_traffic
 from paceline.process.launcher import ClusterOptions
-from paceline.types import ModelDescription, Usage
+from paceline.types import ModelDescription, Text, Usage
 from tests.fakes.model_services import describe
 from tests.fakes.watches import FakeWatch
 
@@ -61,9 +61,10 @@ async def benched(
     max_new_tokens: int = 1,
     prompts: Sequence[MeasuredPrompt] = PROMPTS,
     by_category: bool = False,
+    services: Callable[..., AbstractAsyncContextManager[Answering]] = answering,
 ) -> BenchResult:
     """Return the last result of a bench of our systems in these precisions."""
-    monkeypatch.setattr(bench, "running_system", answering)
+    monkeypatch.setattr(bench, "running_system", services)
     monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 1e9)
     precisions = tuple(map(Precision.parse, words))
     plan = BenchPlan(
@@ -157,3 +158,18 @@ async def test_the_floor_counts_the_bytes_of_the_models_as_they_are_served(monke
     assert one.dtype == "float32"
     assert one.draft == pass_traffic("builtin:draft", replace(describe("draft"), quantization="int8"))
     assert one.target == pass_traffic("builtin:target", describe("target"))
+
+
+async def test_a_lines_prediction_goes_with_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Predictions] = []
+
+    @asynccontextmanager
+    async def telling(
+        options: ClusterOptions, max_new_tokens: int, sources: SourceSet, predictions: Predictions
+    ) -> AsyncIterator[Answering]:
+        given.append(predictions)
+        yield Answering(options, max_new_tokens)
+
+    prompts = [MeasuredPrompt("a", "all", (1,), "x", "y"), MeasuredPrompt("b", "all", (2,))]
+    await benched(monkeypatch, "float32", prompts=prompts, services=telling)
+    assert given == [{(1,): Text("y")}] * 2
