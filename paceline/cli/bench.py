@@ -14,6 +14,7 @@ from paceline.cli.options import (
     Chat,
     InputFile,
     PromptCount,
+    SourceSets,
     comma_counts,
     comma_list,
     run_async,
@@ -28,6 +29,7 @@ from paceline.measure.equivalence.precision import AS_SERVED, DTYPES, Precision
 from paceline.measure.files import prepare_folder
 from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
+from paceline.measure.source_sets import ALL, read_source_set
 from paceline.process.launcher import ClusterOptions
 
 if TYPE_CHECKING:
@@ -77,6 +79,10 @@ def command(
     draft_counts: Annotated[
         str, typer.Option(help="Draft tokens a round and generation, with commas: numbers, auto, or both.")
     ] = "5",
+    source_sets: SourceSets = ALL,
+    by_category: Annotated[
+        bool, typer.Option("--by-category", help="Each category of the file by itself too, which tells its speed.")
+    ] = False,
     dtypes: Annotated[
         str, typer.Option(help=f"Types of weights and cache, with commas: of {', '.join(DTYPES)}, {AS_SERVED}")
     ] = "auto",
@@ -100,8 +106,14 @@ def command(
         max_new_tokens or extent.max_new_tokens,
         runs or extent.runs,
         gguf,
+        tuple(map(read_source_set, comma_list("--source-sets", source_sets))),
+        by_category,
     )
     lines = selected_lines(input_file, category, prompt_count or extent.prompt_count)
+    if by_category and not any(line.category for line in lines):
+        raise InvalidRequest(
+            "--by-category needs lines with a `category`, and there are none; give --input FILE", field="by_category"
+        )
     # Imported late: torch and matplotlib are slow to import, and not every installation has them.
     from paceline.measure.figures import check_plots
 

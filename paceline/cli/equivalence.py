@@ -14,6 +14,7 @@ from paceline.cli.options import (
     InputFile,
     MaxNewTokens,
     PromptCount,
+    SourceSets,
     comma_counts,
     comma_list,
     run_async,
@@ -25,6 +26,7 @@ from paceline.files import replace_file
 from paceline.measure.equivalence.precision import AS_SERVED, NAMED_DTYPES, Precision
 from paceline.measure.files import prepare_folder
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
+from paceline.measure.source_sets import ALL, read_source_set
 from paceline.process.launcher import ClusterOptions
 from paceline.text import TextCodec
 
@@ -52,16 +54,19 @@ def command(
         str, typer.Option(help=f"Types of weights and cache, with commas: of {', '.join(NAMED_DTYPES)}, {AS_SERVED}")
     ] = "float32,bfloat16,bfloat16-fast",
     draft_count: Annotated[str, typer.Option(help=DRAFT_COUNT_HELP)] = "5",
+    source_sets: SourceSets = ALL,
     *,
     pair: ClusterOptions,
 ) -> None:
     """Compare outputs with Hugging Face's and with plain decoding, token for token: raw text, first turns, greedy.
 
-    Exit status 1 when float32 or strict outputs differ from what they must equal.
+    Requests of a set that names `prediction` predict plain decoding's output, with every tenth token wrong. Exit status
+    1 when float32 or strict outputs differ from what they must equal.
     """
     batches = comma_counts("--batch-sizes", batch_sizes)
     chosen = comma_list("--policies", policies, POLICIES)
     precisions = tuple(Precision.parse(word, NAMED_DTYPES) for word in comma_list("--dtypes", dtypes))
+    sets = tuple(map(read_source_set, comma_list("--source-sets", source_sets)))
     lines = selected_lines(input_file, category, prompt_count)
     prepare_folder(output)
     codec = read_text_codec(pair.target_model, pair.draft_model)
@@ -69,7 +74,7 @@ def command(
     # Imported late: torch is slow to import.
     from paceline.measure.equivalence.equivalence import EquivalencePlan, EquivalenceResult
 
-    plan = EquivalencePlan(replace(pair, draft_count=draft_count), max_new_tokens, batches, chosen, precisions)
+    plan = EquivalencePlan(replace(pair, draft_count=draft_count), max_new_tokens, batches, chosen, precisions, sets)
     result = EquivalenceResult(
         pair.target_model, pair.draft_model, draft_count, str(input_file or "demo"), len(prompts), max_new_tokens
     )

@@ -16,12 +16,14 @@ from paceline.cli.connection import Connection, connected, with_connection_flags
 from paceline.cli.load_view import progress_table, summary_lines, summary_table
 from paceline.cli.options import (
     Chat,
+    DraftingFlags,
     MaxNewTokens,
     Speculation,
     as_prompt,
     draft_limit,
     run_async,
     with_cluster_flags,
+    with_drafting_flags,
     with_sampling_flags,
 )
 from paceline.cli.prompts import PROMPTS
@@ -34,7 +36,7 @@ from paceline.measure.load.load import LoadLog, run_load
 from paceline.measure.load.summary import Objectives, summarize
 from paceline.process.launcher import ClusterOptions
 from paceline.prompt_file import read_lines
-from paceline.types import ClusterDescription, GenerationRequest, SamplingParameters
+from paceline.types import ClusterDescription, DraftingOptions, GenerationRequest, SamplingParameters
 
 DEFAULT_DURATION_S = 30.0
 INTERRUPTED = 130
@@ -54,6 +56,7 @@ class LoadPlan:
     max_draft_count: int | None
     chat: bool | None
     sampling: SamplingParameters
+    drafting: DraftingOptions
 
     def arrivals(self, cluster: ClusterDescription) -> Iterator[tuple[float, GenerationRequest]]:
         """Yield times in seconds and requests. The prompts repeat when all are used."""
@@ -67,6 +70,7 @@ class LoadPlan:
                     max_draft_count=self.max_draft_count,
                     sampling=self.sampling,
                     seed=self.seed + number,
+                    drafting=self.drafting,
                 ),
             )
 
@@ -77,6 +81,7 @@ class LoadPlan:
 
 @with_cluster_flags
 @with_connection_flags_for_single_calls
+@with_drafting_flags
 @with_sampling_flags
 def command(
     rate: Annotated[float, typer.Option(help="Requests a second, on average.")],
@@ -99,6 +104,7 @@ def command(
     chat: Chat = None,
     *,
     sampling: SamplingParameters,
+    drafting: DraftingFlags,
     connection: Connection,
     options: ClusterOptions,
 ) -> None:
@@ -110,7 +116,9 @@ def command(
     console = Console(highlight=False)
     prompts = _prompts(input_file, console)
     limit = draft_limit(speculation, options)
-    plan = LoadPlan(prompts, rate, duration_s, requests, seed, max_new_tokens, limit, chat, sampling)
+    plan = LoadPlan(
+        prompts, rate, duration_s, requests, seed, max_new_tokens, limit, chat, sampling, drafting.options()
+    )
     objectives = Objectives(_seconds(slo_ttft_ms), _seconds(slo_tpot_ms))
     if plot:
         plot = _can_plot(console)

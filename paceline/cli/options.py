@@ -19,6 +19,7 @@ from paceline.errors import InvalidRequest
 from paceline.process.launcher import ClusterOptions
 from paceline.process.supervision import Tell
 from paceline.types import (
+    SOURCE_NAMES,
     ClusterDescription,
     DraftingOptions,
     DraftSource,
@@ -55,6 +56,13 @@ InputFile = Annotated[
     Path | None, typer.Option("--input", help="SpecBench file, or JSON lines with `prompt`. Unset: the demo's prompts.")
 ]
 Category = Annotated[list[str] | None, typer.Option(help="Only this category of the file; may be repeated.")]
+SourceSets = Annotated[
+    str,
+    typer.Option(
+        help="Sources that may draft, one set after another, with commas: all, or any of "
+        f"{', '.join(SOURCE_NAMES)}, with + between those of a set."
+    ),
+]
 PromptCount = Annotated[int | None, typer.Option(min=1, help="Only so many prompts, from all over the file.")]
 
 
@@ -155,8 +163,6 @@ SamplingFlags = make_dataclass(
 )
 """Flags of every command that sends prompts: the parameters that are numbers."""
 
-SOURCES = tuple(one.value for one in DraftSource if one is not DraftSource.UNSPECIFIED)
-
 
 @dataclass(frozen=True)
 class DraftingFlags:
@@ -164,7 +170,7 @@ class DraftingFlags:
 
     draft_sources: Annotated[
         str | None,
-        typer.Option(help=f"Sources that may draft, with commas: of {', '.join(SOURCES)}. Unset: all there are."),
+        typer.Option(help=f"Sources that may draft, with commas: of {', '.join(SOURCE_NAMES)}. Unset: all there are."),
     ] = None
     in_order: Annotated[
         bool,
@@ -189,7 +195,7 @@ class DraftingFlags:
 
 
 def _sources(flag: str, value: str | None) -> tuple[DraftSource, ...]:
-    return () if value is None else tuple(DraftSource(word) for word in comma_list(flag, value, SOURCES))
+    return () if value is None else tuple(DraftSource(word) for word in comma_list(flag, value, SOURCE_NAMES))
 
 
 Command = Callable[..., None]

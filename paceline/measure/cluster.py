@@ -2,38 +2,63 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from paceline.client import Client, describe_draft, describe_target
 from paceline.measure.rounds import Counters, rounds_between
+from paceline.measure.source_sets import ALL_SOURCES, SourceSet
 from paceline.measure.system import Measured
 from paceline.process.launcher import Addresses, ClusterOptions, running_cluster
-from paceline.types import GenerationRequest, ModelDescription, TokenIds
+from paceline.types import DraftingOptions, GenerationRequest, ModelDescription, Prediction, TokenIds
+
+Predictions = Mapping[tuple[int, ...], Prediction]
+"""Expected outputs by prompt, for the prompts that have one."""
 
 
 class ClusterSystem:
     def __init__(
-        self, client: Client, addresses: Addresses, max_new_tokens: int, max_draft_count: int | None = None
+        self,
+        client: Client,
+        addresses: Addresses,
+        max_new_tokens: int,
+        max_draft_count: int | None = None,
+        sources: SourceSet = ALL_SOURCES,
+        predictions: Predictions | None = None,
     ) -> None:
         """`max_draft_count` 0 decodes plainly."""
         self._client = client
         self._addresses = addresses
         self._max_new_tokens = max_new_tokens
         self._max_draft_count = max_draft_count
+        self._sources = sources
+        self._predictions = predictions or {}
+
+    def with_limit(self, max_new_tokens: int) -> "ClusterSystem":
+        """Return the same services, asked for outputs of at most so many tokens."""
+        return ClusterSystem(
+            self._client, self._addresses, max_new_tokens, self._max_draft_count, self._sources, self._predictions
+        )
 
     async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
-        requests = [
-            GenerationRequest(TokenIds(one), self._max_new_tokens, max_draft_count=self._max_draft_count)
-            for one in prompts
-        ]
+        requests = list(map(self._request, prompts))
         before = await self._counters()
         began = time.perf_counter()
         completions = await asyncio.gather(*map(self._client.complete, requests))
         elapsed_s = time.perf_counter() - began
         batch_size = (await self._client.describe()).batch_size
-        rounds = rounds_between(before, await self._counters(), (one.finish.usage for one in completions), batch_size)
-        return Measured([one.token_ids for one in completions], elapsed_s, rounds)
+        usages = tuple(one.finish.usage for one in completions)
+        rounds = rounds_between(before, await self._counters(), usages, batch_size)
+        return Measured([one.token_ids for one in completions], elapsed_s, rounds, usages=usages)
+
+    def _request(self, prompt: tuple[int, ...]) -> GenerationRequest:
+        return GenerationRequest(
+            TokenIds(prompt),
+            self._max_new_tokens,
+            max_draft_count=self._max_draft_count,
+            drafting=DraftingOptions(self._sources),
+            predicted_output=self._predictions.get(prompt),
+        )
 
     async def models(self) -> tuple[ModelDescription, ModelDescription | None]:
         """Return what target and draft say of themselves; None without a draft service."""
@@ -48,8 +73,12 @@ class ClusterSystem:
 
 @asynccontextmanager
 async def running_system(
-    options: ClusterOptions, max_new_tokens: int, max_draft_count: int | None = None
+    options: ClusterOptions,
+    max_new_tokens: int,
+    max_draft_count: int | None = None,
+    sources: SourceSet = ALL_SOURCES,
+    predictions: Predictions | None = None,
 ) -> AsyncIterator[ClusterSystem]:
     """Run services while the block runs."""
     async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
-        yield ClusterSystem(client, addresses, max_new_tokens, max_draft_count)
+        yield ClusterSystem(client, addresses, max_new_tokens, max_draft_count, sources, predictions)

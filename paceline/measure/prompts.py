@@ -20,6 +20,8 @@ class MeasuredPrompt:
     category: str
     token_ids: tuple[int, ...]
     text: str = ""
+    prediction: str | None = None
+    """The output that is expected; None: none is."""
 
 
 def select_lines(path: Path, categories: Sequence[str] = (), count: int | None = None) -> list[InputLine]:
@@ -77,5 +79,6 @@ def encode_lines(
         token_ids = codec.encode(UserMessage(line.prompt) if chat else Text(line.prompt))[:max_prompt_tokens]
         if not token_ids:
             raise InvalidRequest(f"prompt {line.id} has no tokens; remove it from the file", field="input")
-        prompts.append(MeasuredPrompt(str(line.id), line.category or NO_CATEGORY, tuple(token_ids), line.prompt))
+        category = line.category or NO_CATEGORY
+        prompts.append(MeasuredPrompt(str(line.id), category, tuple(token_ids), line.prompt, line.prediction))
     return prompts

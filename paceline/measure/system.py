@@ -6,6 +6,7 @@ from typing import Protocol
 
 from paceline.measure.contention import Contention
 from paceline.measure.rounds import RoundUse
+from paceline.types import Usage
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Measured:
     """Use of the rounds; None for systems that do not report rounds."""
     contention: Contention | None = None
     """How others disturbed the machine; None if nobody watched."""
+    usages: tuple[Usage, ...] = ()
+    """Usage by prompt; empty for systems that do not report it."""
 
     @property
     def output_count(self) -> int:

@@ -12,7 +12,7 @@ from paceline.types.cluster import (
     ReplicaDescription,
     ReplicaState,
 )
-from paceline.types.drafting import DraftingOptions, DraftSource, SourceUsage, added_up
+from paceline.types.drafting import SOURCE_NAMES, DraftingOptions, DraftSource, SourceUsage, added_up
 from paceline.types.generation import (
     FinishReason,
     GenerationAccepted,
@@ -47,6 +47,7 @@ from paceline.types.rounds import (
 from paceline.types.sampling import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
 
 __all__ = [
+    "SOURCE_NAMES",
     "CacheDescription",
     "CallTiming",
     "ChoiceRule",

@@ -16,6 +16,10 @@ class DraftSource(StrEnum):
     """The output that the client expects."""
 
 
+SOURCE_NAMES = tuple(one.value for one in DraftSource if one is not DraftSource.UNSPECIFIED)
+"""Words for the sources that a request may name."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftingOptions:
     """What a request says about its drafts, beside their number."""

@@ -26,6 +26,20 @@ def test_load_reports_every_request_and_leaves_a_file_and_a_plot(tmp_path: Path,
     assert (tmp_path / "results" / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_load_sends_what_drafts_may_come_from(tmp_path: Path, services_here: None) -> None:
+    flags = ["--rate", "40", "--requests", "2", "--max-new-tokens", "6", "--output", str(tmp_path), "--no-plot"]
+    status, _, err = paceline_here("load", *flags, "--draft-sources", "suffix,draft", "--forbid-sources", "draft")
+    assert (status, err) == (0, "")
+    content = json.loads((tmp_path / "load.json").read_text())
+    assert content["settings"]["drafting"] == {
+        "sources": ["suffix", "draft"],
+        "in_order": False,
+        "forbidden_sources": ["draft"],
+        "draft_model": "",
+    }
+    assert {one["source"] for one in content["summary"]["sources"]} <= {"suffix"}
+
+
 @pytest.mark.slow
 async def test_an_interrupted_load_prints_and_writes_what_it_measured(tmp_path: Path) -> None:
     async with cluster_here(ClusterOptions()) as addresses:
@@ -50,6 +64,7 @@ def test_load_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
     for arguments, words in [
         (["--rate", "0"], "0.0 is no rate"),
         (["--rate", "nan"], "nan is no rate"),
+        (["--rate", "1", "--draft-sources", "luck"], "--draft-sources has 'luck'"),
         (["--rate", "1", "--address", "127.0.0.1:1"], "127.0.0.1:1"),
         (["--rate", "1", "--input", str(tmp_path / "in.jsonl")], "has no line with a prompt"),
         (["--rate", "1", "--output", str(tmp_path / "in.jsonl")], "cannot be written"),

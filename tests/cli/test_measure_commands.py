@@ -38,6 +38,8 @@ def test_a_bench_leaves_its_result_a_table_and_two_plots(tmp_path: Path, service
     assert ours.rounds.committed_count == sum(run.output_count for run in counting(ours.runs))
     assert 1 <= ours.rounds.tokens_per_row <= 6
     assert min(ours.rounds.seconds.values()) >= 0
+    assert sum(one.drafted_count for one in ours.rounds.sources) == ours.rounds.drafted_count > 0
+    assert len(ours.prompt_passes) == 2
     assert (tmp_path / "table.md").read_text().strip() in out
 
 
@@ -91,6 +93,17 @@ def test_equivalence_fails_exactly_when_outputs_differ_from_the_reference(tmp_pa
     assert not agreements[2]["mismatches"]
 
 
+def test_equivalence_compares_every_source_alone_and_all_together(tmp_path: Path, services_here: None) -> None:
+    alone, together = ("draft", "suffix", "prediction"), "draft+suffix+prediction"
+    sets = ("--source-sets", ",".join((*alone, together)), "--draft-count", "auto")
+    status, out, err = paceline_here(*EQUIVALENCE, *sets, "--output", str(tmp_path))
+    assert status == 0, err
+    agreements = json.loads((tmp_path / "equivalence.json").read_text())["agreements"]
+    assert [one["sources"] for one in agreements[1::2]] == [[name] for name in alone] + [list(alone)]
+    assert all(one["must_hold"] and not one["mismatches"] for one in agreements)
+    assert f"float32 speculative, continuous, {together} " in out
+
+
 def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
     tmp_path: Path, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
@@ -102,6 +115,8 @@ def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
         (["equivalence", "--input", str(tmp_path / "empty.jsonl")], "empty.jsonl holds no lines"),
         (["bench", "--input", file, "--category", "art"], "'art' is not in"),
         (["bench", "--systems", "speculative,vllm"], "--systems has 'vllm'; give any of hf,"),
+        (["bench", "--source-sets", "all,luck"], "--source-sets has 'luck'; give all, or any of draft, suffix,"),
+        (["bench", "--by-category"], "--by-category needs lines with a `category`"),
         (["bench", "--batch-sizes", "1,0"], "--batch-sizes has '0'"),
         (["equivalence", "--output", file], "cannot be written"),
         (["bench", "--output", str(tmp_path), "--draft-model", "/nowhere"], "'/nowhere' is not a directory"),

@@ -14,7 +14,7 @@ from paceline.measure.equivalence.agreement import (
     no_gap,
     pooled,
 )
-from paceline.measure.equivalence.equivalence import Agreement
+from paceline.measure.equivalence.equivalence import Agreement, partly_wrong
 from paceline.measure.equivalence.report import mismatch_lines
 from paceline.measure.prompts import MeasuredPrompt, read_text_codec
 
@@ -90,6 +90,14 @@ def test_rates_are_kept_by_category_and_pooled_by_prompt() -> None:
     overall = pooled(rates)
     assert (overall.prompt_count, overall.exact_count) == (3, 2)
     assert overall.partial == pytest.approx((2 + rates[1].partial) / 3)
+
+
+def test_a_prediction_is_the_output_with_every_tenth_token_wrong() -> None:
+    output = list(range(25))
+    found = partly_wrong(output)
+    assert [place for place, token in enumerate(found) if token != output[place]] == [9, 19]
+    assert set(found) <= set(output)
+    assert partly_wrong([]) == []
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ from paceline.errors import IncompatiblePair, InvalidRequest, ModelNotUsable, St
 from paceline.measure.bench import grid
 from paceline.measure.bench.grid import BenchPlan, SystemSpec
 from paceline.measure.bench.plots import plot_rounds, plot_throughput
-from paceline.measure.bench.report import bench_report, round_table, throughput_table
-from paceline.measure.bench.result import BenchResult, Floor, Run, SystemResult, bench_result_from_json
-from paceline.measure.bench.summary import peers_of, summaries, to_json
+from paceline.measure.bench.report import bench_report, category_table, round_table, source_table, throughput_table
+from paceline.measure.bench.result import BenchResult, Floor, PromptPass, Run, SystemResult, bench_result_from_json
+from paceline.measure.bench.summary import category_summaries, compared_kinds, summaries, to_json
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import Contention
 from paceline.measure.equivalence.agreement import Mismatch
@@ -27,12 +27,23 @@ from paceline.measure.equivalence.precision import Precision
 from paceline.measure.files import prepare_folder
 from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import read_text_codec, select_lines, thin_out
-from paceline.measure.rounds import Counters, RoundUse, rounds_between
+from paceline.measure.rounds import Counters, RoundUse, RowUse, rounds_between
+from paceline.measure.source_sets import name_of, read_source_set
 from paceline.measure.tables import markdown_table
 from paceline.measure.traffic import pass_traffic
 from paceline.process.launcher import ClusterOptions, plan_cluster
 from paceline.prompt_file import InputLine
-from paceline.types import PAPER_POLICIES, ClusterStatistics, HopTime, PassTraffic, PolicyName, Usage
+from paceline.types import (
+    PAPER_POLICIES,
+    ClusterStatistics,
+    DraftSource,
+    HopTime,
+    PassTraffic,
+    PolicyName,
+    SourceUsage,
+    TokenIds,
+    Usage,
+)
 from tests.clusters import cluster_here
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.model_services import describe
@@ -48,6 +59,7 @@ ROUNDS = RoundUse(
     drafted_count=250,
     accepted_count=150,
     context_token_count=5000,
+    sources=(SourceUsage(DraftSource.DRAFT, "small", 200, 130), SourceUsage(DraftSource.SUFFIX, "", 50, 20)),
     draft_s=1.0,
     verify_s=2.0,
     wire_s=0.5,
@@ -133,6 +145,25 @@ async def test_no_pass_finds_its_prompts_cached_by_the_one_before(pairs: dict[st
             assert model.cache.shared_token_count == 0
 
 
+async def test_requests_are_drafted_for_by_the_asked_sources_and_the_rounds_tell_them(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    pair = ClusterOptions(target_model=str(pairs["Llama"].target), draft_model=str(pairs["Llama"].draft))
+    options = grid.cluster_options(SystemSpec(grid.SPECULATIVE, 2, AUTO, "continuous", "3"), pair)
+    prompt = tuple(range(10, 20))
+    async with cluster_here(options) as addresses, Client(addresses.coordinator) as client:
+        found = [await ClusterSystem(client, addresses, 8, 0).run([prompt])]
+        predictions = {prompt: TokenIds(tuple(found[0].outputs[0]))}
+        for source in (DraftSource.DRAFT, DraftSource.PREDICTION):
+            found.append(await ClusterSystem(client, addresses, 8, None, (source,), predictions).run([prompt]))
+        short = await ClusterSystem(client, addresses, 8).with_limit(1).run([prompt])
+    assert len({str(one.outputs) for one in found}) == 1
+    assert short.outputs == [found[0].outputs[0][:1]]
+    drafted = [{used.source for used in one.rounds.sources} for one in found if one.rounds]
+    assert drafted == [set(), {DraftSource.DRAFT}, {DraftSource.PREDICTION}]
+    assert [one.usages[0].sources for one in found] == [one.rounds.sources for one in found if one.rounds]
+
+
 def test_rounds_are_the_difference_of_two_moments() -> None:
     old = ClusterStatistics(
         round_count=3,
@@ -177,7 +208,8 @@ def test_rounds_that_did_nothing_have_no_rates() -> None:
 
 def test_the_floor_is_weights_once_a_round_drafts_once_a_draft_and_the_cached_tokens() -> None:
     floor = Floor("auto", 1000.0, PassTraffic(100, 2), PassTraffic(10, 1))
-    assert floor.seconds(ROUNDS) == ((10 * 100 + 5000 * 2) + 5 * (10 * 10 + 5000 * 1)) / 1000
+    drafts_a_row = 200 / 50  # tokens that the suffix index drafted read no weights
+    assert floor.seconds(ROUNDS) == ((10 * 100 + 5000 * 2) + drafts_a_row * (10 * 10 + 5000 * 1)) / 1000
 
 
 def test_pass_traffic_counts_the_head_and_not_an_embedding_of_its_own(pairs: dict[str, PairOfCheckpoints]) -> None:
@@ -260,23 +292,137 @@ def test_an_output_that_differs_counts_in_a_spoiled_run_too() -> None:
     assert system.mismatch_count == 1
 
 
-def test_ours_are_compared_with_every_peer_that_was_measured() -> None:
+def test_ours_are_compared_with_plain_decoding_and_every_peer_that_was_measured() -> None:
     systems = tuple(SystemResult(spec(kind, 1), (run(100),)) for kind in grid.KINDS)
     (ours,) = (one for one in summaries(replace(result(), systems=systems)) if one.system == "Paceline")
-    assert set(ours.speedups) == set(grid.KINDS) - set(grid.OURS)
+    assert set(ours.speedups) == set(grid.KINDS) - {grid.SPECULATIVE}
+
+
+def table_of(text: str) -> list[dict[str, str]]:
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def test_plain_decoding_of_the_same_numerics_is_compared_with() -> None:
+    strict, fast = Precision("bfloat16"), Precision("bfloat16", "fast")
+    plain = [replace(spec(grid.PLAIN, 8), precision=one) for one in (strict, fast)]
+    ours = replace(spec(grid.SPECULATIVE, 8, "5"), precision=fast)
+    systems = (SystemResult(plain[0], (run(100),)), SystemResult(plain[1], (run(200),)))
+    found = replace(result(), systems=(*systems, SystemResult(ours, (run(300),)))).find(grid.PLAIN, ours)
+    assert found == systems[1]
+
+
+def test_decoding_alone_is_what_a_pass_takes_beyond_its_prompts() -> None:
+    """Of plain decoding's 1,000 tokens in 10 s, 24 tokens and 6 s are the prompts'; a spoiled pass does not count."""
+    passes = (PromptPass(6.0, Contention(0.0, 1.0)), PromptPass(9.0, Contention(0.5, 1.0)))
+    plain = SystemResult(spec(grid.PLAIN, 8), (run(100),), passes)
+    ours = SystemResult(spec(grid.SPECULATIVE, 8, "5"), (run(200),), (PromptPass(5.0),))
+    peer = SystemResult(spec(grid.HUGGING_FACE, 8), (run(50),))
+    found = {one.system: one for one in summaries(replace(result(), systems=(peer, plain, ours)))}
+    assert found["Paceline, plain"].decoding_tokens_per_s == (1000 - 24) / (10 - 6)
+    assert found["Paceline, plain"].decoding_speedup is None
+    assert found["Paceline, 5 drafts"].decoding_tokens_per_s == (2000 - 24) / (10 - 5)
+    assert found["Paceline, 5 drafts"].decoding_speedup == (1976 / 5) / (976 / 4)
+    assert found["HF generate"].decoding_tokens_per_s is None
+
+
+def test_a_pass_no_longer_than_its_prompts_tells_no_speed_of_decoding() -> None:
+    system = SystemResult(spec(grid.PLAIN, 8), (run(100),), (PromptPass(11.0),))
+    assert system.decoding_tokens_per_s(24) is None
+
+
+def test_drafts_are_told_by_source_with_the_share_of_output_that_came_from_each() -> None:
+    found = summaries(replace(result(), systems=result().systems[:3]))
+    (row,) = table_of(source_table(found))
+    assert row == {
+        "system": "Paceline, 5 drafts",
+        "B": "1",
+        "draft small": "130 of 200",
+        "output from draft small": "65.0%",
+        "suffix": "20 of 50",
+        "output from suffix": "10.0%",
+    }
+    assert "Drafts by source" not in bench_report(replace(result(), systems=result().systems[:2]))
+
+
+def test_two_passes_of_rounds_add_up_by_source() -> None:
+    both = ROUNDS + ROUNDS
+    assert (both.round_count, both.committed_count, both.draft_s) == (20, 400, 2.0)
+    assert both.sources == (
+        SourceUsage(DraftSource.DRAFT, "small", 400, 260),
+        SourceUsage(DraftSource.SUFFIX, "", 100, 40),
+    )
+
+
+def by_category() -> BenchResult:
+    """A result with rows by category, before the categories ran by themselves."""
+    qa = RowUse(10, 20, 30, 10, sources=(SourceUsage(DraftSource.SUFFIX, "", 30, 10),))
+    rag = RowUse(10, 40, 30, 30, sources=(SourceUsage(DraftSource.DRAFT, "small", 30, 30),))
+    rows = replace(run(300, ROUNDS), categories={"qa": qa, "rag": rag})
+    systems = (SystemResult(spec(grid.PLAIN, 8), (run(200),)), SystemResult(spec(grid.SPECULATIVE, 8, "5"), (rows,)))
+    return replace(result(), systems=systems, categories={"qa": 16, "rag": 8})
+
+
+def test_rounds_that_categories_share_tell_their_acceptance_and_no_speed() -> None:
+    found = category_summaries(by_category())
+    assert [(one.category, one.prompt_count, one.rows.tokens_per_row, one.alone) for one in found] == [
+        ("qa", 16, 2.0, None),
+        ("rag", 8, 4.0, None),
+    ]
+    qa, rag = table_of(category_table(found, [grid.PLAIN]))
+    assert (qa["accepted"], qa["output from suffix"], qa["output from draft small"]) == ("33.3%", "50.0%", "")
+    assert (rag["accepted"], rag["output from suffix"], rag["output from draft small"]) == ("100.0%", "", "75.0%")
+    assert "tokens/s" not in qa
+    assert "By category" not in bench_report(result())
+
+
+def test_a_category_by_itself_tells_its_speed_beside_plain_decoding() -> None:
+    mixed = by_category()
+    plain = SystemResult(spec(grid.PLAIN, 8), (run(100),))
+    rows = {"rag": RowUse(10, 30, 30, 20)}
+    mismatch = Mismatch("7", "rag", 3, 5, 6)
+    ours = SystemResult(spec(grid.SPECULATIVE, 8, "5"), (replace(run(150, ROUNDS, (mismatch,)), categories=rows),))
+    measured = replace(mixed, by_category={"rag": (plain, ours)})
+    qa, rag = table_of(category_table(category_summaries(measured), compared_kinds(measured)))
+    assert (rag["tokens/s"], rag["x plain"], rag["tokens/row"], rag["equal"]) == ("150", "1.50", "3.00", "7 of 8")
+    assert (qa["tokens/s"], qa["x plain"], qa["tokens/row"], qa["equal"]) == ("", "", "2.00", "")
+    assert bench_result_from_json(to_json(measured)) == measured
+    assert "each by itself" in bench_report(measured)
+    assert "tell no speed" in bench_report(mixed)
+
+
+def test_each_set_of_sources_is_a_system_and_one_without_a_draft_model_has_no_draft_service() -> None:
+    sets = tuple(map(read_source_set, ("all", "draft", "suffix", "draft+suffix")))
+    plan = replace(PLAN, kinds=(grid.SPECULATIVE,), batch_sizes=(8,), draft_counts=("auto",), source_sets=sets)
+    (group,) = grid.groups(plan)
+    drafts = {one.label: grid.cluster_options(one, plan.pair).draft_model for one in group}
+    assert drafts == {
+        "Paceline, auto drafts": "builtin:draft",
+        "Paceline, auto drafts from draft": "builtin:draft",
+        "Paceline, auto drafts from suffix": "none",
+        "Paceline, auto drafts from draft+suffix": "builtin:draft",
+        # Under the paper's policies a draft service alone drafts.
+        "Paceline, eqspec, auto drafts": "builtin:draft",
+        "Paceline, eqspec, auto drafts from draft": "builtin:draft",
+        "Paceline, eqspec, auto drafts from draft+suffix": "builtin:draft",
+    }
+    assert [name_of(one) for one in sets] == ["all", "draft", "suffix", "draft+suffix"]
+
+
+def test_a_word_that_is_no_set_of_sources_is_refused_with_those_there_are() -> None:
+    for word in ("luck", "draft+luck", "draft+all", ""):
+        with pytest.raises(InvalidRequest, match="give all, or any of draft, suffix, prediction"):
+            read_source_set(word)
 
 
 def test_the_table_tells_medians_speed_ups_and_mismatches() -> None:
-    lines = throughput_table(summaries(result()), peers_of(result()), 24).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    columns = cells[0]
-    rows = [dict(zip(columns, row, strict=True)) for row in cells[2:]]
+    rows = table_of(throughput_table(summaries(result()), compared_kinds(result()), 24))
     assert [row["tokens/s"] for row in rows] == ["100", "200", "300", "400", "1250"]
     ours = rows[-1]
     assert ours["system"] == "Paceline, 5 drafts"
     assert (ours["x HF generate"], ours["x HF assisted"], ours["x own B=1"]) == ("3.12", "6.25", "4.17")
     assert (ours["accepted"], ours["tokens/row"], ours["slots filled"]) == ("60.0%", "4.00", "75%")
-    assert ours["of floor"] == "18%"
+    assert ours["of floor"] == "16%"
     assert ours["equal"] == "23 of 24"
     assert rows[0]["equal"] == "24 of 24"
     assert [row["quiet"] for row in rows] == ["3 of 4", "1 of 1", "1 of 1", "1 of 1", "2 of 2"]

@@ -7,10 +7,10 @@ import asyncio
 import os
 import platform
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 
 from paceline.engine.model.checkpoint import find_checkpoint, label_of
@@ -18,8 +18,8 @@ from paceline.engine.model.loader import resolve_device
 from paceline.measure.alternate import WARM_UP, alternate
 from paceline.measure.bench import grid
 from paceline.measure.bench.grid import BenchPlan, SystemSpec
-from paceline.measure.bench.result import BenchResult, Floor, Run, SystemResult
-from paceline.measure.cluster import running_system
+from paceline.measure.bench.result import BenchResult, Floor, PromptPass, Run, SystemResult
+from paceline.measure.cluster import ClusterSystem, running_system
 from paceline.measure.contention import MachineWatch, Watch
 from paceline.measure.equivalence.agreement import find_mismatches, no_gap
 from paceline.measure.equivalence.precision import Precision
@@ -28,12 +28,13 @@ from paceline.measure.peers.llama_cpp import LlamaCppPeer
 from paceline.measure.peers.local import LocalSystem, Peer
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.measure.prompts import MeasuredPrompt
+from paceline.measure.rounds import RowUse, row_use
 from paceline.measure.system import Measured, System
 from paceline.measure.traffic import copy_bandwidth, pass_traffic
 from paceline.model_service.worker import ModelWorker
 from paceline.process.launcher import plan_cluster
 from paceline.process.variables import NO_DRAFT
-from paceline.types import ModelDescription, PassTraffic
+from paceline.types import ModelDescription, PassTraffic, Text
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,35 @@ class Observer:
     advanced: Callable[[], None]
     measured: Callable[[BenchResult], None]
     """Gets all that is known after one more pass."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Prompts that are measured together."""
+
+    prompts: Sequence[MeasuredPrompt]
+    category: str | None = None
+    """Their category, when it is measured by itself; None: all prompts."""
+
+    @property
+    def categories(self) -> dict[str, list[int]]:
+        """The prompts' places by category."""
+        found: dict[str, list[int]] = {}
+        for place, prompt in enumerate(self.prompts):
+            found.setdefault(prompt.category, []).append(place)
+        return found
+
+    @property
+    def token_ids(self) -> list[tuple[int, ...]]:
+        return [prompt.token_ids for prompt in self.prompts]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A system's way over the prompts: to the end of outputs, or to their first token."""
+
+    spec: SystemSpec
+    is_prompts_alone: bool = False
 
 
 class Bench:
@@ -59,10 +89,14 @@ class Bench:
         """`watch` tells which passes count; unset, it watches this machine."""
         self._plan = plan
         self._watch = watch or MachineWatch()
-        self._prompts = prompts
-        self._token_ids = [prompt.token_ids for prompt in prompts]
+        whole = _Part(prompts)
+        self._token_ids = whole.token_ids
+        self._predictions = {one.token_ids: Text(one.prediction) for one in prompts if one.prediction is not None}
+        alone = [_Part([prompts[place] for place in places], category) for category, places in whole.categories.items()]
+        self._parts = [whole, *(alone if plan.by_category else ())]
         self._observer = observer
-        self._first_outputs: dict[str, list[list[int]]] = {}
+        self._first_outputs: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        """By dtype and prompt."""
         # Planned as `grid` asks for it where lanes are a choice, because variables may set what no flag sets.
         planned = plan_cluster(replace(plan.pair, policy="continuous"))
         self._device = resolve_device(planned.target.settings.device)
@@ -70,20 +104,8 @@ class Bench:
         self._worker = ModelWorker(None, niceness=0)
         self._threads: dict[SystemSpec, int] = {}
         self._bandwidth_bytes_per_s = 0.0
-        self._result = BenchResult(
-            _label(plan.pair.target_model),
-            _label(plan.pair.draft_model),
-            self._device,
-            input_name,
-            len(prompts),
-            sum(map(len, self._token_ids)),
-            plan.max_new_tokens,
-            f"{platform.machine()}, {os.cpu_count()} cores, {_memory_gib()} GiB",
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            {name: version(name) for name in ("paceline", "torch", "transformers")},
-            plan.run_count,
-            planned.coordinator.settings.lane_count,
-        )
+        lanes = planned.coordinator.settings.lane_count
+        self._result = _begun(plan, whole, input_name, self._device, lanes)
 
     async def run(self) -> None:
         """Run everything; `observer.measured` gets the result after each pass."""
@@ -92,38 +114,55 @@ class Bench:
             for specs in grid.groups(self._plan):
                 async with AsyncExitStack() as stack:
                     systems = await self._open(specs, stack)
-                    self._observer.started(f"B = {specs[-1].batch_size}", len(systems) * (self._plan.run_count + 1))
-                    await alternate(systems, self._token_ids, self._plan.run_count, self._record, self._watch)
+                    for part in self._parts:
+                        name = ", ".join(filter(None, (f"B = {specs[-1].batch_size}", part.category)))
+                        self._observer.started(name, len(systems) * (self._plan.run_count + 1))
+                        record = partial(self._record, part)
+                        await alternate(systems, part.token_ids, self._plan.run_count, record, self._watch)
         finally:
             # In a thread, because it waits until an interrupted pass ends, at the pass's next token.
             await asyncio.to_thread(self._worker.close)
 
     def _note_floor(self, dtype: str, target: ModelDescription, draft: ModelDescription | None) -> None:
-        """Keep the floor of the first system of ours in a dtype; its models tell how many bytes a weight has."""
-        if any(one.dtype == dtype for one in self._result.floors):
+        """Keep the floor of a dtype, by the first system of ours with a draft, or without where none has one.
+
+        Its models tell how many bytes a weight has.
+        """
+        known = next((one for one in self._result.floors if one.dtype == dtype), None)
+        if known and (draft is None or known.draft.weight_bytes):
             return
+        others = tuple(one for one in self._result.floors if one is not known)
         pair = self._plan.pair
         draft_traffic = pass_traffic(pair.draft_model, draft) if draft else PassTraffic(0, 0)
         floor = Floor(dtype, self._bandwidth_bytes_per_s, pass_traffic(pair.target_model, target), draft_traffic)
-        self._result = replace(self._result, floors=(*self._result.floors, floor))
+        self._result = replace(self._result, floors=(*others, floor))
 
-    async def _open(self, specs: Sequence[SystemSpec], stack: AsyncExitStack) -> dict[SystemSpec, System]:
+    async def _open(self, specs: Sequence[SystemSpec], stack: AsyncExitStack) -> dict[_Pass, System]:
         """Start our clusters and load the peers' models, each model once."""
         load = cache(lambda model, precision: HuggingFaceReference(model, precision.dtype, self._device))
-        systems: dict[SystemSpec, System] = {}
+        systems: dict[_Pass, System] = {}
         for spec in specs:
             self._observer.started(f"starting {spec.label}", 1)
             if spec.is_ours:
-                options = grid.cluster_options(spec, self._plan.pair)
-                ours = await stack.enter_async_context(running_system(options, self._plan.max_new_tokens))
-                systems[spec] = ours
+                ours = await stack.enter_async_context(self._running(spec))
+                systems[_Pass(spec)] = ours
+                if self._plan.max_new_tokens > 1:
+                    systems[_Pass(spec, is_prompts_alone=True)] = ours.with_limit(1)
                 self._note_floor(spec.precision.dtype, *await ours.models())
             else:
                 peer = await self._worker.run(self._peer, spec, load)
-                systems[spec] = local = LocalSystem(self._worker, peer)
+                systems[_Pass(spec)] = local = LocalSystem(self._worker, peer)
                 trial = self._token_ids[: spec.batch_size]
                 self._threads[spec] = await local.take_fastest_threads(trial, self._watch)
         return systems
+
+    def _running(self, spec: SystemSpec) -> AbstractAsyncContextManager[ClusterSystem]:
+        return running_system(
+            grid.cluster_options(spec, self._plan.pair),
+            self._plan.max_new_tokens,
+            sources=spec.sources,
+            predictions=self._predictions,
+        )
 
     def _peer(self, spec: SystemSpec, load: Callable[[str, Precision], HuggingFaceReference]) -> Peer:
         plan = self._plan
@@ -141,23 +180,65 @@ class Bench:
             load(plan.pair.target_model, spec.precision), plan.max_new_tokens, spec.batch_size, options
         )
 
-    def _record(self, spec: SystemSpec, number: int, measured: Measured) -> None:
+    def _record(self, part: _Part, passed: _Pass, number: int, measured: Measured) -> None:
         self._observer.advanced()
-        first = self._first_outputs.setdefault(spec.precision.dtype, measured.outputs)
+        if passed.is_prompts_alone:
+            if number != WARM_UP:
+                one = PromptPass(measured.elapsed_s, measured.contention)
+                self._change(part, passed.spec, lambda known: replace(known, prompt_passes=(*known.prompt_passes, one)))
+            return
+        dtype = passed.spec.precision.dtype
+        outputs = zip(part.token_ids, measured.outputs, strict=True)
+        first = [self._first_outputs.setdefault((dtype, prompt), output) for prompt, output in outputs]
         if number == WARM_UP:
             return
         run = Run(
             measured.elapsed_s,
             measured.output_count,
             measured.rounds,
-            tuple(find_mismatches(self._prompts, measured.outputs, first, no_gap)),
+            tuple(find_mismatches(part.prompts, measured.outputs, first, no_gap)),
             measured.contention,
+            _rows_by_category(part, measured),
         )
-        known = {one.spec: one for one in self._result.systems}
-        before = known.get(spec, SystemResult(spec, threads=self._threads.get(spec)))
-        known[spec] = replace(before, runs=(*before.runs, run))
-        self._result = replace(self._result, systems=tuple(known.values()))
+        self._change(part, passed.spec, lambda known: replace(known, runs=(*known.runs, run)))
+
+    def _change(self, part: _Part, spec: SystemSpec, change: Callable[[SystemResult], SystemResult]) -> None:
+        """Keep a changed result of a system, and tell the observer."""
+        result = self._result
+        kept = result.systems if part.category is None else result.by_category.get(part.category, ())
+        known = {one.spec: one for one in kept}
+        known[spec] = change(known.get(spec, SystemResult(spec, threads=self._threads.get(spec))))
+        changed = tuple(known.values())
+        if part.category is None:
+            self._result = replace(result, systems=changed)
+        else:
+            self._result = replace(result, by_category=result.by_category | {part.category: changed})
         self._observer.measured(self._result)
+
+
+def _begun(plan: BenchPlan, whole: _Part, input_name: str, device: str, lanes: int) -> BenchResult:
+    """Return the result before anything is measured."""
+    return BenchResult(
+        _label(plan.pair.target_model),
+        _label(plan.pair.draft_model),
+        device,
+        input_name,
+        len(whole.prompts),
+        sum(map(len, whole.token_ids)),
+        plan.max_new_tokens,
+        f"{platform.machine()}, {os.cpu_count()} cores, {_memory_gib()} GiB",
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        {name: version(name) for name in ("paceline", "torch", "transformers")},
+        plan.run_count,
+        lanes,
+        categories={category: len(places) for category, places in whole.categories.items()},
+    )
+
+
+def _rows_by_category(part: _Part, measured: Measured) -> dict[str, RowUse]:
+    if not measured.usages:
+        return {}
+    return {name: row_use([measured.usages[place] for place in places]) for name, places in part.categories.items()}
 
 
 def _label(model: str) -> str:

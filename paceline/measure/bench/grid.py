@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from paceline.measure.equivalence.precision import Precision, with_precision
+from paceline.measure.source_sets import ALL_SOURCES, SourceSet, name_of, needs_draft_service
 from paceline.process.launcher import ClusterOptions
 from paceline.process.variables import NO_DRAFT
 from paceline.types import PAPER_POLICIES
@@ -27,6 +28,8 @@ BATCHING = (HUGGING_FACE,)
 WITH_DRAFT_MODEL = (ASSISTED, ASSISTED_FIXED)
 """Peers that draft with the pair's draft model; left out where the pair has none."""
 KINDS = (*PEERS, PLAIN, SPECULATIVE)
+COMPARED = (PLAIN, *PEERS)
+"""What our systems are compared with, in the tables' order."""
 TITLES = {**PEERS, PLAIN: "Paceline, plain", SPECULATIVE: "Paceline"}
 
 
@@ -41,11 +44,14 @@ class SystemSpec:
     """Policy of our own speculative systems; empty for the others."""
     draft_count: str = ""
     """Draft tokens a round; empty when the system decides itself."""
+    sources: SourceSet = ALL_SOURCES
+    """What may draft in our own speculative systems."""
 
     @property
     def label(self) -> str:
         """Name in tables and plots, without the batch size."""
         drafts = f"{self.draft_count} drafts" if self.draft_count else ""
+        drafts += f" from {name_of(self.sources)}" if self.sources else ""
         policy = "" if self.policy == "continuous" else self.policy
         precision = "" if self.precision.dtype == "auto" else str(self.precision)
         return ", ".join(part for part in (TITLES[self.kind], policy, drafts, precision) if part)
@@ -67,6 +73,9 @@ class BenchPlan:
     max_new_tokens: int
     run_count: int
     gguf: Path | None = None
+    source_sets: tuple[SourceSet, ...] = (ALL_SOURCES,)
+    by_category: bool = False
+    """Whether each category's prompts are measured by themselves too."""
 
 
 def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
@@ -87,8 +96,10 @@ def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
 
 def _specs(plan: BenchPlan, kind: str, batch_size: int, precision: Precision) -> Iterator[SystemSpec]:
     if kind == SPECULATIVE:
-        for policy, draft_count in product(plan.policies, plan.draft_counts):
-            yield SystemSpec(kind, batch_size, precision.under(policy), policy, draft_count)
+        for policy, draft_count, sources in product(plan.policies, plan.draft_counts, plan.source_sets):
+            if policy in PAPER_POLICIES and not needs_draft_service(sources):
+                continue  # nothing else drafts under them
+            yield SystemSpec(kind, batch_size, precision.under(policy), policy, draft_count, sources)
     elif kind == PLAIN:
         yield SystemSpec(kind, batch_size, precision)
     else:
@@ -106,6 +117,7 @@ def cluster_options(spec: SystemSpec, pair: ClusterOptions) -> ClusterOptions:
 
     Plain decoding has one lane and every core for the target, which is the most it can use. B = 1 has one lane too, as
     two lanes would be two generations at once. Prefix sharing is off, because peers compute every prompt in each pass.
+    A system whose drafts come from no draft service has none, and so the cores that it would take.
     """
     policy = spec.policy or "continuous"
     one_lane = spec.kind == PLAIN or spec.batch_size == 1 or policy in PAPER_POLICIES
@@ -115,4 +127,5 @@ def cluster_options(spec: SystemSpec, pair: ClusterOptions) -> ClusterOptions:
         prefix_sharing=False,
         draft_count=spec.draft_count or "0",
         lanes=1 if one_lane else pair.lanes,
+        draft_model=pair.draft_model if needs_draft_service(spec.sources) else NO_DRAFT,
     )

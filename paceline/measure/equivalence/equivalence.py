@@ -12,17 +12,21 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from paceline.engine.model.loader import resolve_device
-from paceline.measure.cluster import running_system
+from paceline.measure.cluster import Predictions, running_system
 from paceline.measure.equivalence.agreement import MatchRates, Mismatch, find_mismatches, match_rates, pooled
 from paceline.measure.equivalence.precision import Precision, with_precision
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.measure.peers.reference_outputs import identity_of, reference_outputs
 from paceline.measure.prompts import MeasuredPrompt
+from paceline.measure.source_sets import ALL_SOURCES, SourceSet, name_of, needs_draft_service
 from paceline.model_service.worker import ModelWorker
 from paceline.process.launcher import CORES, ClusterOptions, plan_cluster
 from paceline.text import TextCodec
+from paceline.types import PAPER_POLICIES, DraftSource, TokenIds
 
 HUGGING_FACE, PLAIN = "Hugging Face", "plain decoding"
+WRONG_EVERY = 10
+"""One token in so many of a prediction is wrong."""
 Outputs = list[list[int]]
 
 
@@ -34,6 +38,7 @@ class EquivalencePlan:
     batch_sizes: tuple[int, ...]
     policies: tuple[str, ...]
     precisions: tuple[Precision, ...]
+    source_sets: tuple[SourceSet, ...] = (ALL_SOURCES,)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,12 @@ class Agreement:
     """Whether a difference is a failure; if False, rounding may cause it in this precision."""
     rates: tuple[MatchRates, ...]
     mismatches: tuple[Mismatch, ...]
+    sources: SourceSet = ALL_SOURCES
+    """What might draft."""
+
+    @property
+    def policy_and_sources(self) -> str:
+        return _policy_and_sources(self.policy, self.sources)
 
     @property
     def overall(self) -> MatchRates:
@@ -97,6 +108,38 @@ class _References:
     outputs: dict[str, Outputs]
 
 
+@dataclass(frozen=True)
+class _Case:
+    """What one pass of ours is run with."""
+
+    policy: str
+    batch_size: int
+    sources: SourceSet = ALL_SOURCES
+
+    @property
+    def policy_and_sources(self) -> str:
+        return _policy_and_sources(self.policy, self.sources)
+
+
+def _policy_and_sources(policy: str, sources: SourceSet) -> str:
+    """Return a policy's name, with what may draft unless all may."""
+    return f"{policy}, {name_of(sources)}" if sources else policy
+
+
+def _cases(plan: EquivalencePlan) -> list[_Case]:
+    """Return what is compared; under the paper's policies nothing but a draft service drafts."""
+    return [
+        _Case(policy, batch_size, sources)
+        for policy, sources, batch_size in product(plan.policies, plan.source_sets, plan.batch_sizes)
+        if policy not in PAPER_POLICIES or needs_draft_service(sources)
+    ]
+
+
+def partly_wrong(output: Sequence[int]) -> list[int]:
+    """Return an output in which every tenth token is its first one, to predict what does not come."""
+    return [output[0] if place % WRONG_EVERY == WRONG_EVERY - 1 else token for place, token in enumerate(output)]
+
+
 def must_equal(reference: str, precision: Precision) -> bool:
     """Return whether outputs in a precision are promised to equal the reference's."""
     return precision.dtype == "float32" or (reference == PLAIN and precision.is_strict)
@@ -128,9 +171,9 @@ class Equivalence:
         try:
             for precision in self._plan.precisions:
                 references = await self._references(precision)
-                for policy, batch_size in product(self._plan.policies, self._plan.batch_sizes):
-                    outputs = await self._outputs(precision, policy, batch_size)
-                    await self._compare(references, "speculative", policy, batch_size, outputs)
+                for case in _cases(self._plan):
+                    outputs = await self._outputs(precision, case, self._predictions(case.sources, references))
+                    await self._compare(references, "speculative", case, outputs)
         finally:
             self._worker.close()
 
@@ -139,8 +182,8 @@ class Equivalence:
 
         Plain decoding runs first, so that services that cannot start fail before the long part.
         """
-        batch_size = max(self._plan.batch_sizes)
-        plain = await self._outputs(precision, "continuous", batch_size, max_draft_count=0)
+        case = _Case("continuous", max(self._plan.batch_sizes))
+        plain = await self._outputs(precision, case, max_draft_count=0)
         self._observer.started(f"{precision.dtype} {HUGGING_FACE} generate, batch 1", len(self._prompts))
         model = self._plan.pair.target_model
         as_served = precision.dtype, self._device, self._quantization
@@ -155,36 +198,47 @@ class Equivalence:
             advance=self._observer.advanced,
         )
         references = _References(precision, hugging_face, {HUGGING_FACE: expected})
-        await self._compare(references, "plain", "continuous", batch_size, plain)
+        await self._compare(references, "plain", case, plain)
         return replace(references, outputs={HUGGING_FACE: expected, PLAIN: plain})
 
+    def _predictions(self, sources: SourceSet, references: _References) -> Predictions:
+        """Return plain decoding's outputs, with some tokens wrong, for a set that names predictions; else none."""
+        if DraftSource.PREDICTION not in sources:
+            return {}
+        outputs = zip(self._prompts, references.outputs[PLAIN], strict=True)
+        return {prompt.token_ids: TokenIds(tuple(partly_wrong(output))) for prompt, output in outputs}
+
     async def _outputs(
-        self, precision: Precision, policy: str, batch_size: int, max_draft_count: int | None = None
+        self,
+        precision: Precision,
+        case: _Case,
+        predictions: Predictions | None = None,
+        max_draft_count: int | None = None,
     ) -> Outputs:
-        kind = PLAIN if max_draft_count == 0 else policy
-        self._observer.started(f"{precision} {kind}, B = {batch_size}", 1)
-        options = replace(with_precision(self._plan.pair, precision, policy), batch_size=batch_size)
-        async with running_system(options, self._plan.max_new_tokens, max_draft_count) as system:
+        kind = PLAIN if max_draft_count == 0 else case.policy_and_sources
+        self._observer.started(f"{precision} {kind}, B = {case.batch_size}", 1)
+        options = replace(with_precision(self._plan.pair, precision, case.policy), batch_size=case.batch_size)
+        as_asked = self._plan.max_new_tokens, max_draft_count, case.sources, predictions
+        async with running_system(options, *as_asked) as system:
             measured = await system.run([one.token_ids for one in self._prompts])
         self._observer.advanced()
         return measured.outputs
 
-    async def _compare(
-        self, references: _References, system: str, policy: str, batch_size: int, outputs: Outputs
-    ) -> None:
+    async def _compare(self, references: _References, system: str, case: _Case, outputs: Outputs) -> None:
         gap = references.hugging_face.logit_gap
-        precision = references.precision.under(policy)
+        precision = references.precision.under(case.policy)
         for name, expected in references.outputs.items():
             mismatches = await self._worker.run(find_mismatches, self._prompts, outputs, expected, gap)
             self._observer.agreed(
                 Agreement(
                     system,
-                    policy,
-                    batch_size,
+                    case.policy,
+                    case.batch_size,
                     str(precision),
                     name,
                     must_equal(name, precision),
                     tuple(match_rates(self._prompts, outputs, expected, self._codec)),
                     tuple(mismatches),
+                    case.sources,
                 )
             )

@@ -22,7 +22,7 @@ def equivalence_table(result: EquivalenceResult) -> str:
 def _row(agreement: Agreement) -> list[str]:
     rates = agreement.overall
     return [
-        f"{agreement.precision} {agreement.system}, {agreement.policy}",
+        f"{agreement.precision} {agreement.system}, {agreement.policy_and_sources}",
         str(agreement.batch_size),
         agreement.reference,
         f"{rates.exact_count} of {rates.prompt_count}",
@@ -38,7 +38,10 @@ def category_table(agreements: Sequence[Agreement]) -> str:
     partial = [one for one in agreements if one.mismatches]
     if not partial:
         return ""
-    header = ["category", *(f"{one.precision} {one.system} {one.policy} {one.batch_size}" for one in partial)]
+    header = [
+        "category",
+        *(f"{one.precision} {one.system} {one.policy_and_sources} {one.batch_size}" for one in partial),
+    ]
     by_category = zip(*(one.rates for one in partial), strict=True)
     return markdown_table(header, [[rates[0].category, *map(_share, rates)] for rates in by_category])
 
@@ -49,7 +52,9 @@ def _share(rates: MatchRates) -> str:
 
 def mismatch_lines(agreement: Agreement, codec: TextCodec) -> Iterator[str]:
     """Yield a line for each of the first mismatches; the result file has all of them."""
-    name = f"{agreement.precision} {agreement.policy} B = {agreement.batch_size} beside {agreement.reference}"
+    name = (
+        f"{agreement.precision} {agreement.policy_and_sources} B = {agreement.batch_size} beside {agreement.reference}"
+    )
     for one in agreement.mismatches[:SHOWN_MISMATCHES]:
         gap = "" if one.logit_gap is None else f", logit gap {one.logit_gap:.3g}"
         yield (
