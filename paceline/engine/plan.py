@@ -19,7 +19,7 @@ class Segment(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where rows' cached tokens lie: token i of a row is in slot pages[i // page_tokens] * page_slots + i % page_tokens."""
+    """Where rows' cached tokens lie: token i is in slot `pages[i // page_tokens] * page_slots + i % page_tokens`."""
 
     pages: Sequence[Sequence[int]]
     page_tokens: int
