@@ -18,15 +18,16 @@ from paceline.client import NO_RETRIES, Client
 from paceline.errors import CallTimedOut
 from paceline.observe.report.analysis import requests_of
 from paceline.observe.report.receiver import Receiver, running_receiver
-from paceline.process.launcher import Addresses, ClusterOptions, running_cluster, running_service
+from paceline.observe.spans.setup import tracing
+from paceline.process.launcher import Addresses, running_service
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, UserMessage
+from tests.clusters import cluster
 from tests.spans import Spans
 from tests.trees import Tree, tree_of
 
 pytestmark = pytest.mark.slow
 
 Result = TypeVar("Result")
-OPTIONS = ClusterOptions(target_threads=1, draft_threads=1)
 SERVERS = {("draft.propose", "paceline-draft"), ("target.verify", "paceline-target")}
 PROMPT = "Nina saves $25 a week for 8 weeks. How much is that?"
 
@@ -224,8 +225,9 @@ async def test_the_command_receives_spans_until_it_is_stopped_and_shows_them(mon
     address = (await process.stdout.readline()).decode().split()[3].rstrip(";")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{address}")
-    async with running_cluster(OPTIONS) as services, Client(services.coordinator, NO_RETRIES) as client:
-        await client.complete(asked(20))
+    with tracing("coordinator", None) as tracer:
+        async with cluster("builtin:target", "builtin:draft", tracer=tracer) as running:
+            await running.client.complete(asked(20))
     process.send_signal(signal.SIGINT)
     out, _ = await process.communicate()
     assert process.returncode == 0

@@ -6,15 +6,17 @@ A world has a draft and a target, which each serve one call at a time, and lanes
 import heapq
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from operator import mul
 from statistics import fmean
 
 from coordinator.requests.acceptance import Acceptance
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.auto_planner import MAX_AUTO, AutoPlanner
-from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.round_report import NEW_TO_DRAFT, DraftCall, RoundReport, RowReport
 from coordinator.rounds.wishes import DraftPlanner, Wish
 from paceline.types import DraftSource, HopTime, Usage
@@ -75,25 +77,45 @@ class World:
         executed_s = self.verify_s + self.verified_token_s * max(0, token_count - self.free_tokens)
         return executed_s * (1 + self.rivalry * (max(counts) > 0))
 
-    def places(self, draft_count: int, acceptance: float) -> list[float]:
-        """Return each draft token's acceptance, given that the one before it was accepted."""
-        return [acceptance * self.later_acceptance**place for place in range(draft_count)]
-
-    def expected_tokens(self, draft_count: int, acceptance: float) -> float:
-        reached = tokens = 1.0
-        for rate in self.places(draft_count, acceptance):
-            reached *= rate
-            tokens += reached
-        return tokens
-
     def goodput(self, draft_count: int) -> float:
         """Return tokens a second with one lane and a fixed draft count."""
         rates = [self.acceptance + self.spread * share / 20 for share in range(-20, 21)]
-        tokens = fmean(self.expected_tokens(draft_count, min(1.0, max(0.0, rate))) for rate in rates)
+        tokens = fmean(_Hope.of(draft_count, min(1.0, max(0.0, rate)), self.later_acceptance).tokens for rate in rates)
         noise = math.exp(self.jitter**2 / 2) * (1 + (SPIKE - 1) * self.spike_share)
         counts = [draft_count] * self.group_size
         executed_s = self.propose_s(counts) + self.verify_executed_s(counts)
         return self.group_size * tokens / (self.hop_s * (1 + (draft_count > 0)) + executed_s * noise)
+
+
+@dataclass(frozen=True)
+class _Hope:
+    """What drafts of a row promise: the same for so many rows that it is worked out once."""
+
+    places: Sequence[float]
+    """Acceptance of each, given that the one before it was accepted."""
+    tokens: float
+    """Tokens of a round to expect."""
+
+    @staticmethod
+    @cache
+    def of(draft_count: int, acceptance: float, later_acceptance: float) -> "_Hope":
+        places = [acceptance * later_acceptance**place for place in range(draft_count)]
+        return _Hope(places, sum(accumulate(places, mul, initial=1.0)))
+
+
+class ConstantPlanner:
+    """Asks for so many tokens for each row. What is compared with needs no planner that learns and takes its time."""
+
+    leeway = 1.0
+
+    def __init__(self, count: int) -> None:
+        self._wish = Wish(count, MODEL)
+
+    def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
+        return dict.fromkeys(group, self._wish)
+
+    def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -114,7 +136,7 @@ def best_fixed(world: World) -> float:
     """Return the goodput of the best fixed count, plain decoding included."""
     if world.lanes == 1:
         return max(map(world.goodput, COUNTS))
-    return max(goodput(simulate([world] * 5 * ROUNDS, FixedPlanner(count), 0)) for count in COUNTS)
+    return max(goodput(simulate([world] * 5 * ROUNDS, ConstantPlanner(count), 0)) for count in COUNTS)
 
 
 def reached(world: World, seeds: Sequence[int] = SEEDS, rounds: int = ROUNDS, settled: int = SETTLED_ROUNDS) -> float:
@@ -145,6 +167,8 @@ class _Lane:
     world: World
     began_s: float = 0.0
     wishes: dict[Generation, Wish] = field(default_factory=dict)
+    counts: Sequence[int] = ()
+    """Draft counts of the wishes."""
     propose: HopTime = HopTime()
     verify: HopTime = HopTime()
     missed: dict[Generation, int] = field(default_factory=dict)
@@ -157,10 +181,6 @@ class _Lane:
     """Tokens since a generation ended."""
     prompt_s: float = 0.0
     prompt_count: int = 0
-
-    @property
-    def counts(self) -> list[int]:
-        return [wish.asked_count for wish in self.wishes.values()]
 
 
 class _Simulation:
@@ -217,6 +237,7 @@ class _Simulation:
         for one in lane.group:
             _note_missed(one, lane.missed.get(one, 0) + OUTPUT_TOKENS * (one in lane.unseen))
         lane.wishes = self._planner.plan(lane.group, [MODEL])
+        lane.counts = [wish.asked_count for wish in lane.wishes.values()]
         work_s = self._catch_up_s(lane)
         if not max(lane.counts):
             return now_s
@@ -253,13 +274,14 @@ class _Simulation:
     def _end(self, now_s: float, lane: _Lane) -> float:
         rows, tokens = [], 0.0
         for generation, count, rate in zip(lane.group, lane.counts, lane.rates, strict=True):
-            right = [self._rng.random() < one for one in lane.world.places(count, rate)]
+            hope = _Hope.of(count, rate, lane.world.later_acceptance)
+            right = [self._rng.random() < one for one in hope.places]
             accepted = right.index(False) if False in right else count
             if count:
                 generation.acceptance.add(accepted, count)
             source = DraftSource.DRAFT if count else None
             rows.append(RowReport(count, accepted, accepted + 1, source, MODEL, generation))
-            tokens += lane.world.expected_tokens(count, rate)
+            tokens += hope.tokens
         lane.token_count += tokens
         took_s = now_s - lane.began_s
         report = RoundReport(
