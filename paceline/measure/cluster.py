@@ -9,22 +9,37 @@ from paceline.client import Client, describe_draft, describe_target
 from paceline.measure.rounds import Counters, rounds_between
 from paceline.measure.system import Measured
 from paceline.process.launcher import Addresses, ClusterOptions, running_cluster
-from paceline.types import GenerationRequest, ModelDescription, TokenIds
+from paceline.types import GenerationRequest, ModelDescription, SamplingParameters, TokenIds
+
+GREEDY_SAMPLING = SamplingParameters()
+SEED = 1
 
 
 class ClusterSystem:
     def __init__(
-        self, client: Client, addresses: Addresses, max_new_tokens: int, max_draft_count: int | None = None
+        self,
+        client: Client,
+        addresses: Addresses,
+        max_new_tokens: int,
+        max_draft_count: int | None = None,
+        sampling: SamplingParameters = GREEDY_SAMPLING,
     ) -> None:
-        """`max_draft_count` 0 decodes plainly."""
+        """`max_draft_count` 0 decodes plainly. Sampled outputs are the same in every pass."""
         self._client = client
         self._addresses = addresses
         self._max_new_tokens = max_new_tokens
         self._max_draft_count = max_draft_count
+        self._sampling = sampling
 
     async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
         requests = [
-            GenerationRequest(TokenIds(one), self._max_new_tokens, max_draft_count=self._max_draft_count)
+            GenerationRequest(
+                TokenIds(one),
+                self._max_new_tokens,
+                max_draft_count=self._max_draft_count,
+                sampling=self._sampling,
+                seed=SEED,
+            )
             for one in prompts
         ]
         before = await self._counters()

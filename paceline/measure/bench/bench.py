@@ -4,8 +4,6 @@ It owns the order of the work and the lives of the systems; `grid` says which sy
 """
 
 import asyncio
-import os
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from paceline.measure.cluster import running_system
 from paceline.measure.contention import MachineWatch, Watch
 from paceline.measure.equivalence.agreement import find_mismatches, no_gap
 from paceline.measure.equivalence.precision import Precision
+from paceline.measure.machine import describe_machine
 from paceline.measure.peers.hugging_face import HuggingFacePeer, assistance, prompt_lookup
 from paceline.measure.peers.llama_cpp import LlamaCppPeer
 from paceline.measure.peers.local import LocalSystem, Peer
@@ -78,7 +77,7 @@ class Bench:
             len(prompts),
             sum(map(len, self._token_ids)),
             plan.max_new_tokens,
-            f"{platform.machine()}, {os.cpu_count()} cores, {_memory_gib()} GiB",
+            describe_machine(),
             datetime.now(UTC).isoformat(timespec="seconds"),
             {name: version(name) for name in ("paceline", "torch", "transformers")},
             plan.run_count,
@@ -162,7 +161,3 @@ class Bench:
 
 def _label(model: str) -> str:
     return "no draft model" if model == NO_DRAFT else label_of(model, find_checkpoint(model).config)
-
-
-def _memory_gib() -> int:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30))
