@@ -1,0 +1,1 @@
+"""Overload: more requests than can be served, and requests made to delay others."""
