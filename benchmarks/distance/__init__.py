@@ -1,1 +1,4 @@
-"""Overload: more requests than can be served, and requests made to delay others."""
+"""Services far from their coordinator: what the distance costs, and what prepared rounds save of it.
+
+`measuring` runs the work, `result` has what it finds, `report` shows it.
+"""

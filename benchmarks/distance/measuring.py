@@ -145,7 +145,8 @@ class _Work:
                 if number != WARM_UP:
                     passes[key].append(_run(measured, systems[key].prepared_row_count, expected[key[0]]))
 
-            await alternate(systems, self.prompts, self.plan.run_count, record, self.watch)
+            # What was disturbed is told and not repeated: there are many cases, and each waits for its distance.
+            await alternate(systems, self.prompts, self.plan.run_count, record, self.watch, repeats=0)
         for temperature in expected:
             without, prepared = (tuple(passes[temperature, one]) for one in (False, True))
             case = Case(far, delay_ms, batch_size, temperature)
