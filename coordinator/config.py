@@ -55,7 +55,7 @@ class CoordinatorSettings(ServiceSettings):
     prepared_rounds: bool = Field(
         default=True,
         description="whether draft services may go on after their answers, so that later rounds need not wait for "
-        "them; they do where that is measured to pay; false: never, as where their work costs more than a wait",
+        "them; they do where that is measured to pay; false: never, as for drafts whose work is paid for or shared",
     )
     policy: PolicyName = Field(
         default="continuous",

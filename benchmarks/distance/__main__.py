@@ -30,6 +30,7 @@ from paceline.measure.files import prepare_folder
 from paceline.measure.machine import describe_machine
 from paceline.measure.prompts import encode_lines, read_text_codec
 from paceline.process.launcher import ClusterOptions
+from paceline.process.variables import NO_DRAFT
 
 MAX_DELAY_MS = 1000
 # Wide enough for the table, also without a terminal.
@@ -48,6 +49,8 @@ def main(
     draft_model: str = ClusterOptions.draft_model,
 ) -> None:
     """Print tokens a second, rounds and drafts at each distance; keep them, with a plot, in a folder."""
+    if draft_model == NO_DRAFT:
+        raise InvalidRequest("--draft-model is none; give a model that can be kept away", field="draft_model")
     pair = ClusterOptions(target_model=target_model, draft_model=draft_model)
     plan = DistancePlan(pair, _delays_ms(delays_ms), comma_counts("--batch-sizes", batch_sizes), runs, max_new_tokens)
     lines = selected_lines(input_file, None, prompt_count)

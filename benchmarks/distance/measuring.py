@@ -24,6 +24,7 @@ from paceline.process.launcher import (
     Addresses,
     ClusterOptions,
     Endpoint,
+    ServicePlan,
     plan_cluster,
     running_cluster,
     running_service,
@@ -87,7 +88,7 @@ async def measure(plan: DistancePlan, prompts: Prompts, watch: Watch, observer: 
         options = options_at(plan.pair, batch_size)
         own = prompts_at(prompts, batch_size)
         async with running_cluster(options) as near:
-            work = _Work(plan, options, near, own, watch, observer)
+            work = _Work(plan, batch_size, plan_cluster(options).coordinator, near, own, watch, observer)
             expected = {one: await work.outputs_alone(one) for one in temperatures_at(batch_size)}
             for far, delay_ms in product(get_args(FarService), plan.delays_ms):
                 await work.compare(far, delay_ms, expected)
@@ -113,7 +114,8 @@ class _Work:
     """What the cases of one batch size share."""
 
     plan: DistancePlan
-    options: ClusterOptions
+    batch_size: int
+    coordinator: ServicePlan
     near: Addresses
     """Of a cluster that nothing is far from: its model services serve all coordinators."""
     prompts: Prompts
@@ -128,8 +130,7 @@ class _Work:
     async def compare(self, far: FarService, delay_ms: float, expected: Mapping[float, Outputs]) -> None:
         """Compare the cases of one distance. `expected` has the outputs of the target alone, by temperature."""
         passes: dict[tuple[float, bool], list[Run]] = {key: [] for key in product(expected, (False, True))}
-        batch_size = self.options.batch_size or 1
-        name = f"B = {batch_size}, {far} at {delay_ms:g} ms"
+        name = f"B = {self.batch_size}, {far} at {delay_ms:g} ms"
         self.observer.started(name, len(passes) * (self.plan.run_count + 1))
         async with AsyncExitStack() as stack:
             addresses = await stack.enter_async_context(self._kept_away(far, delay_ms))
@@ -149,7 +150,7 @@ class _Work:
             await alternate(systems, self.prompts, self.plan.run_count, record, self.watch, repeats=0)
         for temperature in expected:
             without, prepared = (tuple(passes[temperature, one]) for one in (False, True))
-            case = Case(far, delay_ms, batch_size, temperature)
+            case = Case(far, delay_ms, self.batch_size, temperature)
             self.observer.compared(Comparison(case, len(self.prompts), without, prepared))
 
     def _system(self, client: Client, temperature: float, max_draft_count: int | None = None) -> ClusterSystem:
@@ -165,10 +166,9 @@ class _Work:
 
     @asynccontextmanager
     async def _coordinator(self, addresses: Mapping[str, str], prepared_rounds: bool) -> AsyncIterator[Endpoint]:
-        plan = plan_cluster(self.options).coordinator
         models = [word for role, address in addresses.items() for word in (f"--{role}", address)]
         own = ("--prepared-rounds", str(prepared_rounds), "--metrics-port", "0")
-        async with running_service(plan.module, (*plan.flags, *models, *own)) as endpoint:
+        async with running_service(self.coordinator.module, (*self.coordinator.flags, *models, *own)) as endpoint:
             yield endpoint
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from benchmarks.distance import __main__ as command
 from benchmarks.distance import measuring
 from benchmarks.distance.__main__ import main
 from benchmarks.distance.report import report
@@ -25,6 +26,7 @@ from paceline.process.launcher import Endpoint
 from paceline.process.settings import read_settings
 from tests.clusters import cluster_here
 from tests.fakes.proxy import running_proxy
+from tests.fakes.watches import FakeWatch
 
 ROUNDS = RoundUse(round_count=10, verified_row_count=20, accepted_count=30, verify_s=0.4)
 
@@ -39,25 +41,32 @@ async def coordinator_here(module: str, flags: Sequence[str]) -> AsyncIterator[E
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("delays_ms", [(5,), pytest.param((0, 5), marks=pytest.mark.long)])
 def test_outputs_are_the_targets_at_every_distance_with_prepared_rounds_and_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    delays_ms: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(measuring, "running_cluster", cluster_here)
     monkeypatch.setattr(measuring, "running_service", coordinator_here)
+    monkeypatch.setattr(command, "MachineWatch", FakeWatch)
     with pytest.raises(typer.Exit) as end:
-        main(output=tmp_path, delays_ms="0,5", batch_sizes="1,2", prompt_count=3, max_new_tokens=12, runs=1)
+        words = ",".join(map(str, delays_ms))
+        main(output=tmp_path, delays_ms=words, batch_sizes="1,2", prompt_count=3, max_new_tokens=12, runs=1)
     assert end.value.exit_code == 0
     assert sorted(os.listdir(tmp_path)) == ["distance.png", "result.json", "table.md"]
     result = json.loads((tmp_path / "result.json").read_text())
     cases = [tuple(one["case"].values()) for one in result["comparisons"]]
-    sampled_too = product(("draft", "target"), (0, 5), (1,), (0, 1))
-    assert cases == [*sampled_too, *product(("draft", "target"), (0, 5), (2,), (0,))]
+    at_1 = list(product(("draft", "target"), delays_ms, (1,), (0, 1)))
+    at_2 = list(product(("draft", "target"), delays_ms, (2,), (0,)))
+    assert cases == at_1 + at_2
     assert all(one["is_equal"] for one in result["summaries"])
-    assert [one["prompt_count"] for one in result["comparisons"]] == [1] * 8 + [3] * 4
+    assert [one["prompt_count"] for one in result["comparisons"]] == [1] * len(at_1) + [3] * len(at_2)
     assert not any(run["prepared_row_count"] for one in result["comparisons"] for run in one["without"])
     rows = (tmp_path / "table.md").read_text().splitlines()[-len(cases) :]
-    assert [row.split("|")[13].strip() for row in rows] == ["1 of 1"] * 8 + ["3 of 3"] * 4
-    assert capsys.readouterr().out.count(" of 3 ") == 4
+    assert [row.split("|")[13].strip() for row in rows] == ["1 of 1"] * len(at_1) + ["3 of 3"] * len(at_2)
+    assert capsys.readouterr().out.count(" 3 of 3 ") == len(at_2)
 
 
 def run(tokens_per_s: int, equal_count: int = 4, others_share: float = 0.0) -> Run:
