@@ -7,7 +7,7 @@ Knows nothing of tables.
 import asyncio
 import selectors
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
@@ -164,12 +164,12 @@ class _Work:
         async with running_proxy(addresses[far], delay_ms / 2e3) as proxy:
             yield addresses | {far: proxy.address}
 
-    @asynccontextmanager
-    async def _coordinator(self, addresses: Mapping[str, str], prepared_rounds: bool) -> AsyncIterator[Endpoint]:
+    def _coordinator(
+        self, addresses: Mapping[str, str], prepared_rounds: bool
+    ) -> AbstractAsyncContextManager[Endpoint]:
         models = [word for role, address in addresses.items() for word in (f"--{role}", address)]
         own = ("--prepared-rounds", str(prepared_rounds), "--metrics-port", "0")
-        async with running_service(self.coordinator.module, (*self.coordinator.flags, *models, *own)) as endpoint:
-            yield endpoint
+        return running_service(self.coordinator.module, (*self.coordinator.flags, *models, *own))
 
 
 def _run(measured: Measured, prepared_row_count: int, expected: Outputs) -> Run:
