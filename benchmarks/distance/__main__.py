@@ -34,7 +34,7 @@ from paceline.process.variables import NO_DRAFT
 
 MAX_DELAY_MS = 1000
 # Wide enough for the table, also without a terminal.
-console = Console(highlight=False, width=150)
+console = Console(highlight=False, width=160)
 
 
 def main(
