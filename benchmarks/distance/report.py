@@ -97,6 +97,8 @@ def plot(result: DistanceResult, path: Path) -> None:
             own = [one for one in result.comparisons if (one.case.far, one.case.batch_size) == (service, size)]
             _draw(axes, own)
             axes.set_title(f"{service} at a distance, B = {size}", loc="left", fontsize=12)
+        # The row shares its scale, which no longer follows what is drawn once it is set.
+        line[0].set_ylim(bottom=0)
         line[0].set_ylabel("tokens per second")
     figure.suptitle(f"{result.target_model} with {result.draft_model}", fontsize=12)
     save_figure(figure, path)
@@ -119,7 +121,6 @@ def _draw(axes: "Axes", comparisons: Sequence[Comparison]) -> None:
                 label=f"{kind}, {name}",
             )
     axes.set_xticks(range(len(delays_ms)), [f"{delay_ms:g}" for delay_ms in delays_ms])
-    axes.set_ylim(bottom=0)
     axes.set_xlabel("ms of round trip")
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

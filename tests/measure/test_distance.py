@@ -5,17 +5,20 @@ import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from benchmarks.distance import __main__ as command
 from benchmarks.distance import measuring
+from benchmarks.distance import report as report_of_distance
 from benchmarks.distance.__main__ import main
-from benchmarks.distance.report import report
-from benchmarks.distance.result import Case, Comparison, DistanceResult, Run
+from benchmarks.distance.report import plot, report
+from benchmarks.distance.result import Case, Comparison, DistanceResult, FarService, Run
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from paceline.errors import InvalidRequest
@@ -86,6 +89,19 @@ def test_a_row_has_medians_of_quiet_runs_and_means_over_their_rows() -> None:
         *("draft", "20", "1", "0", "45", "100", "2.00", "40.0", "40.0"),
         *("25%", "1.50", "1.50", "4 of 4", "3 of 6"),
     ]
+
+
+def test_no_figure_lies_outside_the_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first series set the scale of the second."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(report_of_distance, "save_figure", lambda figure, path: drawn.append(figure))
+    rates: dict[FarService, int] = {"draft": 50, "target": 90}
+    comparisons = tuple(
+        Comparison(Case(far, 20.0, 8, 0.0), 4, (run(rate),), (run(rate),)) for far, rate in rates.items()
+    )
+    plot(replace(compared([run(1)], [run(1)]), comparisons=comparisons), tmp_path / "distance.png")
+    for axes, rate in zip(drawn[0].axes, rates.values(), strict=True):
+        assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > rate
 
 
 def test_one_output_that_differs_in_any_run_shows_even_if_that_run_was_spoiled() -> None:
