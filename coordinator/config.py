@@ -52,6 +52,11 @@ class CoordinatorSettings(ServiceSettings):
         description="whether drafts for a request may be looked up in recent outputs of others; its client may then "
         "learn from the speed what others were answered",
     )
+    prepared_rounds: bool = Field(
+        default=True,
+        description="whether draft services may go on after their answers, so that later rounds need not wait for "
+        "them; they do where that is measured to pay; false: never, as for drafts whose work is paid for or shared",
+    )
     policy: PolicyName = Field(
         default="continuous",
         description="how groups are formed; continuous: of whatever is ready; eqspec and exspec: by the algorithms of "

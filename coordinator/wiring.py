@@ -115,7 +115,7 @@ def wired(
     settings: CoordinatorSettings, tasks: Background, watched: Instruments, clocks: Clocks = SYSTEM_CLOCKS
 ) -> Parts:
     statistics = Statistics()
-    drafts = DraftModels(partial(_prepared, watched.tracer, clocks))
+    drafts = DraftModels(partial(_prepared, settings, watched.tracer, clocks))
     residency = Residency(drafts)
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
     maker = ServingMaker(settings, drafts, residency, statistics, metrics, tracer, clocks)
@@ -135,9 +135,11 @@ def wired(
     return Parts(model, dispatcher, drafts, residency, statistics)
 
 
-def _prepared(tracer: Tracer | None, clocks: Clocks, replicas: ReplicatedDrafter) -> PreparedDrafter:
+def _prepared(
+    settings: CoordinatorSettings, tracer: Tracer | None, clocks: Clocks, replicas: ReplicatedDrafter
+) -> PreparedDrafter:
     """Return what is asked in place of the draft services of one model."""
-    prepared = PreparedDrafter(replicas, tracer, clocks.rounds)
+    prepared = PreparedDrafter(replicas, tracer, clocks.rounds, may_prepare=settings.prepared_rounds)
     replicas.listen(prepared.take)
     return prepared
 

@@ -8,18 +8,17 @@ another thread, such as a parser that lets no other run: `coordinator/door/field
 
 import asyncio
 import sys
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.coordinator import instant_models
 from benchmarks.overload.watched_coordinator import METRIC, MODULE
+from benchmarks.scrapes import scraped
 from paceline.client import NO_RETRIES, Client
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.errors import PacelineError
@@ -146,13 +145,7 @@ async def outcome_of(ask: Ask, client: Client, stub: GenerationServiceStub) -> s
 
 async def longest_hold_s(metrics_url: str) -> float:
     """Return the longest hold since the last call."""
-
-    def scrape() -> str:
-        with urllib.request.urlopen(metrics_url) as response:
-            return str(response.read(), "utf-8")
-
-    families = text_string_to_metric_families(await asyncio.to_thread(scrape))
-    return next(one.value for family in families for one in family.samples if one.name == METRIC)
+    return next(one.value for one in await scraped(metrics_url) if one.name == METRIC)
 
 
 def are_short(found: Mapping[str, Hold]) -> bool:

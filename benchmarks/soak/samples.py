@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ from http.client import HTTPException
 from itertools import pairwise
 from statistics import median
 
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample as MetricSample
 
+from benchmarks.scrapes import scraped
 from benchmarks.soak.cluster import Member, ProcessCluster
 
-SCRAPE_TIMEOUT_S = 30.0
 GROWTH_SHARE = 0.05
 GROWTH_BYTES = 24 << 20
 """Allowed growth of memory while nothing is killed; allocators keep what a busy moment took."""
@@ -44,7 +43,7 @@ class Sample:
 async def sample(member: Member, began_s: float) -> Sample:
     """Read one service's metrics. Raise OSError when it is away."""
     at_s = time.perf_counter() - began_s
-    values = await asyncio.to_thread(_scrape, member.endpoint.metrics_url or "")
+    values = _summed(await scraped(member.endpoint.metrics_url or ""))
     names = ("sequences_running", "sequences_waiting") if member.role == "coordinator" else ("kv_sequences",)
     return Sample(
         member.name,
@@ -57,15 +56,12 @@ async def sample(member: Member, began_s: float) -> Sample:
     )
 
 
-def _scrape(url: str) -> Mapping[str, float]:
+def _summed(samples: Iterable[MetricSample]) -> Mapping[str, float]:
     """Return values by name, summed over labels; of values by status only those of broken requests."""
-    with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
-        text = response.read().decode()
     values: defaultdict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(text):
-        for one in family.samples:
-            if one.labels.get("code", BROKEN_CODES[0]) in BROKEN_CODES:
-                values[one.name] += one.value
+    for one in samples:
+        if one.labels.get("code", BROKEN_CODES[0]) in BROKEN_CODES:
+            values[one.name] += one.value
     return dict(values)
 
 

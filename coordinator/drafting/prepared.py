@@ -38,9 +38,16 @@ class PreparedDrafter:
     """Wraps a drafter and is used in its place."""
 
     def __init__(
-        self, drafter: Drafter, tracer: Tracer | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        drafter: Drafter,
+        tracer: Tracer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        may_prepare: bool = True,
     ) -> None:
+        """`may_prepare` False asks for nothing to be prepared, so that every round waits for its call."""
         self._drafter = drafter
+        self._may_prepare = may_prepare
         self._tracer = tracer
         self._clock = clock
         self._choices = PreparedChoices()
@@ -76,7 +83,7 @@ class PreparedDrafter:
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
         began_s = self._clock()
         self._patience.asked(rows, began_s)
-        if prepares := self._worth.choose(rows, began_s):
+        if prepares := self._may_prepare and self._worth.choose(rows, began_s):
             rows = [replace(row, prepare_count=PREPARE_COUNT) for row in rows]
             self.row_count += sum(row.base_length > 0 for row in rows)
             for row in rows:

@@ -20,16 +20,17 @@ async def alternate(
     run_count: int,
     record: Callable[[Key, int, Measured], None],
     watch: Watch,
+    repeats: int = MAX_REPEATS,
 ) -> None:
     """Warm every system up, then run all of them `run_count` times in turn.
 
     `record` gets each pass when it ends, so an interruption loses only the pass under way. `watch` tells which passes
-    count. Everything compared must share one watch, because it learns how fast the machine can be.
+    count; one that was disturbed is repeated up to `repeats` times. Everything compared must share one watch, because
+    it learns how fast the machine can be.
     """
     for number in range(WARM_UP, run_count + 1):
         for key, system in systems.items():
-            repeats = 0 if number == WARM_UP else MAX_REPEATS
-            record(key, number, await undisturbed(system, prompts, watch, repeats))
+            record(key, number, await undisturbed(system, prompts, watch, 0 if number == WARM_UP else repeats))
 
 
 async def timed_passes(

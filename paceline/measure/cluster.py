@@ -4,16 +4,26 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 
 from paceline.client import Client, describe_draft, describe_target
 from paceline.measure.rounds import Counters, rounds_between
 from paceline.measure.source_sets import ALL_SOURCES, SourceSet
 from paceline.measure.system import Measured
 from paceline.process.launcher import Addresses, ClusterOptions, running_cluster
-from paceline.types import DraftingOptions, GenerationRequest, ModelDescription, Prediction, TokenIds
+from paceline.types import (
+    DraftingOptions,
+    GenerationRequest,
+    ModelDescription,
+    Prediction,
+    SamplingParameters,
+    TokenIds,
+)
 
 Predictions = Mapping[tuple[int, ...], Prediction]
 """Expected outputs by prompt, for the prompts that have one."""
+GREEDY_SAMPLING = SamplingParameters()
+SEED = 1
 
 
 class ClusterSystem:
@@ -25,20 +35,22 @@ class ClusterSystem:
         max_draft_count: int | None = None,
         sources: SourceSet = ALL_SOURCES,
         predictions: Predictions | None = None,
+        sampling: SamplingParameters = GREEDY_SAMPLING,
     ) -> None:
-        """`max_draft_count` 0 decodes plainly."""
+        """`max_draft_count` 0 decodes plainly. Sampled outputs are the same in every pass."""
         self._client = client
         self._addresses = addresses
         self._max_new_tokens = max_new_tokens
         self._max_draft_count = max_draft_count
         self._sources = sources
         self._predictions = predictions or {}
+        self._sampling = sampling
 
     def with_limit(self, max_new_tokens: int) -> "ClusterSystem":
         """Return the same services, asked for outputs of at most so many tokens."""
-        return ClusterSystem(
-            self._client, self._addresses, max_new_tokens, self._max_draft_count, self._sources, self._predictions
-        )
+        limited = copy(self)
+        limited._max_new_tokens = max_new_tokens
+        return limited
 
     async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
         requests = list(map(self._request, prompts))
@@ -56,6 +68,8 @@ class ClusterSystem:
             TokenIds(prompt),
             self._max_new_tokens,
             max_draft_count=self._max_draft_count,
+            sampling=self._sampling,
+            seed=SEED,
             drafting=DraftingOptions(self._sources),
             predicted_output=self._predictions.get(prompt),
         )

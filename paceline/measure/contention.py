@@ -101,6 +101,12 @@ def counting(runs: Sequence[WatchedT]) -> list[WatchedT]:
     return [run for run in runs if was_quiet(run)] or list(runs)
 
 
+def counting_pairs(runs: Sequence[WatchedT], others: Sequence[WatchedT]) -> list[tuple[WatchedT, WatchedT]]:
+    """Return the neighbouring runs of two systems that ratios are made of: both quiet, or all pairs if none is."""
+    pairs = list(zip(runs, others, strict=True))
+    return [pair for pair in pairs if all(map(was_quiet, pair))] or pairs
+
+
 def _busy_s() -> float:
     """Return the used processor time, with that of other machines of the host if the kernel knows of them."""
     times = psutil.cpu_times()

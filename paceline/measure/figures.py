@@ -1,11 +1,15 @@
 """Access to the plotting library, which some installations lack."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.extras import named_extras
+from paceline.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+DPI = 160
 
 
 def new_figure(width_inches: float, height_inches: float) -> "Figure":
@@ -13,6 +17,12 @@ def new_figure(width_inches: float, height_inches: float) -> "Figure":
     with named_extras():
         from matplotlib.figure import Figure
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write the figure as PNG: whole, or not at all."""
+    with replacing(path) as beside:
+        figure.savefig(beside, format="png", dpi=DPI)
 
 
 def check_plots() -> None:

@@ -230,6 +230,24 @@ async def test_a_hit_is_answered_at_once_and_the_service_is_told_in_order() -> N
     await time.run(rounds())
 
 
+async def test_where_nothing_may_be_prepared_each_round_waits_for_a_call_that_asks_for_drafts_alone() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0)
+        drafter = PreparedDrafter(inner, clock=time.clock, may_prepare=False)
+        inner.listen(drafter.take)
+        for row in (whole_row("a", 0), whole_row("a", 4, cached_length=5)):
+            began_s = time.now_s
+            assert not (await proposal_of(drafter, row)).prepared
+            assert time.now_s == began_s + HOP_S
+            await time.sleep(VERIFY_S)
+        assert [call[0].prepare_count for call in inner.calls] == [0, 0]
+        assert (drafter.row_count, drafter.hit_count) == (0, 0)
+
+    await time.run(rounds())
+
+
 async def test_a_group_that_lacks_many_drafts_is_asked_for_in_one_call() -> None:
     time = FakeTime()
 

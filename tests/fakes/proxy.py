@@ -1,17 +1,26 @@
-"""A TCP proxy between two services whose connections a test can cut, stall and delay."""
+"""A TCP proxy between two services: a test can cut and stall its connections, and it can be as far away as wanted."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 
 CHUNK_BYTES = 1 << 16
+MOST_CHUNKS = 256
+"""Most pieces under way in one direction; then the sender has to wait."""
+
+UnderWay = asyncio.Queue[tuple[float, bytes]]
+"""Pieces with the times of the loop's clock when they are to arrive; an empty one is the end."""
 
 
 class Proxy:
-    """Forwards bytes both ways while `flowing`; otherwise it holds them, like a network that lost its route."""
+    """Forwards bytes both ways while `flowing`; otherwise it holds them, like a network that lost its route.
 
-    def __init__(self, address: str) -> None:
+    Bytes take `delay_s` each way, as far as the loop's timers are exact. Any number of them are under way at once.
+    """
+
+    def __init__(self, address: str, delay_s: float = 0.0) -> None:
         self.lead_to(address)
+        self._delay_s = delay_s
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
@@ -52,16 +61,32 @@ class Proxy:
         self._writers |= {writer, other_writer}
         self.connection_count += 1
         for source, sink in ((reader, other_writer), (other_reader, writer)):
-            task = asyncio.create_task(self._pump(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            under_way = UnderWay(MOST_CHUNKS)
+            self._start(self._deliver(under_way, sink, self._start(self._take(source, under_way))))
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _take(self, source: asyncio.StreamReader, under_way: UnderWay) -> None:
+        now_s = asyncio.get_running_loop().time
         with suppress(OSError):
             while content := await source.read(CHUNK_BYTES):
+                await under_way.put((now_s() + self._delay_s, content))
+        await under_way.put((0.0, b""))
+
+    async def _deliver(self, under_way: UnderWay, sink: asyncio.StreamWriter, taking: asyncio.Task[None]) -> None:
+        now_s = asyncio.get_running_loop().time
+        with suppress(OSError):
+            while (piece := await under_way.get())[1]:
+                arrives_s, content = piece
+                await asyncio.sleep(arrives_s - now_s())
                 await self._flowing.wait()
                 sink.write(content)
                 await sink.drain()
+        taking.cancel()
         self._writers.discard(sink)
         sink.transport.abort()
 
@@ -74,9 +99,9 @@ class Proxy:
 
 
 @asynccontextmanager
-async def running_proxy(address: str) -> AsyncIterator[Proxy]:
+async def running_proxy(address: str, delay_s: float = 0.0) -> AsyncIterator[Proxy]:
     """Forward a free port of this machine to `address`; yield the proxy."""
-    proxy = Proxy(address)
+    proxy = Proxy(address, delay_s)
     server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
     proxy.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

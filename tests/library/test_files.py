@@ -2,13 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.files import replace_file, replacing
-from paceline.measure.bench import plots
+from paceline.measure.figures import save_figure
 from paceline.measure.synthetic import pair
 from paceline.measure.synthetic.pair import PairOrder, write_pair
 from paceline.measure.synthetic.shapes import SHAPES
@@ -74,7 +74,7 @@ def test_a_plot_that_breaks_off_leaves_the_one_before(path: Path) -> None:
             raise OSError("No space left on device")
 
     with pytest.raises(InvalidRequest, match="cannot be written"):
-        plots._save(Figure(), path)
+        save_figure(cast(Any, Figure()), path)
     assert path.read_text() == FORMER
 
 

@@ -83,6 +83,17 @@ async def test_on_a_machine_that_stays_busy_a_run_is_kept_in_the_end_and_says_so
     assert kept == [False, False]
 
 
+async def test_where_nothing_is_to_be_repeated_a_spoiled_run_is_kept_at_once_and_says_so() -> None:
+    log: list[str] = []
+    kept: list[bool] = []
+    spoiled = FakeWatch(0.0, 0.5)
+    await alternate(
+        {"a": FakeSystem("a", log)}, [(1,)], 2, lambda *told: kept.append(was_quiet(told[2])), spoiled, repeats=0
+    )
+    assert len(log) == 1 + 2
+    assert kept == [True, False, True]
+
+
 def test_processor_time_of_others_and_a_slower_probe_are_contention() -> None:
     began = Moment(now_s=0, busy_s=100, own_s=50, probe_s=0.01)
     assert contention_between(began, Moment(10, 120, 70, 0.01), 2, 0.01) == Contention(0.0, 1.0)

@@ -4,8 +4,6 @@ It owns the order of the work and the lives of the systems; `grid` says which sy
 """
 
 import asyncio
-import os
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from paceline.measure.cluster import ClusterSystem, running_system
 from paceline.measure.contention import MachineWatch, Watch
 from paceline.measure.equivalence.agreement import find_mismatches, no_gap
 from paceline.measure.equivalence.precision import Precision
+from paceline.measure.machine import describe_machine
 from paceline.measure.peers.hugging_face import HuggingFacePeer, assistance, prompt_lookup
 from paceline.measure.peers.llama_cpp import LlamaCppPeer
 from paceline.measure.peers.local import LocalSystem, Peer
@@ -226,7 +225,7 @@ def _begun(plan: BenchPlan, whole: _Part, input_name: str, device: str, lanes: i
         len(whole.prompts),
         sum(map(len, whole.token_ids)),
         plan.max_new_tokens,
-        f"{platform.machine()}, {os.cpu_count()} cores, {_memory_gib()} GiB",
+        describe_machine(),
         datetime.now(UTC).isoformat(timespec="seconds"),
         {name: version(name) for name in ("paceline", "torch", "transformers")},
         plan.run_count,
@@ -243,7 +242,3 @@ def _rows_by_category(part: _Part, measured: Measured) -> dict[str, RowUse]:
 
 def _label(model: str) -> str:
     return "no draft model" if model == NO_DRAFT else label_of(model, find_checkpoint(model).config)
-
-
-def _memory_gib() -> int:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30))

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from paceline.files import replacing
 from paceline.measure.bench.result import BenchResult, SystemResult
-from paceline.measure.figures import new_figure
+from paceline.measure.figures import new_figure, save_figure
 
 OUR_COLORS = ("#0b6e4f", "#2a9d8f", "#74a57f", "#1b4965", "#5fa8d3", "#8d99ae")
 PEER_COLORS = ("#d1495b", "#edae49", "#9c6644", "#6d597a", "#b56576")
@@ -18,7 +17,6 @@ PART_COLORS = {
     "coordinator": "#6d597a",
 }
 LEAST_LABELLED_PERCENT = 5
-DPI = 160
 
 
 def plot_throughput(result: BenchResult, path: Path) -> None:
@@ -52,7 +50,7 @@ def plot_throughput(result: BenchResult, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=10)
     _caption(figure, result)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_rounds(result: BenchResult, path: Path) -> None:
@@ -82,12 +80,7 @@ def plot_rounds(result: BenchResult, path: Path) -> None:
     axes.spines[["top", "right", "bottom", "left"]].set_visible(False)
     axes.set_title(f"Where a round's time goes: {_models(result)}", loc="left", fontsize=12, pad=28)
     axes.legend(frameon=False, ncols=6, loc="lower left", bbox_to_anchor=(0.0, 1.0), fontsize=10, handlelength=1.0)
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    with replacing(path) as beside:
-        figure.savefig(beside, format="png", dpi=DPI)
+    save_figure(figure, path)
 
 
 def _models(result: BenchResult) -> str:

@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.files import replace_file, replacing
-from paceline.measure.figures import new_figure
+from paceline.files import replace_file
+from paceline.measure.figures import new_figure, save_figure
 from paceline.measure.load.load import Outcome, SentRequest
 from paceline.measure.load.summary import PERCENTS, LoadSummary
 
@@ -47,8 +47,7 @@ def write_plot(path: Path, title: str, summary: LoadSummary, records: Sequence[S
     left, right = figure.subplots(1, 2)
     _draw_latencies(left, records, summary)
     _draw_throughput(right, records, summary)
-    with replacing(path) as beside:
-        figure.savefig(beside, format="png", dpi=150)
+    save_figure(figure, path)
 
 
 def _draw_latencies(axes: "Axes", records: Sequence[SentRequest], summary: LoadSummary) -> None:
