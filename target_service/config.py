@@ -19,7 +19,8 @@ class TargetSettings(ModelServiceSettings):
     threads_beside_draft: Count | None = Field(
         default=None,
         description="CPU threads for calls with draft tokens to verify, where a draft service uses other cores of the "
-        "same machine; with strict numerics for all calls; no more than --threads are used; unset: as --threads",
+        "same machine; where strict numerics need calls of one shape, for all calls; no more than --threads are used; "
+        "unset: as --threads",
     )
     numerics: Literal["auto", "fast", "strict"] = Field(
         default="auto",

@@ -21,10 +21,9 @@ from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 class Verifier:
     def __init__(self, runner: Runner, threads_beside_draft: int | None = None) -> None:
-        """`threads_beside_draft` limits the threads of calls with drafts, or of all if strict; None: no limit."""
+        """`threads_beside_draft` limits the threads of calls with drafts, or of all if results depend on threads."""
         self.runner = runner
         self._threads_beside_draft = threads_beside_draft
-        self._is_strict = runner.describe().numerics == "strict"
 
     def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
         """Return each row's verdict, its prefilled length or its error, in the order of `rows`.
@@ -32,10 +31,9 @@ class Verifier:
         Rejected draft tokens leave the cache by a change of length; full acceptance of k drafts yields k + 1 tokens.
         `scope` sets the caller's sequences apart from those of others.
         """
-        # Calls without drafts of a draft service may use its cores, which are idle then. Strict results need the same
-        # threads in every call: the split of a product among threads may change its last bits.
+        # Calls without drafts of a draft service may use its cores, which are idle then.
         is_drafted = any(row.draft_token_ids and not row.drafted_without_model for row in rows)
-        is_beside_draft = self._is_strict or is_drafted
+        is_beside_draft = is_drafted or self.runner.depends_on_threads
         with at_most(self._threads_beside_draft if is_beside_draft else None):
             return self._verify(rows, scope)
 

@@ -1,6 +1,7 @@
 """Passes: pieces of sequences become model calls (one, or several of one fixed shape), which give logits."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +62,7 @@ class FastPasses:
             spans.append(Span(piece.sequence_id, start, len(token_ids), piece.length))
         device = self._model.kv_shape.device
         padding = [0] * (token_count - len(token_ids))
-        with pass_threads(self._model.layer_parameter_count, len(token_ids) + len(padding)):
+        with self._threads(len(token_ids) + len(padding)):
             logits = self._model.decoder.logits(
                 torch.tensor([token_ids + padding], device=device),
                 torch.tensor([positions + padding], device=device),
@@ -69,6 +70,11 @@ class FastPasses:
                 self._cache.attention(spans),
             )
         return logits[: len(wanted)]
+
+    def _threads(self, token_count: int) -> AbstractContextManager[object]:
+        if self._model.decoder.shares_work:
+            return nullcontext()
+        return pass_threads(self._model.layer_parameter_count, token_count)
 
 
 class StrictPasses(FastPasses):

@@ -147,6 +147,11 @@ class Runner:
         """Return T choices for each sequence; see `engine.sampling`."""
         return choose(sequences, self.model.backend.choices)
 
+    @property
+    def depends_on_threads(self) -> bool:
+        """Whether the last bits of strict results depend on the threads of a call, so that all must use the same."""
+        return is_strict_by_shape(self.model, self._options)
+
     def record(self) -> None:
         """Record the passes that are likely, where passes are recorded, so that no call waits for it.
 

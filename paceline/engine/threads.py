@@ -4,10 +4,13 @@ Every operation waits for all its threads. After it they spin for milliseconds, 
 then they fall asleep, and the next call must wake them.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+
+_calls = threading.local()
 
 SHARED_WORK = 25_000_000
 """Least multiply-adds of a layer for several threads: about 0.5 ms of one core."""
@@ -17,27 +20,48 @@ SHARED_LOGITS = 100_000
 """Least logits of one sequence for several threads: 0.1 ms of one core without noise, 4 ms with noise."""
 
 
-def pass_threads(layer_parameter_count: int, token_count: int) -> AbstractContextManager[None]:
-    """Use one thread for the operations inside if a layer is little work, else as many as the caller may."""
+def pass_threads(layer_parameter_count: int, token_count: int) -> AbstractContextManager[object]:
+    """Use one thread for torch's operations inside if a layer is little work, else as many as the caller may."""
     is_shared = layer_parameter_count * max(token_count, READING_TOKENS) >= SHARED_WORK
     return nullcontext() if is_shared else using_threads(1)
 
 
-def choice_threads(logit_count: int) -> AbstractContextManager[None]:
+@contextmanager
+def kernels_alone() -> Iterator[None]:
+    """Leave all threads that the caller may use to the compiled kernels inside, which share out what is worth it.
+
+    Torch's own threads would spin on the cores that the kernels' threads need: torch has one meanwhile.
+    """
+    with using_threads(1) as allowed:
+        _calls.kernel_threads = allowed
+        try:
+            yield
+        finally:
+            del _calls.kernel_threads
+
+
+def kernel_threads() -> int:
+    """Return how many threads compiled kernels may use."""
+    count: int = getattr(_calls, "kernel_threads", 0) or torch.get_num_threads()
+    return count
+
+
+def choice_threads(logit_count: int) -> AbstractContextManager[object]:
     """Use one thread for the operations inside if they read few logits, else as many as the caller may."""
     return nullcontext() if logit_count >= SHARED_LOGITS else using_threads(1)
 
 
-def at_most(count: int | None) -> AbstractContextManager[None]:
+def at_most(count: int | None) -> AbstractContextManager[object]:
     """Use at most `count` threads for the operations inside; None means as many as the caller may."""
     return nullcontext() if count is None else using_threads(min(count, torch.get_num_threads()))
 
 
 @contextmanager
-def using_threads(count: int) -> Iterator[None]:
+def using_threads(count: int) -> Iterator[int]:
+    """Use this many threads for torch's operations inside. Yields how many there were."""
     allowed = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield
+        yield allowed
     finally:
         torch.set_num_threads(allowed)

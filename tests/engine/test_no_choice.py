@@ -108,6 +108,7 @@ class BadAfterPoison:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.kernels, self.is_row_independent = decoder.kernels, decoder.is_row_independent
+        self.shares_work = decoder.shares_work
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention

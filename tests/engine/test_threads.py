@@ -16,7 +16,16 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
 from paceline.engine.sampling import Choosing, choose
-from paceline.engine.threads import READING_TOKENS, SHARED_LOGITS, SHARED_WORK, choice_threads, pass_threads
+from paceline.engine.threads import (
+    READING_TOKENS,
+    SHARED_LOGITS,
+    SHARED_WORK,
+    at_most,
+    choice_threads,
+    kernel_threads,
+    kernels_alone,
+    pass_threads,
+)
 from paceline.types import GREEDY, VerifyRow
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
@@ -36,6 +45,7 @@ class Watched:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.kernels, self.is_row_independent = decoder.kernels, decoder.is_row_independent
+        self.shares_work = False
         self.thread_counts: list[int] = []
 
     def logits(
@@ -68,6 +78,15 @@ def test_a_failed_pass_leaves_the_threads_as_they_were() -> None:
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_a_compiled_pass_leaves_all_threads_to_its_kernels() -> None:
+    with kernels_alone():
+        assert (torch.get_num_threads(), kernel_threads()) == (1, 2)
+    assert (torch.get_num_threads(), kernel_threads()) == (2, 2)
+    with at_most(1), kernels_alone():
+        assert kernel_threads() == 1
+
+
 def test_one_allowed_thread_stays_one() -> None:
     assert torch.get_num_threads() == 1
     with pass_threads(10**9, 100):
@@ -87,9 +106,13 @@ def test_a_prompt_is_shared_out_and_a_decoded_token_is_not(pairs: dict[str, Pair
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize(("numerics", "thread_counts"), [("fast", [2, 1, 2]), ("strict", [1, 1, 1])])
-def test_a_call_leaves_cores_to_the_draft_where_it_verifies_its_drafts_and_a_strict_one_always(
+@pytest.mark.parametrize(
+    ("numerics", "is_independent", "thread_counts"),
+    [("fast", False, [2, 1, 2]), ("strict", False, [1, 1, 1]), ("strict", True, [2, 1, 2])],
+)
+def test_a_call_leaves_cores_to_the_draft_where_it_verifies_its_drafts_or_where_threads_change_strict_results(
     numerics: Literal["fast", "strict"],
+    is_independent: bool,
     thread_counts: list[int],
     pairs: dict[str, PairOfCheckpoints],
     monkeypatch: pytest.MonkeyPatch,
@@ -97,6 +120,7 @@ def test_a_call_leaves_cores_to_the_draft_where_it_verifies_its_drafts_and_a_str
     monkeypatch.setattr(threads, "SHARED_WORK", 1)
     loaded = load_model(str(pairs["Llama"].target))
     watched = Watched(loaded.decoder)
+    watched.is_row_independent = lambda layout: is_independent
     runner = Runner(replace(loaded, decoder=watched), EngineOptions(kv_memory="64MiB", numerics=numerics))
     verifier = Verifier(runner, threads_beside_draft=1)
     for sequence_id, drafts, is_without_model in (("a", (), False), ("b", (1,), False), ("c", (1,), True)):

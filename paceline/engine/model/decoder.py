@@ -30,6 +30,11 @@ class Decoder(Protocol):
         """Name what computes, as it was chosen at load."""
         ...
 
+    @property
+    def shares_work(self) -> bool:
+        """Whether it decides by itself how many threads each operation is worth."""
+        ...
+
     def is_row_independent(self, layout: str) -> bool:
         """Return whether over a cache of this layout no result depends on the other rows of a call, to the last bit."""
         ...
@@ -66,6 +71,10 @@ class ModuleDecoder:
     @property
     def kernels(self) -> str:
         return type(self).__name__
+
+    @property
+    def shares_work(self) -> bool:
+        return False
 
     def is_row_independent(self, layout: str) -> bool:
         return False

@@ -70,5 +70,9 @@ class PlainDecoder:
     def kernels(self) -> str:
         return " ".join([type(self).__name__, *filter(None, [self.way])])
 
+    @property
+    def shares_work(self) -> bool:
+        return False
+
     def is_row_independent(self, layout: str) -> bool:
         return False  # torch's other operations may round otherwise with more rows

@@ -19,6 +19,7 @@ from paceline.engine.attention.dense import DenseAttention
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.interfaces import Attention, Span
 from paceline.engine.plan import Places
+from paceline.engine.threads import kernel_threads
 
 log = structlog.get_logger()
 
@@ -85,14 +86,14 @@ class PassRows:
         self.pages = torch.tensor([*chain.from_iterable(places.pages)])
         self.page_tokens, self.page_slots = places.page_tokens, places.page_slots
         self.longest = max(span.length for span in spans)
-        self.thread_count = torch.get_num_threads()
+        self.thread_count = kernel_threads()
         padded = -(-self.longest // WIDEST) * WIDEST
         self.slots = torch.empty((self.thread_count, padded), dtype=torch.int64)
         self.scores = torch.empty((self.thread_count, QUERIES, padded))
 
 
 class Kernels:
-    """The functions, run by as many threads as torch may use: `LayerKernels` in float32 and bfloat16, and products."""
+    """The functions, run by `kernel_threads`: `LayerKernels` in float32 and bfloat16, and products."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -202,7 +203,7 @@ class Kernels:
 
     def _threads(self) -> int:
         """Return how many threads may share a piece of work."""
-        count = torch.get_num_threads()
+        count = kernel_threads()
         self._start_helpers(count - 1)
         return count
 

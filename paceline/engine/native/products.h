@@ -300,6 +300,9 @@ extern "C" ProductOf paceline_product_way(const char *name) {
 
 // Computes the product with at most `threads` threads.
 extern "C" void paceline_product(const Product *call, int threads) {
+    constexpr int64_t WORTH = 1 << 20, READING_ROWS = 6;  // multiply-adds: some 10 us; rows that take as long as the weights
+    const int64_t rows = std::max(call->row_count, READING_ROWS);
+    if (rows * call->size * call->column_count < WORTH) threads = 1;
     crew::share(
         [](const void *of, int part, int parts) {
             const auto *own = static_cast<const Product *>(of);
