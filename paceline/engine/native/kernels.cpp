@@ -166,6 +166,14 @@ INLINE void turn(const float *from, const float *norm, float epsilon, const floa
     for (int d = 0; d < D; d++) to[d] = (head[d] * cosine[d] + head[(d + D / 2) % D] * sine[d]) * scale;
 }
 
+// Fetches what belongs to key `j` and is needed AHEAD keys later: pages lie anywhere, so the processor does not foresee them.
+template <int D, class T>
+INLINE void fetch_ahead(const T *memory, const int64_t *slots, int64_t j, int64_t length) {
+    constexpr int64_t AHEAD = 16, LINE = 64 / sizeof(T);
+    const T *next = memory + slots[j + AHEAD < length ? j + AHEAD : length - 1] * D;
+    UNROLLED for (int64_t i = 0; i < D; i += LINE) __builtin_prefetch(next + i);
+}
+
 // Puts the products of COUNT queries [COUNT, D] with `length` keys into `scores`, [COUNT, stride]. What is beyond `length`
 // up to the next multiple of LANES is of no use.
 template <class V, int D, class T, int COUNT>
@@ -174,7 +182,10 @@ INLINE void score(const float *queries, const Keys<T> &read, int64_t length, flo
     for (int64_t j = 0; j < length; j += KEYS) {
         const T *keys[KEYS];
         typename V::Floats products[V::LANES] = {};
-        UNROLLED for (int k = 0; k < KEYS; k++) keys[k] = read.keys + read.slots[j + k] * D;
+        UNROLLED for (int k = 0; k < KEYS; k++) {
+            keys[k] = read.keys + read.slots[j + k] * D;
+            fetch_ahead<D>(read.keys, read.slots, j + k, length);
+        }
         for (int d = 0; d < D; d += V::LANES) {
             typename V::Floats own[KEYS];
             UNROLLED for (int k = 0; k < KEYS; k++) own[k] = V::load(keys[k] + d);
@@ -212,6 +223,7 @@ INLINE void add_values(const Keys<T> &read, const int64_t *seen, const float *we
     int64_t j = 0;
     for (; j < seen[0]; j++) {
         const T *value = read.values + read.slots[j] * D + start;
+        if (start == 0) fetch_ahead<D>(read.values, read.slots, j, seen[0]);
         UNROLLED for (int d = 0; d < SIZE; d++) {
             const typename V::Floats own = V::load(value + d * V::LANES);
             UNROLLED for (int q = 0; q < COUNT; q++) sums[q][d] += weights[q * stride + j] * own;
