@@ -32,17 +32,18 @@ def kernels_alone() -> Iterator[None]:
 
     Torch's own threads would spin on the cores that the kernels' threads need: torch has one meanwhile.
     """
+    outside: int | None = getattr(_calls, "kernel_threads", None)
     with using_threads(1) as allowed:
-        _calls.kernel_threads = allowed
+        _calls.kernel_threads = outside or allowed
         try:
             yield
         finally:
-            del _calls.kernel_threads
+            _calls.kernel_threads = outside
 
 
 def kernel_threads() -> int:
     """Return how many threads compiled kernels may use."""
-    count: int = getattr(_calls, "kernel_threads", 0) or torch.get_num_threads()
+    count: int = getattr(_calls, "kernel_threads", None) or torch.get_num_threads()
     return count
 
 

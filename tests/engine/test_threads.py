@@ -83,8 +83,13 @@ def test_a_compiled_pass_leaves_all_threads_to_its_kernels() -> None:
     with kernels_alone():
         assert (torch.get_num_threads(), kernel_threads()) == (1, 2)
     assert (torch.get_num_threads(), kernel_threads()) == (2, 2)
+    with kernels_alone(), kernels_alone():
+        assert (torch.get_num_threads(), kernel_threads()) == (1, 2)
     with at_most(1), kernels_alone():
         assert kernel_threads() == 1
+    with pytest.raises(ZeroDivisionError), kernels_alone():
+        1 / 0  # noqa: B018
+    assert (torch.get_num_threads(), kernel_threads()) == (2, 2)
 
 
 def test_one_allowed_thread_stays_one() -> None:

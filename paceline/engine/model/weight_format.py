@@ -18,7 +18,7 @@ from paceline.engine.model.linear import PACKED_BYTES, Linear
 from paceline.engine.model.plain_layer import products_of
 from paceline.engine.model.quantized_layers import can_quantize
 from paceline.engine.quantization import Quantization, QuantizedWeight
-from paceline.engine.threads import pass_threads
+from paceline.engine.threads import kernels_alone, pass_threads
 
 SAMPLED_NUMBERS = 1 << 23
 """Most weights of the layers that are tried, and most of the head; the rest takes as long in proportion."""
@@ -93,7 +93,7 @@ def _pass_seconds(
     for _, (one, products), row_count in product(range(TRIALS), made.items(), ROW_COUNTS):
         for number, (sample, part) in enumerate(zip(samples, products, strict=True)):
             rows = [torch.ones((row_count, weight.shape[1]), dtype=one.dtype) for weight in sample.weights]
-            with pass_threads(layer_parameter_count, row_count):
+            with kernels_alone() if backend.kernels else pass_threads(layer_parameter_count, row_count):
                 seconds = _seconds(part, rows) / sample.share
             least[one, row_count, number] = min(seconds, least.get((one, row_count, number), math.inf))
     sums = {

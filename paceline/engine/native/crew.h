@@ -24,13 +24,14 @@ constexpr int SPINS = 4000;  // some 50 us
 
 struct Crew {
     std::atomic<bool> busy{false};
-    std::atomic<uint32_t> turn{0};   // one more for each piece of work
+    std::atomic<uint32_t> turn{0};   // parts of the latest piece of work, and above them a number that changes with each
     std::atomic<int> sleepers{0}, left{0};
     int count = 0;                   // threads besides the caller's
     Work work = nullptr;
     const void *of = nullptr;
-    int parts = 0;
 };
+constexpr uint32_t PART_BITS = 8;
+inline int parts_of(uint32_t turn) { return turn & ((1u << PART_BITS) - 1); }
 inline Crew us;
 
 inline void pause() {
@@ -61,11 +62,12 @@ inline void share(Work work, const void *of, int parts) {
         if (!alone) us.busy = false;
         return work(of, 0, 1);
     }
-    us.work = work, us.of = of, us.parts = parts <= us.count ? parts : us.count + 1;
-    us.left = us.count;
-    us.turn++;
+    us.work = work, us.of = of;
+    parts = parts <= us.count ? parts : us.count + 1;
+    us.left = parts - 1;
+    us.turn = (((us.turn >> PART_BITS) + 1) << PART_BITS) | parts;
     wake();
-    work(of, 0, us.parts);
+    work(of, 0, parts);
     for (int spins = 0; us.left; spins++) spins < SPINS ? pause() : yield();
     us.busy = false;
 }
@@ -75,14 +77,22 @@ inline void serve() {
 #if defined(__linux__)
     while (us.busy.exchange(true)) yield();
     uint32_t seen = us.turn;
+    if ((us.count + 2) >> PART_BITS) {
+        us.busy = false;
+        return;
+    }
     const int number = ++us.count;
     us.busy = false;
-    for (;;) {
-        for (int spins = 0; us.turn == seen && spins < SPINS; spins++) pause();
+    for (bool spins_first = true;;) {
+        for (int spins = 0; spins_first && us.turn == seen && spins < SPINS; spins++) pause();
         while (us.turn == seen) sleep_unless(seen);
         seen = us.turn;
-        if (number < us.parts) us.work(us.of, number, us.parts);
-        us.left--;
+        // The caller waits for those with a part alone. The others' cores may be wanted elsewhere.
+        spins_first = number < parts_of(seen);
+        if (spins_first) {
+            us.work(us.of, number, parts_of(seen));
+            us.left--;
+        }
     }
 #endif
 }

@@ -137,18 +137,30 @@ static_assert(sizeof(Attend) == 168, "no padding but where ctypes has it");
 
 INLINE int64_t padded_length(int64_t length) { return (length + WIDEST - 1) / WIDEST * WIDEST; }
 
-// Keys that are read, once for each block of QUERIES queries.
-constexpr int QUERIES = 4;  // as many as read a key in common while their sums stay in registers
-INLINE int64_t work_of(const Attend &call, const Row &row) {
-    const int64_t queries = row.count * (call.head_count / call.kv_head_count);
-    return (queries + QUERIES - 1) / QUERIES * call.kv_head_count * row.length;
+// As many queries of a KV head as read a key in common while their sums stay in registers are a block.
+constexpr int QUERIES = 4;
+INLINE int64_t query_count(const Attend &call, const Row &row) { return row.count * (call.head_count / call.kv_head_count); }
+
+// Keys that the block from query `start` on reads: those that its last query sees.
+INLINE int64_t keys_of(const Attend &call, const Row &row, int64_t start) {
+    const int64_t group = call.head_count / call.kv_head_count, last = start + QUERIES - 1;
+    return row.length - row.count + 1 + (last / group < row.count ? last / group : row.count - 1);
 }
-static int64_t all_work(const Attend &call) {
-    int64_t work = 0;
-    for (int64_t row = 0; row < call.row_count; row++) work += work_of(call, call.rows[row]);
-    return work;
+INLINE int64_t keys_of(const Attend &call, const Row &row) {
+    int64_t keys = 0;
+    for (int64_t start = 0; start < query_count(call, row); start += QUERIES) keys += keys_of(call, row, start);
+    return keys * call.kv_head_count;
 }
-static int64_t row_count(const Attend &call) { return call.row_count; }
+static int64_t all_keys(const Attend &call) {
+    int64_t keys = 0;
+    for (int64_t row = 0; row < call.row_count; row++) keys += keys_of(call, call.rows[row]);
+    return keys;
+}
+static int64_t all_tokens(const Attend &call) {
+    int64_t tokens = 0;
+    for (int64_t row = 0; row < call.row_count; row++) tokens += call.rows[row].count;
+    return tokens;
+}
 
 // Keys and values that the queries of one KV head read.
 template <class T>
@@ -278,11 +290,11 @@ INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64
     attend_some<V, D, T, COUNT>(queries, read, seen, scores, padded_length(call.longest), out);
 }
 
-// Norms and turns the row's queries and keys, and stores its keys and values.
+// Norms and turns queries and keys of the row's tokens [begin, end), and stores their keys and values.
 template <class V, int D, class T>
-INLINE void place(const Attend &call, const Row &row, const int64_t *slots) {
+INLINE void place(const Attend &call, const Row &row, const int64_t *slots, int64_t begin, int64_t end) {
     const int64_t width = (call.head_count + 2 * call.kv_head_count) * D;
-    for (int64_t token = 0; token < row.count; token++) {
+    for (int64_t token = begin; token < end; token++) {
         const int64_t position = row.length - row.count + token, slot = slots[position];
         const float *cosine = call.cosines + position * D, *sine = call.signed_sines + position * D;
         float *own = call.projected + (row.first + token) * width, *key = own + call.head_count * D;
@@ -309,36 +321,39 @@ INLINE void find_slots(const Attend &call, const Row &row, const int64_t *page, 
     for (int64_t padded = padded_length(length); length < padded; length++) slots[length] = slots[length - 1];
 }
 
-// Places rows [begin, end).
+// Places new tokens [begin, end) of all rows, which follow each other.
 template <class V, int D, class T>
-INLINE void place_rows(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *) {
+INLINE void place_tokens(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *) {
     const int64_t *page = call.pages;
-    for (const Row *row = call.rows; row < call.rows + end; page += row->page_count, row++) {
-        if (row < call.rows + begin) continue;
-        find_slots(call, *row, page, slots);
-        place<V, D, T>(call, *row, slots);
+    for (const Row *row = call.rows; row < call.rows + call.row_count && end > 0; page += row->page_count, row++) {
+        if (begin < row->count) {
+            find_slots(call, *row, page, slots);
+            place<V, D, T>(call, *row, slots, begin > 0 ? begin : 0, end < row->count ? end : row->count);
+        }
+        begin -= row->count, end -= row->count;
     }
 }
 
-// Attends for those blocks of QUERIES queries whose work begins in [begin, end). A block's work is its row's length; all
-// blocks follow each other, row by row and head by head.
+// Attends for the blocks whose keys begin in [begin, end): all blocks follow each other, row by row and head by head.
 template <class V, int D, class T>
 INLINE void attend_blocks(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
     const int64_t *page = call.pages;
     int64_t done = 0;
     for (const Row *row = call.rows; row < call.rows + call.row_count && done < end; page += row->page_count, row++) {
-        const int64_t query_count = row->count * (call.head_count / call.kv_head_count), work = work_of(call, *row);
-        if (done + work <= begin) {
-            done += work;
+        const int64_t count = query_count(call, *row), keys = keys_of(call, *row);
+        if (done + keys <= begin) {
+            done += keys;
             continue;
         }
         find_slots(call, *row, page, slots);
         for (int64_t head = 0; head < call.kv_head_count; head++) {
             const int64_t at = head * call.slot_count * D;
             const Keys<T> read{static_cast<T *>(call.keys) + at, static_cast<T *>(call.values) + at, slots};
-            for (int64_t start = 0; start < query_count; start += QUERIES, done += row->length) {
-                if (done < begin || done >= end) continue;
-                int64_t left = query_count - start < QUERIES ? query_count - start : QUERIES, first = start;
+            for (int64_t start = 0; start < count; start += QUERIES) {
+                const int64_t from = done;
+                done += keys_of(call, *row, start);
+                if (from < begin || from >= end) continue;
+                int64_t left = count - start < QUERIES ? count - start : QUERIES, first = start;
                 if (left == 4) attend_group<V, D, T, 4>(call, *row, head, first, read, scores), left = 0;
                 if (left >= 2) attend_group<V, D, T, 2>(call, *row, head, first, read, scores), left -= 2, first += 2;
                 if (left) attend_group<V, D, T, 1>(call, *row, head, first, read, scores);
@@ -364,7 +379,7 @@ INLINE void attend_blocks(const Attend &call, int64_t begin, int64_t end, int64_
              (call, begin, end, slots, scores), NAME, float) \
     BY_WIDTH(NAME##_half, (const Attend *call, int64_t begin, int64_t end, int64_t *slots, float *scores), \
              (call, begin, end, slots, scores), NAME, Half)
-BY_SIZE(place_any, place_rows)
+BY_SIZE(place_any, place_tokens)
 BY_SIZE(attend_any, attend_blocks)
 
 // Shares [0, count) among threads.
@@ -382,9 +397,9 @@ void share_attending(const Attend *call, int threads) {
 template <void (*Place)(const Attend *, int64_t, int64_t, int64_t *, float *), void (*Do)(const Attend *, int64_t, int64_t, int64_t *, float *)>
 void attend_with(const Attend *call, int threads) {
     constexpr int64_t WORTH = 1 << 12;  // keys that are read for a block of queries: some 50 us
-    if (all_work(*call) < WORTH) threads = 1;
-    share_attending<Place, row_count>(call, threads);
-    share_attending<Do, all_work>(call, threads);
+    if (all_keys(*call) < WORTH) threads = 1;
+    share_attending<Place, all_tokens>(call, threads);
+    share_attending<Do, all_keys>(call, threads);
 }
 
 // Does everything of one layer between its first projection and its output projection: norms, rotation, attention.

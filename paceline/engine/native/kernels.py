@@ -27,6 +27,8 @@ SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "crew.h", 
 LIBRARY = Path(__file__).with_name("libkernels.so")
 HEAD_SIZES = (16, 32, 48, 64, 80, 96, 128)
 """Head sizes that `paceline_attend` has a version for."""
+ROUNDING = 2
+"""Raised with every change of the last bits of a result: replicas are the same model only if they round alike."""
 WIDEST, QUERIES = 16, 4
 """As in `lanes.h` and `kernels.cpp`, for the size of working memory."""
 
@@ -108,7 +110,7 @@ class Kernels:
 
     @property
     def name(self) -> str:
-        return f"{self._library.paceline_lanes()} lanes"
+        return f"{self._library.paceline_lanes()} lanes, rounding {ROUNDING}"
 
     def fits(self, head_size: int) -> bool:
         return head_size in HEAD_SIZES
