@@ -18,6 +18,8 @@ WORTHWHILE = 0.99
 """Preparing pays if rounds with it take less than this share of the time of rounds without."""
 PROBE_LOSS = 0.005
 """Share of the time that trials of the slower kind may lose."""
+FIRST_BLOCKS = 4
+"""Blocks before the first decision, of each kind in turn. The first two count for nothing: services are slow at first."""
 LEAST_PROBE_BLOCKS = 32
 """Blocks from one trial to the next, at least."""
 
@@ -63,6 +65,7 @@ class _Search:
     _rounds_left: int = 0
     _blocks: int = 0
     """Blocks since the last trial."""
+    _first_blocks: int = 0
 
     def add(self, round_s: float, *, prepares: bool) -> None:
         mean_s = self._means_s.get(prepares, round_s)
@@ -77,8 +80,11 @@ class _Search:
         return self._prepares
 
     def _decide(self) -> bool:
-        if len(self._means_s) < 2:
-            return True not in self._means_s
+        if self._first_blocks < FIRST_BLOCKS or len(self._means_s) < 2:
+            if self._first_blocks == FIRST_BLOCKS / 2:
+                self._means_s.clear()
+            self._first_blocks += 1
+            return self._first_blocks % 2 == 1
         ratio = self._means_s[True] / self._means_s[False]
         pays = ratio < WORTHWHILE
         self._blocks += 1

@@ -434,3 +434,12 @@ def test_the_faster_kind_of_rounds_is_found_and_trials_cost_less_than_a_hundredt
     best = with_s < without_s
     settled = kinds[6 * BLOCK :]
     assert 0 < settled.count(not best) < 0.01 * len(settled)
+
+
+def test_slow_rounds_at_the_start_decide_nothing() -> None:
+    worth, now_s, kinds = PreparingWorth(), 0.0, list[bool]()
+    rows = [whole_row("a", 4, cached_length=5)]
+    for number in range(20 * BLOCK):
+        kinds.append(worth.choose(rows, now_s))
+        now_s += 50.0 if number < BLOCK else 10.0 if kinds[-1] else 14.0
+    assert all(kinds[6 * BLOCK :])
