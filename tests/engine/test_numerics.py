@@ -158,11 +158,12 @@ def test_the_dense_layout_says_where_it_cannot_be_strict(pairs: dict[str, PairOf
     ]
 
 
-def test_in_bfloat16_logits_of_the_dense_layout_are_those_of_pages_to_the_last_bit(
-    pairs: dict[str, PairOfCheckpoints],
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_logits_of_the_dense_layout_are_those_of_pages_to_the_last_bit(
+    dtype: DtypeName, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
     built_kernels()
-    model = load_model(str(pairs["Qwen3"].target), "bfloat16")
+    model = load_model(str(pairs["Qwen3"].target), dtype)
     dense, paged = (
         Runner(model, EngineOptions("1MiB", layout=layout, numerics="strict")) for layout in get_args(Layout)
     )

@@ -257,7 +257,10 @@ def test_equal_prompts_in_one_call_are_computed_once(model: LoadedModel) -> None
     assert runner.describe().cache.shared_token_count == 2 * 32
 
 
-def test_strict_numerics_in_float32_need_the_paged_layout(model: LoadedModel) -> None:
+def test_strict_numerics_need_the_paged_layout_where_rows_depend_on_each_other(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    model = load_model(str(pairs["Llama"].target), "float16")
     with pytest.raises(
         StartupError, match="--numerics strict cannot be had with --layout dense: .* take --layout paged"
     ):
