@@ -19,7 +19,7 @@ WORTHWHILE = 0.99
 PROBE_LOSS = 0.005
 """Share of the time that trials of the slower kind may lose."""
 FIRST_BLOCKS = 4
-"""Blocks before the first decision, of each kind in turn. The first two count for nothing: services are slow at first."""
+"""Blocks before the first decision, of each kind in turn. The first two count for nothing: services begin slowly."""
 LEAST_PROBE_BLOCKS = 32
 """Blocks from one trial to the next, at least."""
 
