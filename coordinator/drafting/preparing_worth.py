@@ -81,7 +81,7 @@ class _Search:
 
     def _decide(self) -> bool:
         if self._first_blocks < FIRST_BLOCKS or len(self._means_s) < 2:
-            if self._first_blocks == FIRST_BLOCKS / 2:
+            if self._first_blocks == FIRST_BLOCKS // 2:
                 self._means_s.clear()
             self._first_blocks += 1
             return self._first_blocks % 2 == 1

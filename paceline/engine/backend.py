@@ -47,8 +47,8 @@ class LayerKernels(Protocol):
         """Return whether `attend` can do heads of this size."""
         ...
 
-    def is_row_independent(self, dtype: torch.dtype, layout: str) -> bool:
-        """Return whether no result depends on other rows, to the last bit, with a cache of this dtype and layout."""
+    def is_row_independent(self, layout: str) -> bool:
+        """Return whether no result depends on other rows, to the last bit, with a cache of this layout."""
         ...
 
     def rows_of(self, attention: Attention) -> Any:

@@ -1,14 +1,14 @@
 """Passes: pieces of sequences become model calls (one, or several of one fixed shape), which give logits."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 
 from paceline.engine.interfaces import KvCache, Span
 from paceline.engine.model.model import LoadedModel
-from paceline.engine.threads import pass_threads
+from paceline.engine.threads import kernels_alone, pass_threads
 
 STRICT_ROWS = 64
 """Tokens in every model call of strict numerics, padding included."""
@@ -73,7 +73,7 @@ class FastPasses:
 
     def _threads(self, token_count: int) -> AbstractContextManager[object]:
         if self._model.decoder.shares_work:
-            return nullcontext()
+            return kernels_alone()
         return pass_threads(self._model.layer_parameter_count, token_count)
 
 

@@ -14,7 +14,6 @@ from paceline.engine.backend import LayerKernels
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.plain_layer import Layer, Norm
-from paceline.engine.threads import kernels_alone
 
 
 def can_compile(plain: PlainDecoder, kernels: LayerKernels) -> bool:
@@ -37,7 +36,7 @@ class CompiledDecoder:
         return f"{type(self).__name__} {self.plain.way}, {self._kernels.name}"
 
     def is_row_independent(self, layout: str) -> bool:
-        return self._kernels.is_row_independent(self._dtype, layout)
+        return self._kernels.is_row_independent(layout)
 
     @property
     def shares_work(self) -> bool:
@@ -46,14 +45,9 @@ class CompiledDecoder:
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        with kernels_alone():
-            rows = self._kernels.rows_of(attention)
-            if rows is None:
-                return self.plain.logits(token_ids, positions, wanted, attention)
-            return self._logits(token_ids, wanted, attention, rows)
-
-    def _logits(self, token_ids: torch.Tensor, wanted: torch.Tensor, attention: Attention, rows: Any) -> torch.Tensor:
-        plain = self.plain
+        plain, rows = self.plain, self._kernels.rows_of(attention)
+        if rows is None:
+            return plain.logits(token_ids, positions, wanted, attention)
         assert isinstance(attention, PagedAttention | DenseAttention | TableAttention)
         hidden, added = plain.embedded(token_ids), None
         for layer in plain.layers:

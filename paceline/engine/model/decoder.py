@@ -32,7 +32,7 @@ class Decoder(Protocol):
 
     @property
     def shares_work(self) -> bool:
-        """Whether it decides by itself how many threads each operation is worth."""
+        """Whether its kernels decide by themselves how many threads each operation is worth."""
         ...
 
     def is_row_independent(self, layout: str) -> bool:

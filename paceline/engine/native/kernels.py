@@ -115,7 +115,7 @@ class Kernels:
     def fits(self, head_size: int) -> bool:
         return head_size in HEAD_SIZES
 
-    def is_row_independent(self, dtype: torch.dtype, layout: str) -> bool:
+    def is_row_independent(self, layout: str) -> bool:
         return True
 
     def rows_of(self, attention: Attention) -> PassRows | None:

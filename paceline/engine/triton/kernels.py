@@ -27,7 +27,7 @@ class TritonKernels:
     def fits(self, head_size: int) -> bool:
         return head_size % 2 == 0
 
-    def is_row_independent(self, dtype: torch.dtype, layout: str) -> bool:
+    def is_row_independent(self, layout: str) -> bool:
         return layout == "paged"
 
     def rows_of(self, attention: Attention) -> TableRows | None:

@@ -110,9 +110,7 @@ def _source_names(found: Iterable[Sequence[SourceSummary]]) -> list[str]:
 
 
 def _cells(names: Sequence[str], sources: Sequence[SourceSummary]) -> list[str]:
-    known = {one.name: one for one in sources}
-    pairs = ((f"{one.accepted_count} of {one.drafted_count}", f"{one.output_share:.1%}") for one in known.values())
-    by_name = dict(zip(known, pairs, strict=True))
+    by_name = {one.name: (f"{one.accepted_count} of {one.drafted_count}", f"{one.output_share:.1%}") for one in sources}
     return [cell for name in names for cell in by_name.get(name, ("", ""))]
 
 
