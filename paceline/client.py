@@ -14,7 +14,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -48,6 +48,7 @@ __all__ = [
     "NO_RETRIES",
     "Client",
     "Completion",
+    "OnAccepted",
     "OnRetry",
     "Retry",
     "RetryPolicy",
@@ -56,6 +57,7 @@ __all__ = [
 ]
 
 DESCRIBE_TIMEOUT_S = 10.0
+OnAccepted = Callable[[GenerationAccepted], None]
 
 
 @dataclass(frozen=True)
@@ -162,21 +164,28 @@ class Client:
             await channel.close()
 
     async def generate(
-        self, request: GenerationRequest, *, timeout_s: float | None = None
+        self, request: GenerationRequest, *, timeout_s: float | None = None, on_accepted: OnAccepted | None = None
     ) -> AsyncGenerator[OutputPiece, None]:
         """Yield pieces as rounds commit them; the last of each output has its finish. Closing the iterator cancels.
 
         `timeout_s` covers the whole output with all retries. Usage counts only the rounds of the last call.
+        `on_accepted` is called whenever a coordinator has queued the request, again after a retry.
         """
         ends_at_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
         rest = _seeded(request)
         received, outage = _Received(rest), self._outage(ends_at_s)
         of_other_models: set[int] = set()
+
+        def accept(accepted: GenerationAccepted) -> None:
+            received.accept(accepted)
+            if on_accepted:
+                on_accepted(accepted)
+
         while True:
             remaining_s = None if ends_at_s is None else max(0.0, ends_at_s - self._clock())
             asked = self._next
             try:
-                async for piece in self._stream(rest, remaining_s, received):
+                async for piece in self._stream(rest, remaining_s, accept):
                     received.add(piece)
                     outage.over()
                     yield piece
@@ -209,7 +218,7 @@ class Client:
         return True
 
     async def _stream(
-        self, request: GenerationRequest, timeout_s: float | None, received: _Received
+        self, request: GenerationRequest, timeout_s: float | None, accept: OnAccepted
     ) -> AsyncGenerator[OutputPiece, None]:
         with translated_errors():
             call = self._stubs[self._next].GenerateText(
@@ -219,7 +228,7 @@ class Client:
                 async for message in call:
                     # Acceptance is no progress and must not end an outage, because the request still waits.
                     if answered(message).HasField("accepted"):
-                        received.accept(accepted_from_pb(message.accepted))
+                        accept(accepted_from_pb(message.accepted))
                     else:
                         yield piece_from_pb(message)
             finally:

@@ -4,10 +4,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
 from paceline import types
 from paceline.codec.filling import filled
 from paceline.codec.models import model_from_pb, model_to_pb, values_of
-from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, sampling_from_pb, sampling_to_pb
+from paceline.codec.sampling import (
+    logprobs_from_pb,
+    logprobs_to_pb,
+    response_format_from_pb,
+    response_format_to_pb,
+    sampling_from_pb,
+    sampling_to_pb,
+)
 from paceline.errors import InvalidRequest
 from paceline.v1 import generation_service_pb2
 
@@ -21,6 +30,20 @@ _REASON_TO_PB = {
 _CHUNK_IDS = 4096
 """Token ids read at a time; other threads may run in between."""
 _HOPS = ("propose", "verify")
+_PLAIN_FIELDS = (
+    "max_new_tokens",
+    "stop_strings",
+    "stop_token_ids",
+    "ignore_end_tokens",
+    "max_draft_count",
+    "seed",
+    "completion_count",
+    "top_logprob_count",
+    "model_digest",
+    "echo_prompt",
+    "tell_rounds",
+)
+"""Fields of a request that its message has by the same name and in the same form."""
 _STATE_TO_PB = {
     types.ReplicaState.UNSPECIFIED: generation_service_pb2.REPLICA_STATE_UNSPECIFIED,
     types.ReplicaState.UP: generation_service_pb2.REPLICA_STATE_UP,
@@ -50,12 +73,12 @@ _REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 
 def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.GenerateTextRequest:
     """Write a request. Raise InvalidRequest when the wire cannot carry one of its values."""
-    own = ("max_new_tokens", "stop_strings", "stop_token_ids", "ignore_end_tokens", "max_draft_count", "seed")
-    values = {name: getattr(request, name) for name in (*own, "completion_count", "top_logprob_count", "model_digest")}
+    values = {name: getattr(request, name) for name in _PLAIN_FIELDS}
     values |= _prompt_values(request.prompt) | _received_values(request.received_outputs)
     values |= _prediction_values(request.predicted_output)
     values["sampling"] = sampling_to_pb(request.sampling)
     values["drafting"] = _drafting_to_pb(request.drafting)
+    values["response_format"] = response_format_to_pb(request.response_format)
     return filled(generation_service_pb2.GenerateTextRequest, values)
 
 
@@ -67,7 +90,31 @@ def _prompt_values(prompt: types.Prompt) -> dict[str, Any]:
             return {"user_message": value}
         case types.TokenIds(values):
             return {"token_ids": {"values": values}}
-    raise InvalidRequest(f"prompt is {prompt!r}; give Text, UserMessage or TokenIds", field="prompt")
+        case types.Chat():
+            return {"chat": _chat_to_pb(prompt)}
+    raise InvalidRequest(f"prompt is {prompt!r}; give Text, UserMessage, Chat or TokenIds", field="prompt")
+
+
+def _chat_to_pb(chat: types.Chat) -> generation_service_pb2.Chat:
+    values = values_of(types.Chat, chat) | {"messages": [_chat_message_to_pb(one) for one in chat.messages]}
+    return filled(generation_service_pb2.Chat, values, prefix="chat.")
+
+
+def _chat_message_to_pb(message: types.ChatMessage) -> generation_service_pb2.ChatMessage:
+    values = values_of(types.ChatMessage, message)
+    values["tool_calls"] = [values_of(types.ToolCall, one) for one in message.tool_calls]
+    return filled(generation_service_pb2.ChatMessage, values, prefix="chat.messages.")
+
+
+def _chat_from_pb(message: generation_service_pb2.Chat) -> types.Chat:
+    return types.Chat(
+        tuple(map(_chat_message_from_pb, message.messages)), tuple(message.tools), message.template_arguments
+    )
+
+
+def _chat_message_from_pb(message: generation_service_pb2.ChatMessage) -> types.ChatMessage:
+    calls = tuple(types.ToolCall(**values_of(types.ToolCall, one)) for one in message.tool_calls)
+    return types.ChatMessage(**values_of(types.ChatMessage, message) | {"tool_calls": calls})
 
 
 def _prediction_values(prediction: types.Prediction | None) -> dict[str, Any]:
@@ -123,6 +170,9 @@ def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
         model_digest=message.model_digest,
         drafting=_drafting_from_pb(message.drafting),
         predicted_output=_prediction_from_pb(message),
+        response_format=response_format_from_pb(message),
+        echo_prompt=message.echo_prompt,
+        tell_rounds=message.tell_rounds,
     )
 
 
@@ -164,7 +214,9 @@ def _prompt_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
             return types.UserMessage(message.user_message)
         case "token_ids":
             return types.TokenIds(_ids_from_pb(message.token_ids.values))
-    raise InvalidRequest("prompt is missing; set text, user_message or token_ids", field="prompt")
+        case "chat":
+            return _chat_from_pb(message.chat)
+    raise InvalidRequest("prompt is missing; set text, user_message, chat or token_ids", field="prompt")
 
 
 def _ids_from_pb(ids: Sequence[int]) -> tuple[int, ...]:
@@ -183,13 +235,11 @@ def accepted_from_pb(message: generation_service_pb2.GenerationAccepted) -> type
 
 def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateTextResponse:
     message = generation_service_pb2.GenerateTextResponse(completion_index=piece.completion_index)
-    for token in piece.tokens:
-        # Made in place: a separate message would be copied, which takes twice the time.
-        added = message.tokens.add(token_id=token.token_id, text=token.text, accepted=token.accepted)
-        if token.source:
-            added.source = _SOURCE_TO_PB[token.source]
-        if token.logprobs:
-            added.logprobs.CopyFrom(logprobs_to_pb(token.logprobs))
+    _add_tokens(message.tokens, piece.tokens)
+    if piece.prompt_tokens:
+        _add_tokens(message.prompt_tokens, piece.prompt_tokens)
+    if piece.round:
+        message.round.CopyFrom(_round_to_pb(piece.round))
     if piece.finish:
         usage = piece.finish.usage
         message.finish.seed = piece.finish.seed
@@ -199,16 +249,59 @@ def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateText
     return message
 
 
+def _add_tokens(
+    messages: RepeatedCompositeFieldContainer[generation_service_pb2.OutputToken], tokens: Iterable[types.OutputToken]
+) -> None:
+    for token in tokens:
+        # Made in place: a separate message would be copied, which takes twice the time.
+        added = messages.add(token_id=token.token_id, text=token.text, accepted=token.accepted)
+        if token.source:
+            added.source = _SOURCE_TO_PB[token.source]
+        if token.logprobs:
+            added.logprobs.CopyFrom(logprobs_to_pb(token.logprobs))
+        if token.token_bytes or token.top_token_bytes:
+            added.token_bytes = token.token_bytes
+            added.top_token_bytes.extend(token.top_token_bytes)
+
+
+def _round_to_pb(summary: types.RoundSummary) -> generation_service_pb2.RoundSummary:
+    hops = {name: _hop_to_pb(hop) if (hop := getattr(summary, name)) else None for name in _HOPS}
+    source = _SOURCE_TO_PB[summary.source] if summary.source else None
+    return generation_service_pb2.RoundSummary(**values_of(types.RoundSummary, summary) | hops | {"source": source})
+
+
+def _round_from_pb(message: generation_service_pb2.RoundSummary) -> types.RoundSummary:
+    values = values_of(types.RoundSummary, message) | {
+        "source": _SOURCE_FROM_PB.get(message.source, types.DraftSource.UNSPECIFIED) if message.source else None,
+        "propose": _hop_from_pb(message.propose) if message.HasField("propose") else None,
+        "verify": _hop_from_pb(message.verify),
+    }
+    return types.RoundSummary(**values)
+
+
+def _hop_to_pb(hop: types.HopTime) -> generation_service_pb2.HopTime:
+    return generation_service_pb2.HopTime(**values_of(types.HopTime, hop))
+
+
+def _hop_from_pb(message: generation_service_pb2.HopTime) -> types.HopTime:
+    return types.HopTime(**values_of(types.HopTime, message))
+
+
 def _token_from_pb(message: generation_service_pb2.OutputToken) -> types.OutputToken:
     logprobs = logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None
     source = _SOURCE_FROM_PB.get(message.source, types.DraftSource.UNSPECIFIED) if message.accepted else None
-    return types.OutputToken(message.token_id, message.text, message.accepted, logprobs, source)
+    top_bytes = tuple(message.top_token_bytes) if logprobs else ()
+    return types.OutputToken(
+        message.token_id, message.text, message.accepted, logprobs, source, message.token_bytes, top_bytes
+    )
 
 
 def piece_from_pb(message: generation_service_pb2.GenerateTextResponse) -> types.OutputPiece:
     tokens = tuple(map(_token_from_pb, message.tokens))
     finish = _finish_from_pb(message.finish) if message.HasField("finish") else None
-    return types.OutputPiece(tokens, finish, message.completion_index)
+    prompt_tokens = tuple(map(_token_from_pb, message.prompt_tokens))
+    summary = _round_from_pb(message.round) if message.HasField("round") else None
+    return types.OutputPiece(tokens, finish, message.completion_index, prompt_tokens, summary)
 
 
 def _finish_from_pb(message: generation_service_pb2.GenerationFinish) -> types.GenerationFinish:
@@ -283,9 +376,7 @@ def _statistics_to_pb(statistics: types.ClusterStatistics) -> generation_service
         generation_service_pb2.GroupSizeCount(group_size=size, round_count=count)
         for size, count in statistics.round_counts_by_group_size
     ]
-    hops = {
-        name: generation_service_pb2.HopTime(**values_of(types.HopTime, getattr(statistics, name))) for name in _HOPS
-    }
+    hops = {name: _hop_to_pb(getattr(statistics, name)) for name in _HOPS}
     lists = {"round_counts_by_group_size": sizes, "sources": map(_source_usage_to_pb, statistics.sources)}
     values = values_of(types.ClusterStatistics, statistics)
     return generation_service_pb2.ClusterStatistics(**values | lists | hops)
@@ -299,5 +390,5 @@ def _statistics_from_pb(message: generation_service_pb2.ClusterStatistics) -> ty
         ),
         "sources": tuple(map(_source_usage_from_pb, message.sources)),
     }
-    hops = {name: types.HopTime(**values_of(types.HopTime, getattr(message, name))) for name in _HOPS}
+    hops = {name: _hop_from_pb(getattr(message, name)) for name in _HOPS}
     return types.ClusterStatistics(**values | hops)

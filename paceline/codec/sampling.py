@@ -5,7 +5,8 @@ from typing import Any
 
 from paceline import types
 from paceline.codec.filling import filled
-from paceline.v1 import common_pb2
+from paceline.errors import InvalidRequest
+from paceline.v1 import common_pb2, generation_service_pb2
 
 
 def sampling_to_pb(sampling: types.SamplingParameters) -> common_pb2.SamplingParameters:
@@ -31,6 +32,7 @@ def rule_to_pb(rule: types.ChoiceRule) -> common_pb2.ChoiceRule:
         seed=rule.seed,
         prompt_count=rule.prompt_count,
         end_token_ids=rule.end_token_ids,
+        response_format=response_format_to_pb(rule.response_format),
     )
 
 
@@ -40,7 +42,33 @@ def rule_from_pb(message: common_pb2.ChoiceRule) -> types.ChoiceRule:
         seed=message.seed,
         prompt_count=message.prompt_count,
         end_token_ids=tuple(message.end_token_ids),
+        response_format=response_format_from_pb(message),
     )
+
+
+def response_format_to_pb(form: types.ResponseFormat | None) -> common_pb2.ResponseFormat | None:
+    """Write a format. Raise InvalidRequest unless exactly one of its forms is set, in whole characters."""
+    if form is None:
+        return None
+    values = {one.name: getattr(form, one.name) for one in fields(form) if getattr(form, one.name)}
+    if len(values) != 1:
+        raise InvalidRequest(
+            f"response_format sets {' and '.join(values) or 'nothing'}; set one of json_schema, regex and grammar",
+            field="response_format",
+        )
+    return filled(common_pb2.ResponseFormat, values, prefix="response_format.")
+
+
+def response_format_from_pb(
+    message: common_pb2.ChoiceRule | generation_service_pb2.GenerateTextRequest,
+) -> types.ResponseFormat | None:
+    """Read the format of a message; None: it has none."""
+    if not message.HasField("response_format"):
+        return None
+    name = message.response_format.WhichOneof("format")
+    # A form that this version does not know must not be taken for none.
+    values = {name: getattr(message.response_format, name)} if name else {}
+    return types.ResponseFormat(**values)
 
 
 def logprobs_to_pb(logprobs: types.TokenLogprobs) -> common_pb2.TokenLogprobs:

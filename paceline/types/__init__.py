@@ -14,6 +14,8 @@ from paceline.types.cluster import (
 )
 from paceline.types.drafting import SOURCE_NAMES, DraftingOptions, DraftSource, SourceUsage, added_up
 from paceline.types.generation import (
+    Chat,
+    ChatMessage,
     FinishReason,
     GenerationAccepted,
     GenerationFinish,
@@ -23,8 +25,10 @@ from paceline.types.generation import (
     Prediction,
     Prompt,
     ReceivedOutput,
+    RoundSummary,
     Text,
     TokenIds,
+    ToolCall,
     Usage,
     UserMessage,
 )
@@ -44,12 +48,14 @@ from paceline.types.rounds import (
     VerifyOutcome,
     VerifyRow,
 )
-from paceline.types.sampling import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
+from paceline.types.sampling import GREEDY, ChoiceRule, ResponseFormat, SamplingParameters, TokenLogprobs
 
 __all__ = [
     "SOURCE_NAMES",
     "CacheDescription",
     "CallTiming",
+    "Chat",
+    "ChatMessage",
     "ChoiceRule",
     "CircuitState",
     "ClusterDescription",
@@ -79,7 +85,9 @@ __all__ = [
     "ReceivedOutput",
     "ReplicaDescription",
     "ReplicaState",
+    "ResponseFormat",
     "RolledBack",
+    "RoundSummary",
     "SamplingParameters",
     "SequenceLength",
     "SourceUsage",
@@ -87,6 +95,7 @@ __all__ = [
     "TokenIds",
     "TokenLogprobs",
     "TokenizerFiles",
+    "ToolCall",
     "Usage",
     "UserMessage",
     "Verdict",

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paceline.types.drafting import DraftingOptions, DraftSource, SourceUsage
-from paceline.types.sampling import SamplingParameters, TokenLogprobs
+from paceline.types.rounds import HopTime
+from paceline.types.sampling import ResponseFormat, SamplingParameters, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,36 @@ class TokenIds:
     values: tuple[int, ...]
 
 
-Prompt = Text | UserMessage | TokenIds
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str
+    content: str = ""
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    """Call that a tool's message answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation that is put into the target's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[str, ...] = ()
+    """JSON objects, as the template reads them."""
+    template_arguments: str = ""
+    """Further variables of the template: a JSON object."""
+
+
+Prompt = Text | UserMessage | TokenIds | Chat
 Prediction = Text | TokenIds
 
 
@@ -65,6 +95,11 @@ class GenerationRequest:
     drafting: DraftingOptions = DraftingOptions()
     predicted_output: Prediction | None = None
     """The output that the client expects, from its beginning: where it is right, tokens come faster."""
+    response_format: ResponseFormat | None = None
+    echo_prompt: bool = False
+    """Whether the prompt's tokens are sent too, before the output."""
+    tell_rounds: bool = False
+    """Whether each piece tells of its round."""
 
 
 class FinishReason(Enum):
@@ -86,6 +121,10 @@ class OutputToken:
     logprobs: TokenLogprobs | None = None
     source: DraftSource | None = None
     """What drafted it; None: the target's own next token."""
+    token_bytes: bytes = b""
+    """Bytes of the token, if log-probabilities were asked for."""
+    top_token_bytes: tuple[bytes, ...] = ()
+    """Bytes of each token of `logprobs.top`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +140,8 @@ class Usage:
     """Seconds from submission until its first round began."""
     sources: tuple[SourceUsage, ...] = ()
     """Drafted and accepted tokens by source: those that drafted at all."""
+    cached_prompt_count: int = 0
+    """Tokens of the prompt that the target had cached from an earlier prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +162,27 @@ class GenerationAccepted:
     prompt_count: int
     model_digest: str = ""
     """Digest of the model that answers; empty if its service tells none."""
+    model_id: str = ""
+    """Name of that model."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """What the round that committed some tokens took."""
+
+    group_size: int
+    drafted_count: int
+    """Draft tokens verified for this output."""
+    accepted_count: int
+    source: DraftSource | None
+    """What drafted; None: nothing did."""
+    propose: HopTime | None
+    """The call to a draft service; None: there was none."""
+    verify: HopTime
+    round_s: float
+    """Seconds until the tokens were committed; what is in neither hop is the coordinator's own."""
+    waited_s: float
+    """Seconds from its last round, or from its arrival, until the round began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +192,7 @@ class OutputPiece:
     tokens: tuple[OutputToken, ...]
     finish: GenerationFinish | None = None
     completion_index: int = 0
+    prompt_tokens: tuple[OutputToken, ...] = ()
+    """The prompt, once, if it was asked for."""
+    round: RoundSummary | None = None
+    """The round that committed the tokens, if it was asked for."""

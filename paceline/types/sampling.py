@@ -32,6 +32,17 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What an output must look like; exactly one of the fields is set."""
+
+    json_schema: str = ""
+    """A JSON Schema, as JSON text."""
+    regex: str = ""
+    grammar: str = ""
+    """A context-free grammar in Lark's notation."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceRule:
     """Everything that a choice depends on besides the logits and the tokens before it."""
 
@@ -41,7 +52,8 @@ class ChoiceRule:
     prompt_count: int = 0
     """Leading tokens of the sequence that are not output: penalties and `min_new_tokens` count from there."""
     end_token_ids: tuple[int, ...] = ()
-    """Tokens that `min_new_tokens` rules out."""
+    """Tokens that `min_new_tokens` rules out, and that end a formatted output."""
+    response_format: ResponseFormat | None = None
 
 
 GREEDY = ChoiceRule()

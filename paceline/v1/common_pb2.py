@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/common.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\"\x1a\n\x08TokenIds\x12\x0e\n\x06values\x18\x01 \x03(\x05\"\x96\x02\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12*\n\nlogit_bias\x18\x05 \x03(\x0b\x32\x16.paceline.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x16\n\x0emin_new_tokens\x18\t \x01(\x05\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"z\n\nChoiceRule\x12\x31\n\x08sampling\x18\x01 \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x14\n\x0cprompt_count\x18\x03 \x01(\x05\x12\x15\n\rend_token_ids\x18\x04 \x03(\x05\"H\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.paceline.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"s\n\x0eRequestContext\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12%\n\x04span\x18\x02 \x01(\x0b\x32\x17.paceline.v1.CallerSpan\x12\x14\n\x0cwire_version\x18\n \x01(\x05\x42\x0c\n\n_timeout_s\"0\n\x0cWireVersions\x12\x0e\n\x06latest\x18\x01 \x01(\x05\x12\x10\n\x08\x65\x61rliest\x18\x02 \x01(\x05\"\xab\x01\n\nCallerSpan\x12\x10\n\x08trace_id\x18\x01 \x01(\x0c\x12\x0f\n\x07span_id\x18\x02 \x01(\x06\x12\x13\n\x0btrace_flags\x18\x03 \x01(\r\x12\x35\n\x07headers\x18\x04 \x03(\x0b\x32$.paceline.v1.CallerSpan.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"2\n\nCallTiming\x12\x10\n\x08queued_s\x18\x01 \x01(\x01\x12\x12\n\nexecuted_s\x18\x02 \x01(\x01\"5\n\x0eSequenceLength\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x05\"u\n\x0eRollbackResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x15\n\rcached_length\x18\x02 \x01(\x05\x12\"\n\x06status\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status\x12\x13\n\x0b\x66reed_bytes\x18\x04 \x01(\x03\"\xcd\x03\n\x10ModelDescription\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x12\n\nmax_length\x18\x05 \x01(\x05\x12\x15\n\rend_token_ids\x18\x06 \x03(\x05\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x17\n\x0fparameter_count\x18\t \x01(\x03\x12\x19\n\x11has_chat_template\x18\n \x01(\x08\x12\x10\n\x08numerics\x18\x0b \x01(\t\x12,\n\x05\x63\x61\x63he\x18\x0c \x01(\x0b\x32\x1d.paceline.v1.CacheDescription\x12\x16\n\x0eweights_digest\x18\x14 \x01(\t\x12\x1c\n\x14\x63onfiguration_digest\x18\x15 \x01(\t\x12\x10\n\x08revision\x18\x16 \x01(\t\x12\x0f\n\x07kernels\x18\x17 \x01(\t\x12,\n\x08identity\x18\x18 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x14\n\x0cquantization\x18\x19 \x01(\t\":\n\rModelIdentity\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xa2\x02\n\x10\x43\x61\x63heDescription\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\x12\x12\n\nused_bytes\x18\x03 \x01(\x03\x12\x12\n\nidle_bytes\x18\x04 \x01(\x03\x12\x16\n\x0esequence_count\x18\x05 \x01(\x05\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bpage_tokens\x18\x07 \x01(\x05\x12\x1c\n\x14prefill_chunk_tokens\x18\x08 \x01(\x05\x12\x1a\n\x12shared_token_count\x18\t \x01(\x03\x12\x17\n\x0frealigned_bytes\x18\n \x01(\x03\x12\x15\n\rrealignment_s\x18\x0b \x01(\x01\x12\x12\n\nmax_length\x18\x0c \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/common.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\"\x1a\n\x08TokenIds\x12\x0e\n\x06values\x18\x01 \x03(\x05\"\x96\x02\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12*\n\nlogit_bias\x18\x05 \x03(\x0b\x32\x16.paceline.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x16\n\x0emin_new_tokens\x18\t \x01(\x05\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xb0\x01\n\nChoiceRule\x12\x31\n\x08sampling\x18\x01 \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x14\n\x0cprompt_count\x18\x03 \x01(\x05\x12\x15\n\rend_token_ids\x18\x04 \x03(\x05\x12\x34\n\x0fresponse_format\x18\x14 \x01(\x0b\x32\x1b.paceline.v1.ResponseFormat\"U\n\x0eResponseFormat\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x42\x08\n\x06\x66ormat\"H\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.paceline.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"s\n\x0eRequestContext\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12%\n\x04span\x18\x02 \x01(\x0b\x32\x17.paceline.v1.CallerSpan\x12\x14\n\x0cwire_version\x18\n \x01(\x05\x42\x0c\n\n_timeout_s\"0\n\x0cWireVersions\x12\x0e\n\x06latest\x18\x01 \x01(\x05\x12\x10\n\x08\x65\x61rliest\x18\x02 \x01(\x05\"\xab\x01\n\nCallerSpan\x12\x10\n\x08trace_id\x18\x01 \x01(\x0c\x12\x0f\n\x07span_id\x18\x02 \x01(\x06\x12\x13\n\x0btrace_flags\x18\x03 \x01(\r\x12\x35\n\x07headers\x18\x04 \x03(\x0b\x32$.paceline.v1.CallerSpan.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"2\n\nCallTiming\x12\x10\n\x08queued_s\x18\x01 \x01(\x01\x12\x12\n\nexecuted_s\x18\x02 \x01(\x01\"5\n\x0eSequenceLength\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x05\"u\n\x0eRollbackResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x15\n\rcached_length\x18\x02 \x01(\x05\x12\"\n\x06status\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status\x12\x13\n\x0b\x66reed_bytes\x18\x04 \x01(\x03\"\xcd\x03\n\x10ModelDescription\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x12\n\nmax_length\x18\x05 \x01(\x05\x12\x15\n\rend_token_ids\x18\x06 \x03(\x05\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x17\n\x0fparameter_count\x18\t \x01(\x03\x12\x19\n\x11has_chat_template\x18\n \x01(\x08\x12\x10\n\x08numerics\x18\x0b \x01(\t\x12,\n\x05\x63\x61\x63he\x18\x0c \x01(\x0b\x32\x1d.paceline.v1.CacheDescription\x12\x16\n\x0eweights_digest\x18\x14 \x01(\t\x12\x1c\n\x14\x63onfiguration_digest\x18\x15 \x01(\t\x12\x10\n\x08revision\x18\x16 \x01(\t\x12\x0f\n\x07kernels\x18\x17 \x01(\t\x12,\n\x08identity\x18\x18 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x14\n\x0cquantization\x18\x19 \x01(\t\":\n\rModelIdentity\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xa2\x02\n\x10\x43\x61\x63heDescription\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\x12\x12\n\nused_bytes\x18\x03 \x01(\x03\x12\x12\n\nidle_bytes\x18\x04 \x01(\x03\x12\x16\n\x0esequence_count\x18\x05 \x01(\x05\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bpage_tokens\x18\x07 \x01(\x05\x12\x1c\n\x14prefill_chunk_tokens\x18\x08 \x01(\x05\x12\x1a\n\x12shared_token_count\x18\t \x01(\x03\x12\x17\n\x0frealigned_bytes\x18\n \x01(\x03\x12\x15\n\rrealignment_s\x18\x0b \x01(\x01\x12\x12\n\nmax_length\x18\x0c \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,30 +40,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMETERS']._serialized_end=373
   _globals['_LOGITBIAS']._serialized_start=375
   _globals['_LOGITBIAS']._serialized_end=418
-  _globals['_CHOICERULE']._serialized_start=420
-  _globals['_CHOICERULE']._serialized_end=542
-  _globals['_TOKENLOGPROBS']._serialized_start=544
-  _globals['_TOKENLOGPROBS']._serialized_end=616
-  _globals['_TOKENLOGPROB']._serialized_start=618
-  _globals['_TOKENLOGPROB']._serialized_end=667
-  _globals['_REQUESTCONTEXT']._serialized_start=669
-  _globals['_REQUESTCONTEXT']._serialized_end=784
-  _globals['_WIREVERSIONS']._serialized_start=786
-  _globals['_WIREVERSIONS']._serialized_end=834
-  _globals['_CALLERSPAN']._serialized_start=837
-  _globals['_CALLERSPAN']._serialized_end=1008
-  _globals['_CALLERSPAN_HEADERSENTRY']._serialized_start=962
-  _globals['_CALLERSPAN_HEADERSENTRY']._serialized_end=1008
-  _globals['_CALLTIMING']._serialized_start=1010
-  _globals['_CALLTIMING']._serialized_end=1060
-  _globals['_SEQUENCELENGTH']._serialized_start=1062
-  _globals['_SEQUENCELENGTH']._serialized_end=1115
-  _globals['_ROLLBACKRESULT']._serialized_start=1117
-  _globals['_ROLLBACKRESULT']._serialized_end=1234
-  _globals['_MODELDESCRIPTION']._serialized_start=1237
-  _globals['_MODELDESCRIPTION']._serialized_end=1698
-  _globals['_MODELIDENTITY']._serialized_start=1700
-  _globals['_MODELIDENTITY']._serialized_end=1758
-  _globals['_CACHEDESCRIPTION']._serialized_start=1761
-  _globals['_CACHEDESCRIPTION']._serialized_end=2051
+  _globals['_CHOICERULE']._serialized_start=421
+  _globals['_CHOICERULE']._serialized_end=597
+  _globals['_RESPONSEFORMAT']._serialized_start=599
+  _globals['_RESPONSEFORMAT']._serialized_end=684
+  _globals['_TOKENLOGPROBS']._serialized_start=686
+  _globals['_TOKENLOGPROBS']._serialized_end=758
+  _globals['_TOKENLOGPROB']._serialized_start=760
+  _globals['_TOKENLOGPROB']._serialized_end=809
+  _globals['_REQUESTCONTEXT']._serialized_start=811
+  _globals['_REQUESTCONTEXT']._serialized_end=926
+  _globals['_WIREVERSIONS']._serialized_start=928
+  _globals['_WIREVERSIONS']._serialized_end=976
+  _globals['_CALLERSPAN']._serialized_start=979
+  _globals['_CALLERSPAN']._serialized_end=1150
+  _globals['_CALLERSPAN_HEADERSENTRY']._serialized_start=1104
+  _globals['_CALLERSPAN_HEADERSENTRY']._serialized_end=1150
+  _globals['_CALLTIMING']._serialized_start=1152
+  _globals['_CALLTIMING']._serialized_end=1202
+  _globals['_SEQUENCELENGTH']._serialized_start=1204
+  _globals['_SEQUENCELENGTH']._serialized_end=1257
+  _globals['_ROLLBACKRESULT']._serialized_start=1259
+  _globals['_ROLLBACKRESULT']._serialized_end=1376
+  _globals['_MODELDESCRIPTION']._serialized_start=1379
+  _globals['_MODELDESCRIPTION']._serialized_end=1840
+  _globals['_MODELIDENTITY']._serialized_start=1842
+  _globals['_MODELIDENTITY']._serialized_end=1900
+  _globals['_CACHEDESCRIPTION']._serialized_start=1903
+  _globals['_CACHEDESCRIPTION']._serialized_end=2193
 # @@protoc_insertion_point(module_scope)

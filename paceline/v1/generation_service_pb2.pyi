@@ -149,6 +149,7 @@ class GenerateTextRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     USER_MESSAGE_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
@@ -164,10 +165,13 @@ class GenerateTextRequest(_message.Message):
     DRAFTING_FIELD_NUMBER: _builtins.int
     PREDICTED_TEXT_FIELD_NUMBER: _builtins.int
     PREDICTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
+    ECHO_PROMPT_FIELD_NUMBER: _builtins.int
+    TELL_ROUNDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenized as the target's tokenizer does by default."""
     user_message: _builtins.str
-    """Text of a user's message, put into the target's chat template before it is tokenized."""
+    """Text of a user's message, put into the target's chat template before it is tokenized: short for a `chat` of it."""
     max_new_tokens: _builtins.int
     """Most tokens to generate, the end token included; at least 1, and prompt and output together must fit the
     model's maximum length. Unset: the coordinator's default, or what still fits.
@@ -192,9 +196,17 @@ class GenerateTextRequest(_message.Message):
     """Text, tokenized as what follows the prompt. Nothing in it becomes a special token: those have no text in an
     output.
     """
+    echo_prompt: _builtins.bool
+    """Sends the prompt's tokens before the output, with log-probabilities where these are asked for."""
+    tell_rounds: _builtins.bool
+    """Tells of each round what it took: see `GenerateTextResponse.round`."""
     @_builtins.property
     def token_ids(self) -> _common_pb2.TokenIds:
         """Token ids, taken as they are."""
+
+    @_builtins.property
+    def chat(self) -> Global___Chat:
+        """Conversation, put into the target's chat template before it is tokenized."""
 
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -232,12 +244,17 @@ class GenerateTextRequest(_message.Message):
     def predicted_token_ids(self) -> _common_pb2.TokenIds:
         """Token ids, taken as they are."""
 
+    @_builtins.property
+    def response_format(self) -> _common_pb2.ResponseFormat:
+        """What the output must look like; unset: anything. Not with `ignore_end_tokens`."""
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         token_ids: _common_pb2.TokenIds | None = ...,
         user_message: _builtins.str = ...,
+        chat: Global___Chat | None = ...,
         max_new_tokens: _builtins.int | None = ...,
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
@@ -253,10 +270,13 @@ class GenerateTextRequest(_message.Message):
         drafting: Global___DraftingOptions | None = ...,
         predicted_text: _builtins.str = ...,
         predicted_token_ids: _common_pb2.TokenIds | None = ...,
+        response_format: _common_pb2.ResponseFormat | None = ...,
+        echo_prompt: _builtins.bool = ...,
+        tell_rounds: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "drafting", b"drafting", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "chat", b"chat", "drafting", b"drafting", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "response_format", b"response_format", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "completion_count", b"completion_count", "drafting", b"drafting", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "chat", b"chat", "completion_count", b"completion_count", "drafting", b"drafting", "echo_prompt", b"echo_prompt", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "response_format", b"response_format", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "tell_rounds", b"tell_rounds", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_count: _TypeAlias = _typing.Literal["max_draft_count"]  # noqa: Y015
     _WhichOneofArgType__max_draft_count: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count"]  # noqa: Y015
@@ -268,7 +288,7 @@ class GenerateTextRequest(_message.Message):
     _WhichOneofArgType__top_logprob_count: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count"]  # noqa: Y015
     _WhichOneofReturnType_predicted_output: _TypeAlias = _typing.Literal["predicted_text", "predicted_token_ids"]  # noqa: Y015
     _WhichOneofArgType_predicted_output: _TypeAlias = _typing.Literal["predicted_output", b"predicted_output"]  # noqa: Y015
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "user_message"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "user_message", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_count) -> _WhichOneofReturnType__max_draft_count | None: ...
@@ -284,6 +304,110 @@ class GenerateTextRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateTextRequest: _TypeAlias = GenerateTextRequest  # noqa: Y015
+
+@_typing.final
+class Chat(_message.Message):
+    """Holds a conversation. Nothing in it becomes a special token: those come from the chat template alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    template_arguments: _builtins.str
+    """Further variables of the chat template, a JSON object such as `{"enable_thinking": false}`; empty: none."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """Messages, oldest first; at least one."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tools that may be called, each a JSON object as the chat template reads it."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        tools: _abc.Iterable[_builtins.str] | None = ...,
+        template_arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "template_arguments", b"template_arguments", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chat: _TypeAlias = Chat  # noqa: Y015
+
+@_typing.final
+class ChatMessage(_message.Message):
+    """Holds one message of a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """Who speaks, as the chat template calls them: `system`, `user`, `assistant`, `tool`."""
+    content: _builtins.str
+    """Text of the message."""
+    name: _builtins.str
+    """Name of who speaks, where the template reads one."""
+    tool_call_id: _builtins.str
+    """Call that a tool's message answers."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Calls of tools that an assistant's message makes."""
+
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+        name: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """Holds a call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Name of the call, for the message that answers it."""
+    name: _builtins.str
+    """Tool."""
+    arguments: _builtins.str
+    """Arguments: a JSON object."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class DraftingOptions(_message.Message):
@@ -369,6 +493,8 @@ class GenerateTextResponse(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     COMPLETION_INDEX_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     completion_index: _builtins.int
     """Output the tokens belong to, from 0."""
     @_builtins.property
@@ -383,6 +509,16 @@ class GenerateTextResponse(_message.Message):
     def accepted(self) -> Global___GenerationAccepted:
         """Set on the first message of the stream, which has nothing else, and on no other."""
 
+    @_builtins.property
+    def prompt_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputToken]:
+        """Tokens of the prompt, in order, if they were asked for; they come once, whatever the number of outputs, before the
+        first token of output.
+        """
+
+    @_builtins.property
+    def round(self) -> Global___RoundSummary:
+        """Round that committed `tokens`, if it was asked for."""
+
     def __init__(
         self,
         *,
@@ -390,14 +526,70 @@ class GenerateTextResponse(_message.Message):
         finish: Global___GenerationFinish | None = ...,
         completion_index: _builtins.int = ...,
         accepted: Global___GenerationAccepted | None = ...,
+        prompt_tokens: _abc.Iterable[Global___OutputToken] | None = ...,
+        round: Global___RoundSummary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "finish", b"finish"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "finish", b"finish", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completion_index", b"completion_index", "finish", b"finish", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completion_index", b"completion_index", "finish", b"finish", "prompt_tokens", b"prompt_tokens", "round", b"round", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateTextResponse: _TypeAlias = GenerateTextResponse  # noqa: Y015
+
+@_typing.final
+class RoundSummary(_message.Message):
+    """Says what the round that committed some tokens took."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    DRAFTED_COUNT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    PROPOSE_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
+    ROUND_S_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    group_size: _builtins.int
+    """Sequences that took part."""
+    drafted_count: _builtins.int
+    """Draft tokens verified for this output."""
+    accepted_count: _builtins.int
+    """Those that the target accepted."""
+    source: Global___DraftSource.ValueType
+    """What drafted them; unset: nothing did."""
+    round_s: _builtins.float
+    """Seconds of the round until the tokens were committed; what is in neither hop is the coordinator's own."""
+    waited_s: _builtins.float
+    """Seconds from its last round, or from its arrival, until this round began."""
+    @_builtins.property
+    def propose(self) -> Global___HopTime:
+        """Seconds of the call to a draft service; unset: there was none."""
+
+    @_builtins.property
+    def verify(self) -> Global___HopTime:
+        """Seconds of the call to the target service."""
+
+    def __init__(
+        self,
+        *,
+        group_size: _builtins.int = ...,
+        drafted_count: _builtins.int = ...,
+        accepted_count: _builtins.int = ...,
+        source: Global___DraftSource.ValueType = ...,
+        propose: Global___HopTime | None = ...,
+        verify: Global___HopTime | None = ...,
+        round_s: _builtins.float = ...,
+        waited_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["propose", b"propose", "verify", b"verify"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "drafted_count", b"drafted_count", "group_size", b"group_size", "propose", b"propose", "round_s", b"round_s", "source", b"source", "verify", b"verify", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundSummary: _TypeAlias = RoundSummary  # noqa: Y015
 
 @_typing.final
 class GenerationAccepted(_message.Message):
@@ -411,6 +603,7 @@ class GenerationAccepted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     PROMPT_COUNT_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request in the coordinator's log."""
     seed: _builtins.int
@@ -419,6 +612,8 @@ class GenerationAccepted(_message.Message):
     """Tokens of the prompt."""
     model_digest: _builtins.str
     """Model that the output will be of, for `GenerateTextRequest.model_digest`; empty when the target does not tell."""
+    model_id: _builtins.str
+    """Name of that model."""
     def __init__(
         self,
         *,
@@ -426,10 +621,11 @@ class GenerationAccepted(_message.Message):
         seed: _builtins.int = ...,
         prompt_count: _builtins.int = ...,
         model_digest: _builtins.str = ...,
+        model_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "prompt_count", b"prompt_count", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "model_id", b"model_id", "prompt_count", b"prompt_count", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -446,6 +642,8 @@ class OutputToken(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """Token the target chose."""
     text: _builtins.str
@@ -454,9 +652,17 @@ class OutputToken(_message.Message):
     """Tells whether the draft had proposed it; false: the target's own next token."""
     source: Global___DraftSource.ValueType
     """What had proposed it; unset where `accepted` is false."""
+    token_bytes: _builtins.bytes
+    """Bytes of the token, where log-probabilities were asked for: characters may be parted among tokens. Empty for a
+    special token.
+    """
     @_builtins.property
     def logprobs(self) -> _common_pb2.TokenLogprobs:
         """Log-probabilities, if they were asked for."""
+
+    @_builtins.property
+    def top_token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Bytes of each of `logprobs.top`, in its order."""
 
     def __init__(
         self,
@@ -466,10 +672,12 @@ class OutputToken(_message.Message):
         accepted: _builtins.bool = ...,
         logprobs: _common_pb2.TokenLogprobs | None = ...,
         source: Global___DraftSource.ValueType = ...,
+        token_bytes: _builtins.bytes = ...,
+        top_token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "logprobs", b"logprobs", "source", b"source", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "logprobs", b"logprobs", "source", b"source", "text", b"text", "token_bytes", b"token_bytes", "token_id", b"token_id", "top_token_bytes", b"top_token_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -521,6 +729,7 @@ class Usage(_message.Message):
     ACCEPTED_COUNTS_BY_POSITION_FIELD_NUMBER: _builtins.int
     QUEUED_S_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_COUNT_FIELD_NUMBER: _builtins.int
     prompt_count: _builtins.int
     """Tokens of the prompt."""
     output_count: _builtins.int
@@ -533,6 +742,8 @@ class Usage(_message.Message):
     """Rounds the sequence took part in."""
     queued_s: _builtins.float
     """Seconds from submission until its first round began."""
+    cached_prompt_count: _builtins.int
+    """Tokens of the prompt that the target had cached from an earlier prompt."""
     @_builtins.property
     def accepted_counts_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How often the first, second, ... draft of a round was accepted."""
@@ -552,10 +763,11 @@ class Usage(_message.Message):
         accepted_counts_by_position: _abc.Iterable[_builtins.int] | None = ...,
         queued_s: _builtins.float = ...,
         sources: _abc.Iterable[Global___SourceUsage] | None = ...,
+        cached_prompt_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "drafted_count", b"drafted_count", "output_count", b"output_count", "prompt_count", b"prompt_count", "queued_s", b"queued_s", "round_count", b"round_count", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_counts_by_position", b"accepted_counts_by_position", "cached_prompt_count", b"cached_prompt_count", "drafted_count", b"drafted_count", "output_count", b"output_count", "prompt_count", b"prompt_count", "queued_s", b"queued_s", "round_count", b"round_count", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,6 +95,7 @@ class VerifyTokensRow(_message.Message):
     FOLLOWING_COUNT_FIELD_NUMBER: _builtins.int
     BASE_HASH_FIELD_NUMBER: _builtins.int
     DRAFTED_WITHOUT_MODEL_FIELD_NUMBER: _builtins.int
+    SCORES_TOKENS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
@@ -111,6 +112,10 @@ class VerifyTokensRow(_message.Message):
     """
     drafted_without_model: _builtins.bool
     """Tells that no draft service drafted the draft tokens: a service that leaves some of its cores to one may use them."""
+    scores_tokens: _builtins.bool
+    """Asks for log-probabilities of the committed tokens that the row appends too, with `top_logprob_count` others: none of
+    them is taken over from earlier prompts then.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens to append after the kept ones; at least 1."""
@@ -142,10 +147,11 @@ class VerifyTokensRow(_message.Message):
         following_count: _builtins.int = ...,
         base_hash: _builtins.int | None = ...,
         drafted_without_model: _builtins.bool = ...,
+        scores_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "rule", b"rule", "sequence_rule", b"sequence_rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "drafted_without_model", b"drafted_without_model", "following_count", b"following_count", "rule", b"rule", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "drafted_without_model", b"drafted_without_model", "following_count", b"following_count", "rule", b"rule", "scores_tokens", b"scores_tokens", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_hash: _TypeAlias = _typing.Literal["base_hash"]  # noqa: Y015
     _WhichOneofArgType__base_hash: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash"]  # noqa: Y015
@@ -212,6 +218,8 @@ class VerifyTokensResult(_message.Message):
     CACHED_LENGTH_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    REUSED_COUNT_FIELD_NUMBER: _builtins.int
+    TOKEN_LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence this answers for."""
     accepted_count: _builtins.int
@@ -223,6 +231,8 @@ class VerifyTokensResult(_message.Message):
     """
     cached_length: _builtins.int
     """Tokens the service holds after answering: kept, appended and accepted ones; the next token is not among them."""
+    reused_count: _builtins.int
+    """Tokens of the row that were taken over from earlier prompts instead of being computed."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
         """Log-probabilities of the accepted tokens and the next one, if they were asked for."""
@@ -235,6 +245,12 @@ class VerifyTokensResult(_message.Message):
         with reason RULE_UNKNOWN: no rule was told for the sequence, or it was lost; send the whole sequence with its rule.
         """
 
+    @_builtins.property
+    def token_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """Log-probabilities of the row's committed tokens that were appended, in order, if they were asked for. The first token
+        of a sequence has none, and is left out.
+        """
+
     def __init__(
         self,
         *,
@@ -244,10 +260,12 @@ class VerifyTokensResult(_message.Message):
         cached_length: _builtins.int = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         status: _status_pb2.Status | None = ...,
+        reused_count: _builtins.int = ...,
+        token_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "next_token_id", b"next_token_id", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "accepted_count", b"accepted_count", "cached_length", b"cached_length", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "accepted_count", b"accepted_count", "cached_length", b"cached_length", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "reused_count", b"reused_count", "sequence_id", b"sequence_id", "status", b"status", "token_logprobs", b"token_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_token_id: _TypeAlias = _typing.Literal["next_token_id"]  # noqa: Y015
     _WhichOneofArgType__next_token_id: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id"]  # noqa: Y015
