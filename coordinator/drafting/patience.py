@@ -4,20 +4,19 @@ With the known drafts, rounds at once give some tokens in the time of a verify; 
 drafts, in a verify and the wait. Both times are measured. Knows nothing of calls.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from coordinator.smoothing import smoothed
 from paceline.types import ProposeRow
-
-USUAL_RATE = 0.75
-"""Chance that a draft is accepted after those before it: near enough for comparing one moment with another."""
 
 LEAST_SHARE = 0.4
 """Share of the drafts that must be known: more of them come soon, for what is prepared comes one by one."""
 
 
 class Patience:
-    def __init__(self) -> None:
+    def __init__(self, expected_tokens: Callable[[int], float]) -> None:
+        """`expected_tokens` returns the tokens that a row is expected to get from so many drafts."""
+        self._expected_tokens = expected_tokens
         self._call_s: float | None = None
         """Mean time of a call for drafts."""
         self._elsewhere_s: float | None = None
@@ -54,12 +53,7 @@ class Patience:
             return True
         if self._call_s is None or self._elsewhere_s is None:
             return False
-        now = sum(map(_tokens, known_counts))
-        later = sum(_tokens(row.draft_count) for row in rows)
+        now = sum(map(self._expected_tokens, known_counts))
+        later = sum(self._expected_tokens(row.draft_count) for row in rows)
         wait_s = max(0.0, self._call_s - waited_s)
         return now * (self._elsewhere_s + wait_s) >= later * self._elsewhere_s
-
-
-def _tokens(draft_count: int) -> float:
-    """Return the tokens that a row is expected to get from so many drafts."""
-    return (1 - USUAL_RATE ** (draft_count + 1)) / (1 - USUAL_RATE)

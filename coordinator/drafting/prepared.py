@@ -19,6 +19,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Tracer
 
+from coordinator.drafting.answered import Answered
 from coordinator.drafting.patience import Patience
 from coordinator.drafting.prepared_choices import PreparedChoices
 from coordinator.drafting.preparing_worth import PreparingWorth
@@ -52,7 +53,8 @@ class PreparedDrafter:
         self._clock = clock
         self._choices = PreparedChoices()
         self._worth = PreparingWorth()
-        self._patience = Patience()
+        self._answered = Answered()
+        self._patience = Patience(self._answered.tokens)
         self._arrived = asyncio.Event()
         """Set when choices come, by who waits for them cleared."""
         self._background: dict[asyncio.Task[None], frozenset[str]] = {}
@@ -83,6 +85,7 @@ class PreparedDrafter:
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
         began_s = self._clock()
         self._patience.asked(rows, began_s)
+        self._answered.asked(rows)
         if prepares := self._may_prepare and self._worth.choose(rows, began_s):
             rows = [replace(row, prepare_count=PREPARE_COUNT) for row in rows]
             self.row_count += sum(row.base_length > 0 for row in rows)
@@ -98,8 +101,16 @@ class PreparedDrafter:
             proposals = await self._ask(rows, deadline, began_s)
         else:
             proposals = await self._drafter.propose(rows, deadline)
-        self._patience.answered(rows, self._clock())
+        self._note(rows, proposals)
         return proposals
+
+    def _note(self, rows: Sequence[ProposeRow], proposals: Proposals) -> None:
+        """Note what a round got, to compare it with others."""
+        results = proposals.results
+        counts = [len(one.draft_token_ids) if isinstance(one, Proposal) else 0 for one in results]
+        self._answered.answered(rows, counts)
+        self._worth.answered(rows, sum(map(self._answered.tokens, counts)))
+        self._patience.answered(rows, self._clock())
 
     def _known(self, rows: Sequence[ProposeRow], waited_s: float) -> Proposals | None:
         """Return what is known for the rows, if that is worth more than to wait."""
@@ -113,6 +124,7 @@ class PreparedDrafter:
         self._choices.forget(sequence_ids)
         self._worth.forget(sequence_ids)
         self._patience.forget(sequence_ids)
+        self._answered.forget(sequence_ids)
         # A call that is still under way would cache tokens after the sequences were freed.
         names = set(sequence_ids)
         if busy := [task for task, own in self._background.items() if own & names]:

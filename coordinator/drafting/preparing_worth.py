@@ -1,7 +1,9 @@
-"""Whether preparing pays: mean times of whole rounds with and without, by measurement.
+"""Whether preparing pays: tokens in a second of whole rounds with and without, by measurement.
 
 Rounds include all costs and all gains: a hop that was saved, a target slowed down by a draft on the same cores, a call
-that waited for a pass. Groups of about one size share their measurements. Knows nothing of calls.
+that waited for a pass, drafts that were too few because nobody waited for more. Tokens are those to expect of the
+drafts: what a few rounds really got is mostly luck. Groups of about one size share their measurements. Knows nothing of
+calls.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ BLOCK = 8
 LONGEST = 3
 """A round counts as at most this many mean rounds: a pause of the machine says nothing."""
 WORTHWHILE = 0.99
-"""Preparing pays if rounds with it take less than this share of the time of rounds without."""
+"""Preparing pays if a token takes less than this share of its time without."""
 PROBE_LOSS = 0.005
 """Share of the time that trials of the slower kind may lose."""
 FIRST_BLOCKS = 4
@@ -36,40 +38,66 @@ class PreparingWorth:
         last = next((one for row in rows if (one := self._last.get(row.sequence_id)) and one.search is search), None)
         is_decoding = all(row.base_length for row in rows)
         if last and last.is_usual and is_decoding:
-            search.add(now_s - last.began_s, prepares=last.prepares)
+            search.add(now_s - last.began_s, last.tokens, prepares=last.prepares)
         prepares = search.next()
-        begun = _Begun(search, prepares, now_s, is_decoding and last is not None and last.prepares is prepares)
+        is_usual = is_decoding and last is not None and last.prepares is prepares
+        begun = _Begun(search, prepares, now_s, is_usual, len(rows))
         self._last |= dict.fromkeys((row.sequence_id for row in rows), begun)
         return prepares
+
+    def answered(self, rows: Sequence[ProposeRow], tokens: float) -> None:
+        """Note how many tokens are to be expected of the drafts of a round that has begun."""
+        if begun := self._last.get(rows[0].sequence_id):
+            begun.tokens = tokens
 
     def forget(self, sequence_ids: Sequence[str]) -> None:
         for sequence_id in sequence_ids:
             self._last.pop(sequence_id, None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Begun:
+    """A round that has begun; its sequences share it."""
+
     search: "_Search"
     prepares: bool
     began_s: float
     is_usual: bool
     """Whether the round before was of the same kind, and no row of this one brings a prompt."""
+    tokens: float
+    """Tokens to expect of it."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Rounds of one kind: what they give and take."""
+
+    tokens: float
+    round_s: float
+
+    def add(self, tokens: float, round_s: float) -> None:
+        self.tokens = smoothed(self.tokens, tokens)
+        self.round_s = smoothed(self.round_s, min(round_s, LONGEST * self.round_s))
+
+    @property
+    def token_s(self) -> float:
+        return self.round_s / self.tokens
 
 
 @dataclass(eq=False)
 class _Search:
-    """The search for the faster kind of rounds, for groups of about one size."""
+    """The search for the better kind of rounds, for groups of about one size."""
 
-    _means_s: dict[bool, float] = field(default_factory=dict)
+    _means: dict[bool, _Mean] = field(default_factory=dict)
+    """By whether they prepare."""
     _prepares: bool = True
     _rounds_left: int = 0
     _blocks: int = 0
     """Blocks since the last trial."""
     _first_blocks: int = 0
 
-    def add(self, round_s: float, *, prepares: bool) -> None:
-        mean_s = self._means_s.get(prepares, round_s)
-        self._means_s[prepares] = smoothed(mean_s, min(round_s, LONGEST * mean_s))
+    def add(self, round_s: float, tokens: float, *, prepares: bool) -> None:
+        self._means.setdefault(prepares, _Mean(tokens, round_s)).add(tokens, round_s)
 
     def next(self) -> bool:
         """Return whether the next round prepares."""
@@ -80,12 +108,12 @@ class _Search:
         return self._prepares
 
     def _decide(self) -> bool:
-        if self._first_blocks < FIRST_BLOCKS or len(self._means_s) < 2:
+        if self._first_blocks < FIRST_BLOCKS or len(self._means) < 2:
             if self._first_blocks == FIRST_BLOCKS // 2:
-                self._means_s.clear()
+                self._means.clear()
             self._first_blocks += 1
             return self._first_blocks % 2 == 1
-        ratio = self._means_s[True] / self._means_s[False]
+        ratio = self._means[True].token_s / self._means[False].token_s
         pays = ratio < WORTHWHILE
         self._blocks += 1
         if self._blocks > max(LEAST_PROBE_BLOCKS, abs(ratio - 1) / PROBE_LOSS):

@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import signal
+from itertools import count
 from pathlib import Path
 
 import psutil
 import pytest
 
+from paceline.engine import runner
 from paceline.measure.bench import bench
 from paceline.measure.bench.result import bench_result_from_json
 from tests.commands import ended, paceline_here, start
@@ -106,6 +108,17 @@ def test_equivalence_compares_every_source_alone_and_all_together(tmp_path: Path
     assert [one["sources"] for one in agreements[1::2]] == [[name] for name in alone] + [list(alone)]
     assert all(one["must_hold"] and not one["mismatches"] for one in agreements)
     assert f"float32 speculative, continuous, {together} " in out
+
+
+def test_strict_outputs_of_targets_that_were_loaded_otherwise_are_not_compared(
+    tmp_path: Path, services_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = count()
+    monkeypatch.setattr(runner, "kernels_of", lambda *_, **__: f"kernels of load {next(loads)}")
+    strict = ("equivalence", *SMALL, "--policies", "continuous", "--dtypes", "bfloat16")
+    status, _, err = paceline_here(*strict, "--output", str(tmp_path))
+    assert status == 1
+    assert "the target under continuous was loaded with kernels of load" in err
 
 
 def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(

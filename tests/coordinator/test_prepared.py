@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 
 from coordinator.door.admission import Admission
+from coordinator.drafting.answered import Answered
 from coordinator.drafting.prepared import PreparedDrafter
 from coordinator.drafting.prepared_choices import MOST_CHOICES, PreparedChoices
 from coordinator.drafting.preparing_worth import BLOCK, PreparingWorth
@@ -434,6 +436,33 @@ def test_the_faster_kind_of_rounds_is_found_and_trials_cost_less_than_a_hundredt
     best = with_s < without_s
     settled = kinds[6 * BLOCK :]
     assert 0 < settled.count(not best) < 0.01 * len(settled)
+
+
+@pytest.mark.parametrize(("with_tokens", "with_s", "pays"), [(2.0, 10.0, False), (3.0, 15.0, False), (3.0, 10.0, True)])
+def test_rounds_are_compared_by_what_they_give_and_not_by_how_short_they_are(
+    with_tokens: float, with_s: float, pays: bool
+) -> None:
+    # Rounds without take 16 and give 4: shorter rounds with few drafts are no gain.
+    worth, now_s, kinds = PreparingWorth(), 0.0, list[bool]()
+    rows = [whole_row("a", 4, cached_length=5)]
+    for _ in range(2000):
+        kinds.append(worth.choose(rows, now_s))
+        worth.answered(rows, with_tokens if kinds[-1] else 4.0)
+        now_s += with_s if kinds[-1] else 16.0
+    settled = kinds[6 * BLOCK :]
+    assert settled.count(pays) > 0.95 * len(settled)
+
+
+def test_what_later_rows_bring_tells_how_often_drafts_are_accepted() -> None:
+    always, never = Answered(), Answered()
+    for length in range(0, 600, 6):
+        for answered, brought in ((always, 6), (never, 1)):
+            row = ProposeRow("a", length, (1,) * brought, 5)
+            answered.asked([row])
+            answered.answered([replace(row, base_length=length + 6 - brought)], [5])
+    assert always.tokens(5) > 5.5
+    assert never.tokens(5) < 1.5
+    assert never.tokens(0) == always.tokens(0) == 1
 
 
 def test_slow_rounds_at_the_start_decide_nothing() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from paceline.engine.model.loader import resolve_device
+from paceline.errors import ModelChanged
 from paceline.measure.cluster import Predictions, running_system
 from paceline.measure.equivalence.agreement import MatchRates, Mismatch, find_mismatches, match_rates, pooled
 from paceline.measure.equivalence.precision import Precision, with_precision
@@ -22,7 +23,7 @@ from paceline.measure.source_sets import ALL_SOURCES, SourceSet, name_of, needs_
 from paceline.model_service.worker import ModelWorker
 from paceline.process.launcher import CORES, ClusterOptions, plan_cluster
 from paceline.text import TextCodec
-from paceline.types import PAPER_POLICIES, DraftSource, TokenIds
+from paceline.types import PAPER_POLICIES, DraftSource, ModelDescription, TokenIds
 
 HUGGING_FACE, PLAIN = "Hugging Face", "plain decoding"
 WRONG_EVERY = 10
@@ -165,9 +166,11 @@ class Equivalence:
         settings = plan_cluster(plan.pair).target.settings
         self._device, self._quantization = resolve_device(settings.device), settings.quantization
         self._worker = ModelWorker(None)
+        self._targets: dict[Precision, ModelDescription] = {}
+        """Target that decoded plainly, by precision."""
 
     async def run(self) -> None:
-        """Run every case."""
+        """Run every case. Raise ModelChanged when strict outputs would be of targets that are not one model."""
         try:
             for precision in self._plan.precisions:
                 references = await self._references(precision)
@@ -220,9 +223,20 @@ class Equivalence:
         options = replace(with_precision(self._plan.pair, precision, case.policy), batch_size=case.batch_size)
         as_asked = self._plan.max_new_tokens, max_draft_count, case.sources, predictions
         async with running_system(options, *as_asked) as system:
+            self._check_target(precision, case, (await system.models())[0])
             measured = await system.run([one.token_ids for one in self._prompts])
         self._observer.advanced()
         return measured.outputs
+
+    def _check_target(self, precision: Precision, case: _Case, target: ModelDescription) -> None:
+        """Refuse to compare strict outputs of targets that were loaded otherwise: they are not promised to be equal."""
+        first = self._targets.setdefault(precision, target)
+        is_same = target.identity.model_digest == first.identity.model_digest
+        if precision.under(case.policy).is_strict and not is_same:
+            raise ModelChanged(
+                f"the target under {case.policy_and_sources} was loaded with {target.kernels}, that of {PLAIN} with "
+                f"{first.kernels}; run again, and change nothing of the installation meanwhile"
+            )
 
     async def _compare(self, references: _References, system: str, case: _Case, outputs: Outputs) -> None:
         gap = references.hugging_face.logit_gap
