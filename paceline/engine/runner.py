@@ -124,22 +124,22 @@ class Runner:
             raise
         if running:
             self.on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
-        outcomes: list[Outcome] = []
-        for index, (row, piece) in enumerate(zip(rows, pieces.values(), strict=True)):
-            if isinstance(piece, PacelineError):
-                outcomes.append(piece)
-            elif isinstance(outcome := logits.get(index), PacelineError):
-                let_go(self.cache, row.sequence_id, row.base_length)
-                outcomes.append(outcome)
-            elif piece.length == row.length and not row.following_count:
-                assert outcome is not None
-                self.cache.seal(row.sequence_id, piece.length - row.draft_count)
-                outcomes.append(outcome)
-            else:
-                self.cache.seal(row.sequence_id, piece.length)
-                is_part = not row.is_scored or outcome is None
-                outcomes.append(Prefilled(piece.length) if is_part else ScoredPart(piece.length, outcome))
-        return outcomes
+        return [self._outcome(row, pieces[index], logits.get(index)) for index, row in enumerate(rows)]
+
+    def _outcome(
+        self, row: PackedRow, piece: Piece | PacelineError, made: torch.Tensor | PacelineError | None
+    ) -> Outcome:
+        """Seal what a row's pass computed, and return its outcome; `made` is None for a piece without tokens."""
+        if isinstance(piece, PacelineError):
+            return piece
+        if isinstance(made, PacelineError):
+            let_go(self.cache, row.sequence_id, row.base_length)
+            return made
+        if made is not None and piece.length == row.length and not row.following_count:
+            self.cache.seal(row.sequence_id, piece.length - row.draft_count)
+            return made
+        self.cache.seal(row.sequence_id, piece.length)
+        return Prefilled(piece.length) if made is None or not row.is_scored else ScoredPart(piece.length, made)
 
     def _run(self, pieces: list[Piece]) -> Sequence[torch.Tensor | PacelineError]:
         return self.guarded(pieces, lambda: self.passes.run(pieces))
