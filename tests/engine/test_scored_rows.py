@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ NEIGHBOURS = (
 def scored(
     verifier: Verifier, top_count: int, part: int = 1000, neighbours: Sequence[VerifyRow] = (), drafts: int = 3
 ) -> tuple[list[TokenLogprobs], Verdict]:
-    """Have the prompt scored, in rows of `part` tokens; return the values and the verdict of the last row."""
+    """Have the prompt scored, in rows of `part` tokens; return the values and the rest of the verdict."""
     scores: list[TokenLogprobs] = []
     while True:
         token_ids = PROMPT[len(scores) : len(scores) + part]
@@ -43,11 +44,12 @@ def scored(
         row = VerifyRow(
             "scored", len(scores), token_ids, () if left else (9,) * drafts, GREEDY, top_count, left, scores_tokens=True
         )
-        outcome = verifier.verify([*neighbours, row])[-1]
+        # The neighbours begin anew with every call, so the row comes first: the first one always gets on.
+        outcome = verifier.verify([row, *neighbours])[0]
         assert isinstance(outcome, Verdict | Prefilled)
         scores += outcome.token_logprobs
         if isinstance(outcome, Verdict):
-            return scores, outcome
+            return scores, replace(outcome, token_logprobs=())
         assert outcome.cached_length == len(scores), "the next row goes on where this one ended"
 
 
@@ -84,13 +86,25 @@ def test_strict_values_are_the_same_to_the_last_bit_whatever_the_chunk_and_the_n
         assert scored(fresh(model, replace(OPTIONS, prefill_chunk_tokens=chunk)), 5, part, neighbours) == expected
 
 
+@pytest.mark.parametrize(
+    "changes", [{"layout": "dense"}, {"page_tokens": 1}, {"page_tokens": 40}, {"prefix_sharing": False}]
+)
+def test_values_do_not_depend_on_how_the_cache_is_laid_out(
+    changes: dict[str, Any], pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    model = load_model(str(pairs["Llama"].target))
+    expected, _ = scored(fresh(model), 0)
+    found, _ = scored(fresh(model, replace(OPTIONS, **changes)), 0, neighbours=NEIGHBOURS)
+    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in expected], abs=1e-4)
+
+
 def test_plain_rows_choose_the_same_beside_scored_ones_and_a_scored_row_as_a_plain_one(
     pairs: dict[str, PairOfCheckpoints],
 ) -> None:
     model = load_model(str(pairs["Llama"].target), "bfloat16")
     _, scored_too = scored(fresh(model, replace(OPTIONS, prefill_chunk_tokens=512)), 0)
     (plain,) = fresh(model, replace(OPTIONS, prefill_chunk_tokens=512)).verify([VerifyRow("a", 0, PROMPT, (9, 9, 9))])
-    assert replace(scored_too, token_logprobs=(), logprobs=()) == plain
+    assert replace(scored_too, logprobs=()) == plain
 
 
 def test_a_scored_row_takes_nothing_over_and_others_take_over_from_it(pairs: dict[str, PairOfCheckpoints]) -> None:
@@ -139,10 +153,10 @@ def test_a_row_whose_scores_are_no_numbers_fails_alone(pairs: dict[str, PairOfCh
     [({"top_logprob_count": None}, "top_logprob_count"), ({"token_ids": (9,), "following_count": 4}, "token_ids")],
 )
 def test_a_scored_row_that_cannot_be_answered_is_refused(
-    changes: dict[str, object], field: str, pairs: dict[str, PairOfCheckpoints]
+    changes: dict[str, Any], field: str, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
     row = VerifyRow("a", 0, (9, 10), (), top_logprob_count=0, scores_tokens=True)
-    (refused,) = fresh(load_model(str(pairs["Llama"].target))).verify([replace(row, **changes)])  # type: ignore[arg-type]
+    (refused,) = fresh(load_model(str(pairs["Llama"].target))).verify([replace(row, **changes)])
     assert isinstance(refused, InvalidRequest)
     assert refused.field == field
 
@@ -152,7 +166,8 @@ async def test_a_client_gets_the_prompt_with_its_scores_and_the_same_output(
 ) -> None:
     pair = pairs["Llama"]
     request = GenerationRequest(TokenIds(PROMPT), 12, top_logprob_count=5, completion_count=2, ignore_end_tokens=True)
-    async with cluster(pair.target, pair.draft, prefill_chunk_tokens=32) as running:
+    options = replace(OPTIONS, prefill_chunk_tokens=32)
+    async with cluster(pair.target, pair.draft, options=options) as running:
         plain = await running.client.complete_all(request)
         pieces = [piece async for piece in running.client.generate(replace(request, echo_prompt=True))]
     first, *later = pieces
