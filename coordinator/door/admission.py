@@ -42,8 +42,8 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 """Limited because every row of every round carries them."""
 MAX_ECHOED_TOKENS = 16_384
-"""Most tokens of a prompt that is sent back: with 20 likeliest tokens at each place that takes some 40 MiB here, and
-nearly half of the largest message."""
+"""Most tokens of a prompt that is sent back: with 20 likeliest tokens at each place that takes 40 MiB here, and 4 MiB
+of the one message."""
 
 
 class Admission:
