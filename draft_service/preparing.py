@@ -23,10 +23,10 @@ from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Runner
 from paceline.engine.sampling import Choosing, RankedToken, ranked
-from paceline.errors import CacheFull, PacelineError
+from paceline.errors import CacheFull
 from paceline.prefix_hash import PrefixHash, extended_hash
 from paceline.scope import scope_of
-from paceline.types import ChoiceRule, Prefilled, PreparedDrafts, ProposeRow
+from paceline.types import ChoiceRule, PreparedDrafts, ProposeRow
 
 RANKED_COUNT = 8
 """Tokens that the target may choose at a place."""
@@ -160,7 +160,7 @@ class Preparing:
         made = [
             (job, self._choosing(job, outcome))
             for job, outcome in zip(jobs, outcomes, strict=True)
-            if not isinstance(outcome, PacelineError | Prefilled)
+            if isinstance(outcome, torch.Tensor)
         ]
         for job, outcome in zip(jobs, outcomes, strict=True):
             if isinstance(outcome, CacheFull) and self._make_room(job.owner):

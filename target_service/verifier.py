@@ -6,17 +6,18 @@ al. (arXiv 2211.17192) for greedy decoding, which keeps the target's output for 
 """
 
 from collections.abc import Sequence
+from math import isnan
 
 from torch import Tensor
 
 from paceline.checks import check_row, check_token_ids, check_top_logprob_count
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
-from paceline.engine.runner import Outcome, Runner
-from paceline.engine.sampling import Choice, Choosing, token_logprobs
+from paceline.engine.runner import Outcome, Runner, ScoredPart
+from paceline.engine.sampling import Choice, Choosing, no_choice, token_logprobs
 from paceline.engine.threads import at_most
-from paceline.errors import InvalidRequest, PacelineError
-from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
+from paceline.errors import InvalidRequest, NoChoice, PacelineError
+from paceline.types import Prefilled, TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 
 class Verifier:
@@ -51,21 +52,27 @@ class Verifier:
 
     def _choosing(self, row: VerifyRow, logits: Tensor) -> Choosing:
         prefix = self.runner.cache.token_ids(row.sequence_id)[: row.base_length + len(row.token_ids)]
-        return Choosing(logits, rule_of(row), prefix, row.draft_token_ids)
+        return Choosing(logits[-len(row.draft_token_ids) - 1 :], rule_of(row), prefix, row.draft_token_ids)
 
     def _packed(self, row: VerifyRow) -> PackedRow:
+        token_ids, following_count = row.token_ids + row.draft_token_ids, row.following_count
+        if row.scores_tokens and following_count:
+            # What follows the last token is not known: the logits after it would be computed for nothing.
+            token_ids, following_count = token_ids[:-1], following_count + 1
         return PackedRow(
-            row.sequence_id,
-            row.base_length,
-            row.token_ids + row.draft_token_ids,
-            len(row.draft_token_ids),
-            row.following_count,
+            row.sequence_id, row.base_length, token_ids, len(row.draft_token_ids), following_count, row.scores_tokens
         )
 
     def _settle(self, row: VerifyRow, outcome: Outcome, choices: Sequence[Choice]) -> VerifyOutcome | PacelineError:
         """Keep the accepted part of the cache; `choices` follow the last committed token and each draft token."""
-        if not isinstance(outcome, Tensor):
+        if isinstance(outcome, Prefilled | PacelineError):
             return outcome
+        scores = self._scores(row, outcome)
+        if isinstance(scores, PacelineError):
+            self.runner.cache.truncate(row.sequence_id, row.base_length)
+            return scores
+        if isinstance(outcome, ScoredPart):
+            return Prefilled(outcome.length, scores)
         accepted = accepted_count(row.draft_token_ids, choices)
         if accepted and isinstance(choices[accepted], PacelineError):
             # Plain decoding would have come this far and perhaps ended here; the next round meets the error.
@@ -79,11 +86,24 @@ class Verifier:
         logprobs: list[TokenLogprobs] = []
         if row.top_logprob_count is not None:
             chosen = [*row.draft_token_ids[:accepted], next_token]
-            logprobs = token_logprobs(outcome, chosen, row.top_logprob_count)
-        return Verdict(accepted, next_token, cached_length, tuple(logprobs))
+            logits = outcome[-len(row.draft_token_ids) - 1 :]
+            logprobs = token_logprobs(logits, chosen, row.top_logprob_count)
+        return Verdict(accepted, next_token, cached_length, tuple(logprobs), scores)
+
+    def _scores(self, row: VerifyRow, outcome: Tensor | ScoredPart) -> tuple[TokenLogprobs, ...] | NoChoice:
+        """Return log-probabilities of the tokens after the row's first, as far as the logits before them are there."""
+        if not row.scores_tokens or row.top_logprob_count is None:
+            return ()
+        logits = outcome.logits if isinstance(outcome, ScoredPart) else outcome
+        scores = token_logprobs(logits, row.token_ids[1 : 1 + len(logits)], row.top_logprob_count)
+        for position, one in enumerate(scores, row.base_length + 1):
+            if isnan(one.logprob):
+                return no_choice(position)
+        return tuple(scores)
 
     def _check(self, row: VerifyRow) -> None:
         check_top_logprob_count(row.top_logprob_count)
+        _check_scoring(row)
         check_token_ids(row.draft_token_ids, self.runner.limits.vocabulary_size, "draft_token_ids")
         check_row(row, self.runner.limits, len(row.draft_token_ids))
         if row.following_count and row.draft_token_ids:
@@ -92,6 +112,20 @@ class Verifier:
                 "are yet to come before them; send drafts with the last part",
                 field="draft_token_ids",
             )
+
+
+def _check_scoring(row: VerifyRow) -> None:
+    if row.scores_tokens and row.top_logprob_count is None:
+        raise InvalidRequest(
+            "scores_tokens is set and top_logprob_count is not; set it too, to 0 for no other tokens",
+            field="top_logprob_count",
+        )
+    if row.scores_tokens and row.following_count and len(row.token_ids) < 2:
+        raise InvalidRequest(
+            f"token_ids has {len(row.token_ids)} entries; with scores_tokens a part brings 2 at least, for its last "
+            "token is not appended",
+            field="token_ids",
+        )
 
 
 def accepted_count(draft_token_ids: Sequence[int], choices: Sequence[Choice]) -> int:

@@ -13,6 +13,7 @@ from coordinator.drafting.guessers import Guessers, GuessersOf
 from coordinator.requests.committed_tokens import CommittedTokens, packed
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
+from coordinator.requests.prompt_scores import PromptScores, prompt_texts
 from coordinator.requests.stream import Stream
 from paceline.checks import (
     MAX_DRAFT_COUNT,
@@ -40,6 +41,9 @@ MAX_STOP_CHARACTERS = 1024
 """Most characters of all stop strings of a request together: every output is searched for each string."""
 MAX_STOP_TOKEN_IDS = 1024
 """Limited because every row of every round carries them."""
+MAX_ECHOED_TOKENS = 16_384
+"""Most tokens of a prompt that is sent back: with 20 likeliest tokens at each place that takes 40 MiB here, and 4 MiB
+of the one message."""
 
 
 class Admission:
@@ -78,12 +82,26 @@ class Admission:
             stop_strings=stop_strings,
         )
         self._check_sampling(request.sampling, rules)
+        if request.echo_prompt:
+            _check_echo(request, len(prompt))
         predicted = predicted_token_ids(request.predicted_output, self.served, prompt, rules.max_new_tokens)
         left = [one for one in received if not one.ended]
-        admitted = Request(Stream(len(left)), secrets.randbits(64) if request.seed is None else request.seed)
+        stream = Stream(len(left), sends_prompt=request.echo_prompt)
+        admitted = Request(stream, secrets.randbits(64) if request.seed is None else request.seed)
         guessers = self._guessers_of(request, prompt, predicted)
         admitted.generations = [self._generation(request, prompt, guessers(), rules, admitted, one) for one in left]
+        if request.echo_prompt:
+            self._echo(prompt, admitted)
         return admitted
+
+    def _echo(self, prompt: "array[int]", admitted: Request) -> None:
+        """Send the prompt, or have the first output's rounds ask for what is to be sent with it."""
+        scores = PromptScores(prompt, prompt_texts(prompt, self._decoder))
+        first = admitted.generations[0]
+        if first.top_logprob_count is None or scores.is_whole:
+            admitted.stream.put_prompt(scores.tokens())
+        else:
+            first.prompt_scores = scores
 
     def _guessers_of(
         self, request: GenerationRequest, prompt: "array[int]", predicted: "array[int]"
@@ -265,6 +283,20 @@ class Admission:
 
 def _wrong_received(words: str) -> InvalidRequest:
     return InvalidRequest(f"received_outputs {words}", field="received_outputs")
+
+
+def _check_echo(request: GenerationRequest, prompt_count: int) -> None:
+    if request.received_outputs:
+        raise InvalidRequest(
+            "echo_prompt is set and received_outputs are there; the prompt came before them, so leave echo_prompt out",
+            field="echo_prompt",
+        )
+    if prompt_count > MAX_ECHOED_TOKENS:
+        raise InvalidRequest(
+            f"echo_prompt is set for a prompt of {prompt_count} tokens; {MAX_ECHOED_TOKENS} at most are sent back, so "
+            "leave it out or shorten the prompt",
+            field="echo_prompt",
+        )
 
 
 def _resume(generation: Generation, received: ReceivedOutput) -> None:

@@ -1,5 +1,6 @@
 """The servicer of GenerationService: it translates, queues and streams."""
 
+import asyncio
 import copy
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -95,7 +96,8 @@ class GenerationServicer:
             async for piece in admitted.stream.pieces():
                 is_first = record.deliver(piece)
                 deliver(admitted, piece, is_first=is_first)
-                yield piece_to_pb(piece)
+                # A long prompt with its log-probabilities takes a third of a second: rounds go on meanwhile.
+                yield await asyncio.to_thread(piece_to_pb, piece) if piece.prompt_tokens else piece_to_pb(piece)
         except Exception as error:
             record.fail(error)
             raise _without_sequence_ids(error, record) from error

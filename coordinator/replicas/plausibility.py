@@ -6,7 +6,21 @@ Under the state protocol every field of an answer follows from the row, except a
 from collections.abc import Sequence
 
 from paceline.errors import PeerFailed, PeerUnavailable
-from paceline.types import ModelIdentity, Prefilled, Proposal, Proposals, ProposeRow, Verdict, Verdicts, VerifyRow
+from paceline.types import (
+    ModelIdentity,
+    Prefilled,
+    Proposal,
+    Proposals,
+    ProposeRow,
+    TokenLogprobs,
+    Verdict,
+    Verdicts,
+    VerifyOutcome,
+    VerifyRow,
+)
+
+ROUNDING = 1e-3
+"""Log-probability of a certain token, as rounding may leave it."""
 
 
 def check_identity(trusted: ModelIdentity | None, answered: ModelIdentity) -> None:
@@ -48,6 +62,32 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
                 row.sequence_id,
                 f"{result.accepted_count} accepted, token {result.next_token_id}, {result.cached_length} cached tokens",
             )
+        if isinstance(result, Verdict | Prefilled) and result.token_logprobs:
+            _check_scores(row, result, vocabulary_size)
+
+
+def scored_count(row: VerifyRow, result: VerifyOutcome) -> int:
+    """Return the tokens of the row that a service that scores tokens has scored with this answer."""
+    if not row.scores_tokens:
+        return 0
+    return len(row.token_ids) - 1 if isinstance(result, Verdict) else result.cached_length - row.base_length
+
+
+def _check_scores(row: VerifyRow, result: VerifyOutcome, vocabulary_size: int) -> None:
+    count = len(result.token_logprobs)
+    if count != scored_count(row, result) or count >= len(row.token_ids):
+        raise _lie(row.sequence_id, f"log-probabilities of {count} tokens, and {result.cached_length} cached tokens")
+    top_count = min(row.top_logprob_count or 0, vocabulary_size)
+    if not all(_is_possible(one, top_count, vocabulary_size) for one in result.token_logprobs):
+        raise _lie(row.sequence_id, f"log-probabilities above 0, or not of {top_count} tokens beside the row's own")
+
+
+def _is_possible(logprobs: TokenLogprobs, top_count: int, vocabulary_size: int) -> bool:
+    return (
+        logprobs.logprob <= ROUNDING  # which is false of what is not a number
+        and len(logprobs.top) == top_count
+        and all(0 <= token_id < vocabulary_size and value <= ROUNDING for token_id, value in logprobs.top)
+    )
 
 
 def _check_count(rows: Sequence[object], results: Sequence[object]) -> None:

@@ -10,6 +10,7 @@ from coordinator.requests.acceptance import Acceptance
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.guess import Guesser
 from coordinator.requests.output import Output
+from coordinator.requests.prompt_scores import PromptScores
 from coordinator.requests.stream import Stream
 from coordinator.requests.traced_request import TracedRequest
 from paceline.errors import PacelineError
@@ -83,6 +84,8 @@ class Generation:
     rule: ChoiceRule = GREEDY
     seed: int = 0
     top_logprob_count: int | None = None
+    prompt_scores: PromptScores | None = None
+    """Log-probabilities of the prompt while the target computes them; None: they were sent, or nobody wants them."""
     drafting: DraftingOptions = DraftingOptions()
     guessers: Mapping[DraftSource, Guesser] = field(default_factory=dict)
     """Sources without a model, each with what it knows of this generation."""
@@ -141,7 +144,9 @@ class Generation:
 
     @property
     def target_lack(self) -> Lack:
-        return Lack(len(self.token_ids) - self._target_base, self.target_taken_count)
+        # A prompt that is scored takes nothing over.
+        taken_count = 0 if self.prompt_scores else self.target_taken_count
+        return Lack(len(self.token_ids) - self._target_base, taken_count)
 
     @property
     def _draft_base(self) -> int:
@@ -180,7 +185,16 @@ class Generation:
             len(self.token_ids) - stop,
             self.target_prefix.of(self.token_ids, base_length),
             drafted_without_model=source not in (None, DraftSource.DRAFT),
+            scores_tokens=self.prompt_scores is not None,
         )
+
+    def take_scores(self, base_length: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take log-probabilities of the tokens from `base_length` + 1 on; send the prompt once all of it has them."""
+        assert self.prompt_scores
+        self.prompt_scores.take(base_length, logprobs)
+        if self.prompt_scores.is_whole:
+            self.request.stream.put_prompt(self.prompt_scores.tokens())
+            self.prompt_scores = None
 
     def _rule_at(self, base_length: int) -> ChoiceRule | None:
         """Return the rule for a service that may not know it. A service that holds any of the cache knows the rule."""

@@ -1,7 +1,8 @@
 """The stream that a client reads: the pieces of all outputs of its request, as rounds commit them.
 
 Owns the committed tokens that are not read yet. A slow reader gets fewer and larger pieces. A generation with too many
-unread tokens pauses: until they are read it costs no passes and no memory.
+unread tokens pauses: until they are read it costs no passes and no memory. A prompt, where it is sent, comes before
+all output.
 """
 
 import asyncio
@@ -23,8 +24,11 @@ class _Unread:
 
 
 class Stream:
-    def __init__(self, output_count: int = 1) -> None:
+    def __init__(self, output_count: int = 1, *, sends_prompt: bool = False) -> None:
+        """With `sends_prompt`, nothing is read before `put_prompt`."""
         self._unfinished_count = output_count
+        self._sends_prompt = sends_prompt
+        self._prompt: tuple[OutputToken, ...] = ()
         # A dict keeps the order: the output that has waited longest is read first.
         self._unread: dict[int, _Unread] = {}
         self._error: PacelineError | None = None
@@ -38,6 +42,10 @@ class Stream:
             unread = self._unread.setdefault(event.completion_index, _Unread())
             unread.tokens += event.tokens
             unread.finish = event.finish
+        self._put.set()
+
+    def put_prompt(self, tokens: tuple[OutputToken, ...]) -> None:
+        self._prompt = tokens
         self._put.set()
 
     def is_full(self, completion_index: int) -> bool:
@@ -54,13 +62,22 @@ class Stream:
 
         Raise the error that ended an output early, after all pieces that came before it.
         """
+        if self._sends_prompt:
+            while not self._prompt:
+                await self._next_put()
+            tokens, self._prompt = self._prompt, ()
+            yield OutputPiece((), prompt_tokens=tokens)
         while self._unfinished_count:
             while not self._unread:
-                if self._error:
-                    raise self._error
-                self._put.clear()
-                await self._put.wait()
+                await self._next_put()
             yield self._take(next(iter(self._unread)))
+
+    async def _next_put(self) -> None:
+        """Wait until something is put. Raise the error that was."""
+        if self._error:
+            raise self._error
+        self._put.clear()
+        await self._put.wait()
 
     def _take(self, completion_index: int) -> OutputPiece:
         was_full = self.is_full(completion_index)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from coordinator.protocols import Deadline, Drafter, Verifies
+from coordinator.replicas.plausibility import scored_count
 from coordinator.requests.generation import Generation
 from coordinator.rounds.prompt_shares import prompt_shares
 from coordinator.rounds.round_report import NEW_TO_DRAFT, DraftCall, RoundReport, RowReport, Shortage
@@ -22,6 +23,7 @@ from paceline.errors import (
     InvalidRequest,
     Overloaded,
     PacelineError,
+    PeerFailed,
     PeerUnavailable,
     PrefixNotCached,
 )
@@ -145,7 +147,8 @@ def _take(
     reports: list[RowReport] = []
     failed: dict[Generation, PacelineError] = {}
     refusals: dict[Generation, Overloaded] = {}
-    for (generation, draft), row, verdict in zip(drafts.items(), rows, verdicts.results, strict=True):
+    for (generation, draft), row, result in zip(drafts.items(), rows, verdicts.results, strict=True):
+        verdict = _scored(generation, row, result)
         if isinstance(verdict, Verdict):
             reports.append(_commit(generation, draft, verdict))
         elif isinstance(verdict, Prefilled):
@@ -159,6 +162,21 @@ def _take(
         else:
             failed[generation] = verdict
     return reports, failed, _shortage(refusals)
+
+
+def _scored(
+    generation: Generation, row: VerifyRow, result: VerifyOutcome | PacelineError
+) -> VerifyOutcome | PacelineError:
+    """Take the log-probabilities of a row's tokens that were asked for. Return the result, or an error without them."""
+    if isinstance(result, PacelineError) or not row.scores_tokens:
+        return result
+    if scored_count(row, result) and not result.token_logprobs:
+        return PeerFailed(
+            "the target gives no log-probabilities of a prompt: its service is older than this coordinator; upgrade "
+            "it, or leave out echo_prompt or top_logprob_count"
+        )
+    generation.take_scores(row.base_length, result.token_logprobs)
+    return result
 
 
 def _shortage(refusals: Mapping[Generation, Overloaded]) -> Shortage | None:

@@ -129,6 +129,7 @@ def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.Ver
                 base_hash=row.base_hash,
                 top_logprob_count=row.top_logprob_count,
                 drafted_without_model=row.drafted_without_model,
+                scores_tokens=row.scores_tokens,
             )
             for row in rows
         ],
@@ -148,6 +149,7 @@ def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list
             row.following_count,
             row.base_hash if row.HasField("base_hash") else None,
             row.drafted_without_model,
+            row.scores_tokens,
         )
         for row in request.rows
     ]
@@ -161,7 +163,9 @@ def verdicts_to_pb(
             return target_service_pb2.VerifyTokensResult(sequence_id=row.sequence_id, status=error_to_pb(result))
         if isinstance(result, types.Prefilled):
             return target_service_pb2.VerifyTokensResult(
-                sequence_id=row.sequence_id, cached_length=result.cached_length
+                sequence_id=row.sequence_id,
+                cached_length=result.cached_length,
+                token_logprobs=map(logprobs_to_pb, result.token_logprobs),
             )
         return target_service_pb2.VerifyTokensResult(
             sequence_id=row.sequence_id,
@@ -169,6 +173,7 @@ def verdicts_to_pb(
             next_token_id=result.next_token_id,
             cached_length=result.cached_length,
             logprobs=map(logprobs_to_pb, result.logprobs),
+            token_logprobs=map(logprobs_to_pb, result.token_logprobs),
         )
 
     return target_service_pb2.VerifyTokensResponse(
@@ -183,13 +188,15 @@ def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> types
     def one(result: target_service_pb2.VerifyTokensResult) -> types.VerifyOutcome | PacelineError:
         if result.HasField("status"):
             return error_from_pb(result.status)
+        token_logprobs = tuple(map(logprobs_from_pb, result.token_logprobs))
         if not result.HasField("next_token_id"):
-            return types.Prefilled(result.cached_length)
+            return types.Prefilled(result.cached_length, token_logprobs)
         return types.Verdict(
             result.accepted_count,
             result.next_token_id,
             result.cached_length,
             tuple(map(logprobs_from_pb, result.logprobs)),
+            token_logprobs,
         )
 
     results = [one(result) for result in response.results]

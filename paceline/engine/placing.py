@@ -12,6 +12,8 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.passes import Piece
 from paceline.errors import PacelineError
 
+SCORED_LOGITS = 1 << 25
+"""Most logits that a call makes for prompts of which all logits are wanted: 128 MiB of them in float32."""
 CERTAIN_SHARE = 4
 """One in this many of a call's prompt tokens belongs to the call's first prompt, however long that is."""
 
@@ -27,9 +29,17 @@ class PackedRow:
     """Number of trailing draft tokens; logits are wanted for them and for the token before them."""
     following_count: int = 0
     """Number of committed tokens that come with later rows; above 0 no logits are wanted, and there are no drafts."""
+    is_scored: bool = False
+    """Whether logits are wanted for all tokens, whatever the other fields say."""
+
+    @property
+    def length(self) -> int:
+        return self.base_length + len(self.token_ids)
 
     @property
     def logit_count(self) -> int:
+        if self.is_scored:
+            return len(self.token_ids)
         return 0 if self.following_count else self.draft_count + 1
 
 
@@ -60,8 +70,9 @@ class _Wish:
 class Placing:
     """Finds room in the cache for the rows of one call, and shares the chunk of prompt tokens among them."""
 
-    def __init__(self, cache: KvCache, options: EngineOptions) -> None:
+    def __init__(self, cache: KvCache, options: EngineOptions, vocabulary_size: int) -> None:
         self._cache = cache
+        self._scored_tokens = min(options.prefill_chunk_tokens, max(1, SCORED_LOGITS // vocabulary_size))
         self._chunk_tokens = options.prefill_chunk_tokens
         self._page_tokens = options.page_tokens
 
@@ -84,15 +95,22 @@ class Placing:
         """Return how many tokens of each prompt to run now, by sequence id; prompts that are not named wait.
 
         The first prompt always gets its part of the chunk, so that it makes progress. The rest of the chunk goes to the
-        prompts in the order of their remaining tokens, so that a short one does not wait for a long one.
+        prompts in the order of their remaining tokens, so that a short one does not wait for a long one. Scored prompts
+        have a part of the chunk together, because of the memory for their logits.
         """
         computing = self._different(prompts)
-        certain = min(computing[0].new_count, max(1, self._chunk_tokens // CERTAIN_SHARE)) if computing else 0
-        left, shares = self._chunk_tokens - certain, dict[str, int]()
+        if not computing:
+            return {}
+        left, scored_left, shares = self._chunk_tokens, self._scored_tokens, dict[str, int]()
+        first = computing[0]
+        certain = min(first.new_count, max(1, (scored_left if first.row.is_scored else left) // CERTAIN_SHARE))
+        left -= certain
+        scored_left -= certain if first.row.is_scored else 0
         for one in sorted(computing, key=lambda wish: wish.lacking_count):
-            own = certain if one is computing[0] else 0
-            count = min(one.new_count, left + own)
+            own = certain if one is first else 0
+            count = min(one.new_count, own + (min(left, scored_left) if one.row.is_scored else left))
             left -= count - own
+            scored_left -= count - own if one.row.is_scored else 0
             shares[one.row.sequence_id] = count
         return shares
 
@@ -102,7 +120,7 @@ class Placing:
         under_way: set[bytes] = set()
         for one in prompts:
             key = self._cache.next_key(one.row.sequence_id, one.token_ids[: one.new_count])
-            if key is None or key not in under_way:
+            if key is None or key not in under_way or one.row.is_scored:
                 found.append(one)
             if key is not None:
                 under_way.add(key)
@@ -112,16 +130,17 @@ class Placing:
         row, count = wish.row, len(wish.token_ids)
         if wish.is_prompt:
             share = shares.get(row.sequence_id, 0)
-            is_part = share < wish.new_count or row.following_count
-            count = self._to_page(wish, share) if is_part else count
+            if share < wish.new_count or row.following_count:
+                # A scored row takes nothing over, wherever it ends.
+                count = share if row.is_scored else self._to_page(wish, share)
         try:
             if count:
                 self._cache.append(row.sequence_id, wish.token_ids[:count])
         except PacelineError as error:
             let_go(self._cache, row.sequence_id, row.base_length)
             return error
-        whole = count == len(wish.token_ids)
-        return Piece(row.sequence_id, wish.base_length, wish.token_ids[:count], row.logit_count if whole else 0)
+        logit_count = row.logit_count if count == len(wish.token_ids) else 0
+        return Piece(row.sequence_id, wish.base_length, wish.token_ids[:count], count if row.is_scored else logit_count)
 
     def _to_page(self, wish: _Wish, count: int) -> int:
         """Lower `count` so that the row ends with a page, because only then can it take over the next page.

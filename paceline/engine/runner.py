@@ -45,8 +45,20 @@ class PassSize:
 
 Made = TypeVar("Made")
 
-Outcome = torch.Tensor | Prefilled | PacelineError
-"""Logits [draft_count + 1, V], how far a long row got, or why a row could not run."""
+
+@dataclass(frozen=True)
+class ScoredPart:
+    """How far a long row got of which all logits are wanted."""
+
+    length: int
+    """Cached tokens of the sequence."""
+    logits: torch.Tensor
+    """[T, V]: after each token that was run."""
+
+
+Outcome = torch.Tensor | ScoredPart | Prefilled | PacelineError
+"""Logits [draft_count + 1, V], of a scored row those after all its tokens; how far a long row got; or why a row could
+not run."""
 
 
 class Runner:
@@ -100,7 +112,7 @@ class Runner:
         Prompts share the chunk and go on with the next call: see `placing`. Afterwards the cache holds the tokens that
         were run. When the run itself fails, every row's sequence is cut to `base_length`.
         """
-        placing = Placing(self.cache, self._options)
+        placing = Placing(self.cache, self._options, self.model.description.vocabulary_size)
         pieces = dict(enumerate(placing.place(rows)))
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
         try:
@@ -112,21 +124,22 @@ class Runner:
             raise
         if running:
             self.on_pass(_pass_size([(rows[index], piece) for index, piece in running.items()]))
-        outcomes: list[Outcome] = []
-        for index, (row, piece) in enumerate(zip(rows, pieces.values(), strict=True)):
-            if isinstance(piece, PacelineError):
-                outcomes.append(piece)
-            elif isinstance(outcome := logits.get(index), PacelineError):
-                let_go(self.cache, row.sequence_id, row.base_length)
-                outcomes.append(outcome)
-            elif piece.logit_count:
-                assert outcome is not None
-                self.cache.seal(row.sequence_id, piece.length - row.draft_count)
-                outcomes.append(outcome)
-            else:
-                self.cache.seal(row.sequence_id, piece.length)
-                outcomes.append(Prefilled(piece.length))
-        return outcomes
+        return [self._outcome(row, pieces[index], logits.get(index)) for index, row in enumerate(rows)]
+
+    def _outcome(
+        self, row: PackedRow, piece: Piece | PacelineError, made: torch.Tensor | PacelineError | None
+    ) -> Outcome:
+        """Seal what a row's pass computed, and return its outcome; `made` is None for a piece without tokens."""
+        if isinstance(piece, PacelineError):
+            return piece
+        if isinstance(made, PacelineError):
+            let_go(self.cache, row.sequence_id, row.base_length)
+            return made
+        if made is not None and piece.length == row.length and not row.following_count:
+            self.cache.seal(row.sequence_id, piece.length - row.draft_count)
+            return made
+        self.cache.seal(row.sequence_id, piece.length)
+        return Prefilled(piece.length) if made is None or not row.is_scored else ScoredPart(piece.length, made)
 
     def _run(self, pieces: list[Piece]) -> Sequence[torch.Tensor | PacelineError]:
         return self.guarded(pieces, lambda: self.passes.run(pieces))

@@ -25,6 +25,8 @@ from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
 
 SPARSE_SHARE = 4
 """When filters leave at most one token in this many, noise is drawn for the remaining tokens alone."""
+LOGPROB_ROWS = 64
+"""Rows of logits of which log-probabilities are computed at once: that takes the logits' memory twice more."""
 NUCLEUS_COUNTS = (512, 8192)
 """Numbers of likeliest tokens that top-p tries in turn before it sorts the whole vocabulary."""
 
@@ -91,7 +93,7 @@ def _choose_apart(sequences: Sequence[Choosing]) -> list[list[Choice]]:
     return _parted(choices, sequences)
 
 
-def _no_choice(position: int) -> NoChoice:
+def no_choice(position: int) -> NoChoice:
     """Return the error that says why no token can be chosen at an absolute position."""
     return NoChoice(
         f"the model's logits at position {position} allow no choice: one is not a number or plus infinity, or all are "
@@ -103,7 +105,7 @@ def _error(one: Choosing, row: int, score: float) -> PacelineError:
     """Return the error that says why a row with this highest score has no choice."""
     position = len(one.prefix) + row
     if score != float("-inf") or position >= _first_end(one.rule):
-        return _no_choice(position)
+        return no_choice(position)
     return InvalidRequest(
         f"min_new_tokens is {one.rule.sampling.min_new_tokens}, but at position {position} the model allows only "
         "tokens that end the output; give a lower one",
@@ -113,10 +115,19 @@ def _error(one: Choosing, row: int, score: float) -> PacelineError:
 
 def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) -> list[TokenLogprobs]:
     """Return the model's log-probabilities, before any parameter, of the chosen tokens [T] and of the likeliest."""
-    with choice_threads(logits.numel()):
-        logprobs = logits[: len(chosen)].float().log_softmax(-1)
-        own = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
-        top = logprobs.topk(min(top_count, logits.shape[1]))
+    starts = range(0, len(chosen), LOGPROB_ROWS)
+    with choice_threads(logits[:LOGPROB_ROWS].numel()):
+        parts = (
+            _token_logprobs(logits[one : one + LOGPROB_ROWS], chosen[one : one + LOGPROB_ROWS], top_count)
+            for one in starts
+        )
+        return [logprobs for part in parts for logprobs in part]
+
+
+def _token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) -> list[TokenLogprobs]:
+    logprobs = logits[: len(chosen)].float().log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
+    top = logprobs.topk(min(top_count, logits.shape[1]))
     return [
         TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
         for logprob, ids, values in zip(own, top.indices.tolist(), top.values.tolist(), strict=True)

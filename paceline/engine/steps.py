@@ -16,7 +16,7 @@ from paceline.engine.interfaces import let_go
 from paceline.engine.passes import Piece
 from paceline.engine.placing import PackedRow
 from paceline.engine.row_choice import is_by_logits
-from paceline.engine.runner import PassSize, Runner
+from paceline.engine.runner import PassSize, Runner, ScoredPart
 from paceline.engine.sampling import Choosing
 from paceline.errors import PacelineError
 from paceline.types import ChoiceRule, Prefilled
@@ -74,7 +74,8 @@ class Steps:
     def _step(self, rows: Sequence[StepRow]) -> list[int | Prefilled | PacelineError | None]:
         """Run one pass and return the next tokens; None says that none can be chosen, so the row ends here."""
         runner = self._runner
-        outcomes = runner.forward([one.row for one in rows])
+        # No row is scored.
+        outcomes = [one for one in runner.forward([one.row for one in rows]) if not isinstance(one, ScoredPart)]
         choosing = [
             Choosing(outcome, one.rule, runner.cache.token_ids(one.row.sequence_id))
             for one, outcome in zip(rows, outcomes, strict=True)

@@ -64,6 +64,9 @@ class VerifyRow:
     """`PrefixHash` of the first `base_length` tokens; None: not compared."""
     drafted_without_model: bool = False
     """Whether no draft service drafted `draft_token_ids`."""
+    scores_tokens: bool = False
+    """Whether log-probabilities of `token_ids` after the first are asked for too. If the row is a part, its last token
+    is not appended then: the next row begins with it."""
 
     @property
     def token_count(self) -> int:
@@ -79,6 +82,8 @@ class Verdict:
     cached_length: int
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the accepted tokens and the next token, if asked for."""
+    token_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of the row's committed tokens after its first, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class Prefilled:
     """Answer to a verify row that is a part or was taken in part, so that others do not wait for a long prompt."""
 
     cached_length: int
+    token_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of the token that follows each appended one, if asked for."""
 
 
 VerifyOutcome = Verdict | Prefilled

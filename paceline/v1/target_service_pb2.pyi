@@ -113,8 +113,9 @@ class VerifyTokensRow(_message.Message):
     drafted_without_model: _builtins.bool
     """Tells that no draft service drafted the draft tokens: a service that leaves some of its cores to one may use them."""
     scores_tokens: _builtins.bool
-    """Asks for log-probabilities of the committed tokens that the row appends too, with `top_logprob_count` others: none of
-    them is taken over from earlier prompts then.
+    """Asks for log-probabilities of the row's committed tokens after its first too, with `top_logprob_count` others: none is
+    taken over from earlier prompts then. Of a row that is a part, the last token is not appended, for what follows it is
+    not known: the next row begins with it. A part has at least 2 tokens therefore.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -247,8 +248,8 @@ class VerifyTokensResult(_message.Message):
 
     @_builtins.property
     def token_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
-        """Log-probabilities of the row's committed tokens that were appended, in order, if they were asked for. The first token
-        of a sequence has none, and is left out.
+        """Log-probabilities of the row's committed tokens after its first, in order, if they were asked for: one for each token
+        that was appended and has a committed token of the row after it.
         """
 
     def __init__(

@@ -22,6 +22,7 @@ from paceline.types import (
     RolledBack,
     SequenceLength,
     TokenizerFiles,
+    TokenLogprobs,
     Verdict,
     Verdicts,
     VerifyOutcome,
@@ -63,6 +64,12 @@ def continuation(prompt: Sequence[int], max_new_tokens: int, language: int = 17)
         if token_ids[-1] == END_TOKEN_ID:
             break
     return token_ids[len(prompt) :]
+
+
+def logprobs_of(prefix: Sequence[int], top_count: int, language: int = 17) -> TokenLogprobs:
+    """Return made-up log-probabilities of the last token of `prefix`; every token of it matters."""
+    value = next_token(prefix, language)
+    return TokenLogprobs(-(value + 1) / 64, tuple(((value + n) % VOCABULARY_SIZE, -n / 64) for n in range(top_count)))
 
 
 class FakeModel:
@@ -179,21 +186,31 @@ class FakeVerifier(FakeModel):
         return Verdicts([self._verify(row) for row in rows], self.timing)
 
     def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
-        taken = row.token_ids[:CHUNK_TOKENS]
+        is_scored_part = row.scores_tokens and row.following_count
+        taken = row.token_ids[: min(CHUNK_TOKENS, len(row.token_ids) - 1) if is_scored_part else CHUNK_TOKENS]
         assert not (row.following_count and row.draft_token_ids)
         whole = len(taken) == len(row.token_ids) and not row.following_count
         try:
             prefix = self.append(row, taken + (row.draft_token_ids if whole else ()))
         except PacelineError as error:
             return error
+        scores = self._scores(row, len(taken), prefix)
         if not whole:
-            return Prefilled(len(prefix))
+            return Prefilled(len(prefix), scores)
         accepted = 0
         start = len(prefix) - len(row.draft_token_ids)
         while start + accepted < len(prefix) and prefix[start + accepted] == self._choice(prefix[: start + accepted]):
             accepted += 1
         del prefix[start + accepted :]
-        return Verdict(accepted, self._choice(prefix), len(prefix))
+        return Verdict(accepted, self._choice(prefix), len(prefix), token_logprobs=scores)
+
+    def _scores(self, row: VerifyRow, taken_count: int, prefix: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+        if not row.scores_tokens:
+            return ()
+        assert row.top_logprob_count is not None
+        committed = [*prefix[: row.base_length], *row.token_ids]
+        ends = range(row.base_length + 2, row.base_length + min(taken_count + 1, len(row.token_ids)) + 1)
+        return tuple(logprobs_of(committed[:end], row.top_logprob_count, self.language) for end in ends)
 
     def _choice(self, prefix: Sequence[int]) -> int:
         return next_token(prefix, self.language)

@@ -83,7 +83,10 @@ def test_propose_rows_survive_the_wire(rows: list[types.ProposeRow]) -> None:
     assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb(rows)) == rows
 
 
-@given(st.lists(st.builds(types.VerifyRow, st.text(), COUNTS, IDS, IDS, drafted_without_model=st.booleans())))
+FLAGS = {"drafted_without_model": st.booleans(), "scores_tokens": st.booleans()}
+
+
+@given(st.lists(st.builds(types.VerifyRow, st.text(), COUNTS, IDS, IDS, **FLAGS)))
 def test_verify_rows_survive_the_wire(rows: list[types.VerifyRow]) -> None:
     assert rounds.verify_rows_from_pb(rounds.verify_rows_to_pb(rows)) == rows
 
@@ -105,8 +108,10 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
         types.Verdict(0, 0, 0),
         types.Verdict(1, 2, 3, logprobs),
         types.Prefilled(7),
+        types.Verdict(1, 2, 3, (), logprobs),
+        types.Prefilled(7, logprobs),
     ]
-    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows * 2, types.Verdicts(given, timing, identity)))
+    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows * 3, types.Verdicts(given, timing, identity)))
     assert isinstance(verdicts.results[0], errors.PrefixNotCached)
     assert verdicts.results[1:] == given[1:]
     assert (verdicts.timing, verdicts.identity) == (timing, identity)
