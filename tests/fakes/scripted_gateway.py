@@ -20,7 +20,9 @@ from starlette.staticfiles import StaticFiles
 import paceline
 
 PAGE = Path(paceline.__file__).parent / "gateway/page"
-POLICY = {"Content-Security-Policy": "default-src 'self'"}
+POLICY = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,12 @@ def _round(one: ScriptedRound) -> dict[str, Any]:
     propose = {"wire_s": 0.0007, "queued_s": 0.0004, "executed_s": propose_s} if propose_s else None
     verify = {"wire_s": 0.0009, "queued_s": 0.0011, "executed_s": verify_s}
     return {
-        **{"group_size": 2, "drafted": one.drafted, "accepted": one.accepted, "source": one.source},
-        **{"propose": propose, "verify": verify},
+        "group_size": 2,
+        "drafted": one.drafted,
+        "accepted": one.accepted,
+        "source": one.source,
+        "propose": propose,
+        "verify": verify,
         "round_s": propose_s + verify_s + 0.0039,
         "waited_s": 0.0008,
     }
@@ -162,8 +168,13 @@ def serving(gateway: ScriptedGateway) -> Iterator[str]:
 
 def _model(model_id: str, parameter_count: int) -> dict[str, Any]:
     return {
-        **{"model_id": model_id, "device": "cpu", "dtype": "float32", "numerics": "strict", "kernels": "compiled"},
-        **{"parameter_count": parameter_count, "vocabulary_size": 4096},
+        "model_id": model_id,
+        "device": "cpu",
+        "dtype": "float32",
+        "numerics": "strict",
+        "kernels": "compiled",
+        "parameter_count": parameter_count,
+        "vocabulary_size": 4096,
     }
 
 
@@ -171,11 +182,20 @@ _HOP = {"wire_s": 0.6, "queued_s": 0.4, "executed_s": 5.1}
 CLUSTER = {
     "target": _model("scripted:target", 8_483_616),
     "draft": _model("scripted:draft", 918_144),
-    **{"batch_size": 8, "draft_count": None, "policy": "continuous", "lane_count": 2},
-    **{"live_sequence_count": 2, "waiting_sequence_count": 0},
+    "batch_size": 8,
+    "draft_count": None,
+    "policy": "continuous",
+    "lane_count": 2,
+    "live_sequence_count": 2,
+    "waiting_sequence_count": 0,
     "statistics": {
-        **{"round_count": 1204, "drafted_count": 5120, "accepted_count": 3712, "committed_count": 4916},
-        **{"round_s": 14.2, "propose": _HOP, "verify": _HOP},
+        "round_count": 1204,
+        "drafted_count": 5120,
+        "accepted_count": 3712,
+        "committed_count": 4916,
+        "round_s": 14.2,
+        "propose": _HOP,
+        "verify": _HOP,
         "sources": [
             {"source": "draft", "model": "scripted:draft", "drafted": 4210, "accepted": 2990},
             {"source": "suffix", "model": "", "drafted": 640, "accepted": 465},

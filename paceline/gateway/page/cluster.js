@@ -31,7 +31,7 @@ function service(title, model, replicas) {
 function modelWords(model) {
   const words = [`${short(model.parameter_count)} parameters`, model.device, model.dtype, model.numerics];
   const kernels = model.kernels ? [model.kernels] : [];
-  return make("p", "", make("strong", "model", model.model_id), " ", make("span", "soft", [...words, ...kernels].filter(Boolean).join(" · ")));
+  return make("p", "", make("strong", "model", model.model_id), make("span", "soft", [...words, ...kernels].filter(Boolean).join(" · ")));
 }
 
 function replicaLine(replica) {
@@ -51,11 +51,13 @@ function acceptance(statistics) {
   const { accepted_count: accepted, drafted_count: drafted, committed_count: committed, round_count: rounds } = statistics;
   const shown = drafted ? `${percent(accepted, drafted)} of ${short(drafted)} drafts` : "no drafts yet";
   card.append(make("p", "", make("strong", "", shown), " ", make("span", "soft", `${short(committed)} tokens in ${short(rounds)} rounds`)));
+  const meters = make("div", "meters");
   for (const one of statistics.sources) {
     const name = one.model ? `${SOURCES[one.source]}, ${one.model}` : SOURCES[one.source];
     const meter = make("meter", one.source);
     Object.assign(meter, { max: one.drafted || 1, value: one.accepted });
-    card.append(make("label", "by-source", make("span", "", name), meter, make("span", "share", percent(one.accepted, one.drafted))));
+    meters.append(make("label", "metered", make("span", "", name), meter, make("span", "share", percent(one.accepted, one.drafted))));
   }
+  card.append(meters);
   return card;
 }

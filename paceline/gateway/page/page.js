@@ -60,6 +60,7 @@ async function send() {
     if (shown.plain) asked.push(follow(shown.plain, path, plainBody, stop.signal, tookPlain));
     await Promise.all(asked);
     say(ending(shown.run));
+    showNames(shown.run.summary);
   } catch (error) {
     // A newer request took this one's place.
     if (stop !== stopping) return;
@@ -105,6 +106,7 @@ function clear() {
   rounds.clear();
   pointAt(null, null);
   byId("verdict").textContent = "";
+  showNames(null);
   byId("race-panel").hidden = !shown.plain;
   showTotals(shown.run);
   showRace();
@@ -138,7 +140,7 @@ function showRace() {
     const track = make("meter", kind);
     Object.assign(track, { max: Math.max(run.tokens.length, plain.tokens.length, 1), value: one.tokens.length });
     const rate = `${one.tokens.length} tokens, ${one.tokensPerS.toFixed(0)} tokens/s`;
-    return make("label", "by-source", make("span", "", name), track, make("span", "share", rate));
+    return make("label", "metered", make("span", "", name), track, make("span", "share", rate));
   });
   byId("race-bars").replaceChildren(...lines);
   if (stopping && !(run.ended && plain.ended)) return;
@@ -152,8 +154,9 @@ function showVerdict(run, plain) {
   const words = same
     ? whole ? "✓ equal, token for token" : `equal as far as both came: ${equal} tokens`
     : `✗ they differ from token ${equal + 1} on`;
-  const ratio = plain.tokensPerS ? `${(run.tokensPerS / plain.tokensPerS).toFixed(2)} × the speed of plain decoding` : "";
-  byId("verdict").replaceChildren(make("strong", same ? "good" : "bad", words), " ", make("span", "", whole ? ratio : ""));
+  const ratio = plain.tokensPerS ? `${(run.tokensPerS / plain.tokensPerS).toFixed(2)} ×` : "–";
+  byId("verdict").replaceChildren(make("strong", "ratio", whole ? ratio : ""), make("span", "soft", whole ? "the speed of plain decoding" : ""));
+  byId("verdict").append(make("strong", same ? "good" : "bad", words));
 }
 
 function showToken(token) {
@@ -174,6 +177,13 @@ const REASONS = { length: "the limit was reached", stop: "the model ended it", t
 function ending(run) {
   const reason = REASONS[run.finishReason] ?? run.finishReason ?? "it ended";
   return `${run.tokens.length} tokens in ${run.elapsedS.toFixed(2)} s; ${reason}.`;
+}
+
+/** Show what logs and traces call the request, and the seed to ask again with. */
+function showNames(summary) {
+  const names = { seed: summary?.seed, request: summary?.request_id, trace: summary?.trace_id };
+  const told = Object.entries(names).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  byId("names").textContent = told.map(([name, value]) => `${name} ${value}`).join(" · ");
 }
 
 function say(words) {

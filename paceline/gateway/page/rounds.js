@@ -25,12 +25,19 @@ export const NO_ROUND = { drafted: 0, accepted: 0, propose: null, verify: null, 
 
 /** Return one line about a round: what was accepted and where its time went. */
 export function roundInWords(number, round) {
-  const times = partsOf(round).filter(([, , seconds]) => seconds > 0);
   const drafts = round.drafted
     ? `${round.accepted} of ${round.drafted} drafts accepted (${SOURCES[round.source] ?? "unknown source"})`
     : "no drafts";
-  const parts = times.map(([, words, seconds]) => `${words} ${milliseconds(seconds)}`).join(", ");
-  return `Round ${number}: ${drafts}, in a group of ${round.group_size}. Milliseconds: ${parts}.`;
+  const hops = ["propose", "verify"].filter((hop) => round[hop]).map((hop) => hopInWords(hop, round[hop]));
+  const [waited, ...rest] = partsOf(round);
+  const times = [`waited ${milliseconds(waited[2])}`, ...hops, `coordinator ${milliseconds(rest.at(-1)[2])}`];
+  return `Round ${number}: ${drafts}, in a group of ${round.group_size}. In ms: ${times.join(", ")}.`;
+}
+
+function hopInWords(hop, times) {
+  const parts = HOP_PARTS.map((part) => times[`${part}_s`]);
+  const shown = parts.map((seconds, at) => `${HOP_PARTS[at]} ${milliseconds(seconds)}`).join(", ");
+  return `${hop} ${milliseconds(parts.reduce((sum, one) => sum + one, 0))} (${shown})`;
 }
 
 export class RoundsView {

@@ -8,6 +8,8 @@ export class Run {
   rounds = [];
   counts = Object.fromEntries(Object.keys(SOURCES).map((source) => [source, 0]));
   finishReason = null;
+  /** What the last chunk tells: request id, trace id, seed and counts. */
+  summary = null;
   ended = false;
   #startMs = 0;
   #firstMs = null;
@@ -20,7 +22,8 @@ export class Run {
   /** Take a chunk of the stream; return its tokens, each with its source and the number of its round, from 1. */
   take(chunk, nowMs) {
     this.finishReason = chunk.choices?.[0]?.finish_reason ?? this.finishReason;
-    const { tokens = [], round } = chunk.paceline ?? {};
+    const { tokens = [], round = null, ...summary } = chunk.paceline ?? {};
+    if (summary.request_id) this.summary = summary;
     if (round) this.rounds.push(round);
     if (!tokens.length) return [];
     this.#firstMs ??= nowMs;
