@@ -27,7 +27,8 @@ export class AnswerView {
     const followed = this.#element.scrollTop + this.#element.clientHeight >= this.#element.scrollHeight - 30;
     for (const token of tokens) {
       const shown = make("span", `token ${token.source}`, token.text);
-      if (token.text.trim() === "") shown.classList.add(token.text.includes("\n") ? "newline" : token.text ? "space" : "empty");
+      if (token.text === "") shown.classList.add("empty");
+      else if (token.text.includes("\n") && !token.text.trim()) shown.classList.add("newline");
       shown.dataset.at = this.#tokens.length;
       // One stop of the tab key for all tokens; arrow keys go on from there.
       shown.tabIndex = this.#tokens.length ? -1 : 0;

@@ -1,7 +1,7 @@
 // The cluster as its coordinator describes it: models, replicas, load and acceptance.
 
 import { make, percent, short } from "./dom.js";
-import { SOURCES } from "./run.js";
+import { knownSource, SOURCES } from "./run.js";
 
 /** Show the answer of GET /cluster within `element`. */
 export function showCluster(element, described) {
@@ -53,8 +53,9 @@ function acceptance(statistics) {
   card.append(make("p", "", make("strong", "", shown), " ", make("span", "soft", `${short(committed)} tokens in ${short(rounds)} rounds`)));
   const meters = make("div", "meters");
   for (const one of statistics.sources) {
-    const name = one.model ? `${SOURCES[one.source]}, ${one.model}` : SOURCES[one.source];
-    const meter = make("meter", one.source);
+    const source = knownSource(one.source);
+    const name = one.model ? `${SOURCES[source]}, ${one.model}` : SOURCES[source];
+    const meter = make("meter", source);
     Object.assign(meter, { max: one.drafted || 1, value: one.accepted });
     meters.append(make("label", "metered", make("span", "", name), meter, make("span", "share", percent(one.accepted, one.drafted))));
   }

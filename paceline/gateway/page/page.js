@@ -211,7 +211,13 @@ function busy(isBusy) {
 // The cluster
 
 async function watchCluster() {
-  if (document.hidden) return;
+  for (;;) {
+    if (!document.hidden) await lookAtCluster();
+    await new Promise((resolve) => setTimeout(resolve, CLUSTER_EVERY_MS));
+  }
+}
+
+async function lookAtCluster() {
   try {
     const described = await gateway.get("cluster");
     showCluster(byId("cluster-state"), described);
@@ -258,8 +264,6 @@ function listen() {
     if (event.key === "Escape") stopping?.abort();
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
   });
-  document.addEventListener("visibilitychange", watchCluster);
-  setInterval(watchCluster, CLUSTER_EVERY_MS);
 }
 
 fillForm();

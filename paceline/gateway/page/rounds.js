@@ -1,7 +1,7 @@
 // Rounds as they happen: one line each, with its drafts as dots and its time as a bar of waiting, hops and the rest.
 
 import { make, milliseconds } from "./dom.js";
-import { SOURCES } from "./run.js";
+import { knownSource, SOURCES } from "./run.js";
 
 const HOP_PARTS = ["wire", "queued", "executed"];
 const SHOWN_COUNT = 300;
@@ -26,7 +26,7 @@ export const NO_ROUND = { drafted: 0, accepted: 0, propose: null, verify: null, 
 /** Return one line about a round: what was accepted and where its time went. */
 export function roundInWords(number, round) {
   const drafts = round.drafted
-    ? `${round.accepted} of ${round.drafted} drafts accepted (${SOURCES[round.source] ?? "unknown source"})`
+    ? `${round.accepted} of ${round.drafted} drafts accepted (${SOURCES[knownSource(round.source)]})`
     : "no drafts";
   const hops = ["propose", "verify"].filter((hop) => round[hop]).map((hop) => hopInWords(hop, round[hop]));
   const [waited, ...rest] = partsOf(round);
@@ -89,7 +89,9 @@ export class RoundsView {
 
 function dots(round) {
   const row = make("span", "dots");
-  for (let at = 0; at < round.drafted; at += 1) row.append(make("i", at < round.accepted ? `dot ${round.source}` : "dot rejected"));
+  for (let at = 0; at < round.drafted; at += 1) {
+    row.append(make("i", at < round.accepted ? `dot ${knownSource(round.source)}` : "dot rejected"));
+  }
   row.append(make("i", "dot own"));
   return row;
 }

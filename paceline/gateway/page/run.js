@@ -3,6 +3,9 @@
 /** What can have proposed a token, in the legend's order; `own` is the target's own choice. */
 export const SOURCES = { draft: "draft service", suffix: "text that repeats", prediction: "prediction", own: "target's own" };
 
+/** A source that this page does not know counts as a draft service. */
+export const knownSource = (source) => (source in SOURCES ? source : "draft");
+
 export class Run {
   tokens = [];
   rounds = [];
@@ -29,7 +32,7 @@ export class Run {
     this.#firstMs ??= nowMs;
     this.#lastMs = nowMs;
     const told = tokens.map(({ id, text, accepted, source }) => ({
-      id, text, source: (accepted && source) || "own", round: this.rounds.length,
+      id, text, source: accepted ? knownSource(source) : "own", round: this.rounds.length,
     }));
     for (const token of told) this.counts[token.source] += 1;
     this.tokens.push(...told);
