@@ -20,9 +20,7 @@ from starlette.staticfiles import StaticFiles
 import paceline
 
 PAGE = Path(paceline.__file__).parent / "gateway/page"
-POLICY = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-}
+POLICY = {"Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}
 
 
 @dataclass(frozen=True)
@@ -95,11 +93,14 @@ class ScriptedGateway:
             choice = {"index": 0, "finish_reason": None} | ({"delta": {"content": text}} if is_chat else {"text": text})
             yield _event({"choices": [choice], "paceline": {"tokens": _tokens(one), "round": _round(one)}})
             await asyncio.sleep(self.round_delay_s)
-        while self.endless:
-            if await request.is_disconnected():
+        if self.endless:
+            try:
+                while not await request.is_disconnected():
+                    await asyncio.sleep(0.02)
+            finally:
+                # Starlette may have seen the end first, and cancels this.
                 self.left.set()
-                return
-            await asyncio.sleep(0.02)
+            return
         if self.error is not None:
             yield _event({"error": {"message": self.error}})
             return

@@ -29,15 +29,17 @@ function service(title, model, replicas) {
 }
 
 function modelWords(model) {
-  const words = [`${short(model.parameter_count)} parameters`, model.device, model.dtype, model.numerics];
-  const kernels = model.kernels ? [model.kernels] : [];
-  return make("p", "", make("strong", "model", model.model_id), make("span", "soft", [...words, ...kernels].filter(Boolean).join(" · ")));
+  const words = [`${short(model.parameter_count)} parameters`, model.device, model.dtype];
+  words.push(model.numerics, model.kernels);
+  const facts = make("span", "soft", words.filter(Boolean).join(" · "));
+  return make("p", "", make("strong", "model", model.model_id), facts);
 }
 
 function replicaLine(replica) {
-  const circuit = replica.circuit && replica.circuit !== "closed" ? `, circuit ${replica.circuit.replace("_", " ")}` : "";
-  const state = make("span", `state ${replica.state}`, `${replica.state}${circuit}`);
-  return make("li", "", state, make("code", "", replica.address), make("span", "soft", `${replica.sequence_count} live`));
+  const { address, state, circuit, sequence_count: count } = replica;
+  const trouble = circuit && circuit !== "closed" ? `, circuit ${circuit.replace("_", " ")}` : "";
+  const told = make("span", `state ${state}`, `${state}${trouble}`);
+  return make("li", "", told, make("code", "", address), make("span", "soft", `${count} live`));
 }
 
 function facts(title, pairs) {
@@ -48,16 +50,18 @@ function facts(title, pairs) {
 
 function acceptance(statistics) {
   const card = make("section", "card", make("h3", "", "Accepted so far"));
-  const { accepted_count: accepted, drafted_count: drafted, committed_count: committed, round_count: rounds } = statistics;
+  const { accepted_count: accepted, drafted_count: drafted } = statistics;
   const shown = drafted ? `${percent(accepted, drafted)} of ${short(drafted)} drafts` : "no drafts yet";
-  card.append(make("p", "", make("strong", "", shown), " ", make("span", "soft", `${short(committed)} tokens in ${short(rounds)} rounds`)));
+  const whole = `${short(statistics.committed_count)} tokens in ${short(statistics.round_count)} rounds`;
+  card.append(make("p", "", make("strong", "", shown), " ", make("span", "soft", whole)));
   const meters = make("div", "meters");
   for (const one of statistics.sources) {
     const source = knownSource(one.source);
     const name = one.model ? `${SOURCES[source]}, ${one.model}` : SOURCES[source];
     const meter = make("meter", source);
     Object.assign(meter, { max: one.drafted || 1, value: one.accepted });
-    meters.append(make("label", "metered", make("span", "", name), meter, make("span", "share", percent(one.accepted, one.drafted))));
+    const share = make("span", "share", percent(one.accepted, one.drafted));
+    meters.append(make("label", "metered", make("span", "", name), meter, share));
   }
   card.append(meters);
   return card;

@@ -27,7 +27,7 @@ export const EXAMPLES = {
     prompt: `Here is a list:\n${LIST}\n\nWrite the list twice more, without a change.`,
   },
   "Code edit": {
-    prompt: `Rename the variable \`total\` to \`amount\`, change nothing else, and answer with the code alone.\n\n${CODE}`,
+    prompt: `Rename the variable total to amount, change nothing else, and answer with the code alone.\n\n${CODE}`,
     prediction: CODE.replace("total = 0", "amount = 0")
       .replace("total = total +", "amount = amount +")
       .replace("return total", "return amount"),

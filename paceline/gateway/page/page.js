@@ -150,18 +150,21 @@ function showRace() {
 function showVerdict(run, plain) {
   const equal = equalCount(run, plain);
   const whole = run.ended && plain.ended;
-  const same = equal === (whole ? Math.max(run.tokens.length, plain.tokens.length) : Math.min(run.tokens.length, plain.tokens.length));
-  const words = same
-    ? whole ? "✓ equal, token for token" : `equal as far as both came: ${equal} tokens`
-    : `✗ they differ from token ${equal + 1} on`;
-  const ratio = plain.tokensPerS ? `${(run.tokensPerS / plain.tokensPerS).toFixed(2)} ×` : "–";
-  byId("verdict").replaceChildren(make("strong", "ratio", whole ? ratio : ""), make("span", "soft", whole ? "the speed of plain decoding" : ""));
-  byId("verdict").append(make("strong", same ? "good" : "bad", words));
+  const counts = [run.tokens.length, plain.tokens.length];
+  // An output that was stopped is compared as far as it came.
+  const same = equal === (whole ? Math.max(...counts) : Math.min(...counts));
+  const sameWords = whole ? "✓ equal, token for token" : `equal as far as both came: ${equal} tokens`;
+  const words = same ? sameWords : `✗ they differ from token ${equal + 1} on`;
+  const verdict = make("strong", same ? "good" : "bad", words);
+  const ratio = make("strong", "ratio", `${(run.tokensPerS / plain.tokensPerS).toFixed(2)} ×`);
+  const speed = whole && plain.tokensPerS ? [ratio, make("span", "soft", "the speed of plain decoding")] : [];
+  byId("verdict").replaceChildren(...speed, verdict);
 }
 
 function showToken(token) {
-  const words = token ? `${JSON.stringify(token.text)} · id ${token.id} · ${SOURCES[token.source]} · round ${token.round}` : "";
-  byId("token-detail").textContent = words || "Point at a token, or go through them with Tab and the arrow keys.";
+  byId("token-detail").textContent = token
+    ? `${JSON.stringify(token.text)} · id ${token.id} · ${SOURCES[token.source]} · round ${token.round}`
+    : "Point at a token, or go through them with Tab and the arrow keys.";
 }
 
 function pointAt(number, token) {

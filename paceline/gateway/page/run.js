@@ -1,7 +1,12 @@
 // One request from its sending to its end: tokens, rounds and the numbers made from them. It touches no element.
 
 /** What can have proposed a token, in the legend's order; `own` is the target's own choice. */
-export const SOURCES = { draft: "draft service", suffix: "text that repeats", prediction: "prediction", own: "target's own" };
+export const SOURCES = {
+  draft: "draft service",
+  suffix: "text that repeats",
+  prediction: "prediction",
+  own: "target's own",
+};
 
 /** A source that this page does not know counts as a draft service. */
 export const knownSource = (source) => (source in SOURCES ? source : "draft");
