@@ -104,8 +104,8 @@ class ScriptedGateway:
         if self.error is not None:
             yield _event({"error": {"message": self.error}})
             return
-        last = {"index": 0, "finish_reason": "length"} | ({"delta": {}} if is_chat else {"text": ""})
-        yield _event({"choices": [last]})
+        nothing: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
+        yield _event({"choices": [{"index": 0, "finish_reason": "length", **nothing}]})
         yield _event({"choices": [], "usage": {"completion_tokens": 0}, "paceline": {"request_id": "one"}})
         yield "data: [DONE]\n\n"
 
