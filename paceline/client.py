@@ -86,6 +86,7 @@ class _Received:
         )
         self._ended = {one.completion_index for one in request.received_outputs if one.ended}
         self._model_digest = request.model_digest
+        self._has_prompt = False
 
     def accept(self, accepted: GenerationAccepted) -> None:
         """Note the model of the tokens that follow. Earlier tokens are from the same model."""
@@ -93,6 +94,7 @@ class _Received:
 
     def add(self, piece: OutputPiece) -> None:
         self._token_ids[piece.completion_index] += [token.token_id for token in piece.tokens]
+        self._has_prompt = self._has_prompt or bool(piece.prompt_tokens)
         if piece.finish:
             self._ended.add(piece.completion_index)
 
@@ -112,7 +114,10 @@ class _Received:
         outputs += [ReceivedOutput(index, ended=True) for index in sorted(self._ended)]
         # While nothing is received, any model that the request allows will do.
         model_digest = self._model_digest if outputs else self._request.model_digest
-        return replace(self._request, received_outputs=tuple(outputs), model_digest=model_digest)
+        echo_prompt = self._request.echo_prompt and not self._has_prompt
+        return replace(
+            self._request, received_outputs=tuple(outputs), model_digest=model_digest, echo_prompt=echo_prompt
+        )
 
 
 class Client:

@@ -6,6 +6,7 @@ al. (arXiv 2211.17192) for greedy decoding, which keeps the target's output for 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from paceline.engine.runner import Outcome, Runner
 from paceline.engine.sampling import Choice, Choosing, token_logprobs
 from paceline.engine.threads import at_most
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.types import TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
+from paceline.types import Prefilled, TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 
 class Verifier:
@@ -64,8 +65,11 @@ class Verifier:
 
     def _settle(self, row: VerifyRow, outcome: Outcome, choices: Sequence[Choice]) -> VerifyOutcome | PacelineError:
         """Keep the accepted part of the cache; `choices` follow the last committed token and each draft token."""
-        if not isinstance(outcome, Tensor):
+        if isinstance(outcome, PacelineError):
             return outcome
+        reused_count = self.runner.cache.reused_count(row.sequence_id)
+        if isinstance(outcome, Prefilled):
+            return replace(outcome, reused_count=reused_count)
         accepted = accepted_count(row.draft_token_ids, choices)
         if accepted and isinstance(choices[accepted], PacelineError):
             # Plain decoding would have come this far and perhaps ended here; the next round meets the error.
@@ -80,7 +84,7 @@ class Verifier:
         if row.top_logprob_count is not None:
             chosen = [*row.draft_token_ids[:accepted], next_token]
             logprobs = token_logprobs(outcome, chosen, row.top_logprob_count)
-        return Verdict(accepted, next_token, cached_length, tuple(logprobs))
+        return Verdict(accepted, next_token, cached_length, tuple(logprobs), reused_count)
 
     def _check(self, row: VerifyRow) -> None:
         check_top_logprob_count(row.top_logprob_count)

@@ -49,6 +49,11 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
                 f"{result.accepted_count} accepted, token {result.next_token_id}, {result.cached_length} cached tokens",
             )
 
+        if isinstance(result, Verdict | Prefilled):
+            most = min(len(row.token_ids), result.cached_length - row.base_length)
+            if not 0 <= result.reused_count <= most:
+                raise _lie(row.sequence_id, f"{result.reused_count} tokens reused of {most}")
+
 
 def _check_count(rows: Sequence[object], results: Sequence[object]) -> None:
     if len(rows) != len(results):

@@ -161,7 +161,7 @@ def verdicts_to_pb(
             return target_service_pb2.VerifyTokensResult(sequence_id=row.sequence_id, status=error_to_pb(result))
         if isinstance(result, types.Prefilled):
             return target_service_pb2.VerifyTokensResult(
-                sequence_id=row.sequence_id, cached_length=result.cached_length
+                sequence_id=row.sequence_id, cached_length=result.cached_length, reused_count=result.reused_count
             )
         return target_service_pb2.VerifyTokensResult(
             sequence_id=row.sequence_id,
@@ -169,6 +169,7 @@ def verdicts_to_pb(
             next_token_id=result.next_token_id,
             cached_length=result.cached_length,
             logprobs=map(logprobs_to_pb, result.logprobs),
+            reused_count=result.reused_count,
         )
 
     return target_service_pb2.VerifyTokensResponse(
@@ -184,12 +185,13 @@ def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> types
         if result.HasField("status"):
             return error_from_pb(result.status)
         if not result.HasField("next_token_id"):
-            return types.Prefilled(result.cached_length)
+            return types.Prefilled(result.cached_length, result.reused_count)
         return types.Verdict(
             result.accepted_count,
             result.next_token_id,
             result.cached_length,
             tuple(map(logprobs_from_pb, result.logprobs)),
+            result.reused_count,
         )
 
     results = [one(result) for result in response.results]

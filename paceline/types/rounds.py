@@ -79,6 +79,8 @@ class Verdict:
     cached_length: int
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the accepted tokens and the next token, if asked for."""
+    reused_count: int = 0
+    """Tokens of the row that were taken over from earlier prompts instead of being computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Prefilled:
     """Answer to a verify row that is a part or was taken in part, so that others do not wait for a long prompt."""
 
     cached_length: int
+    reused_count: int = 0
+    """As of a `Verdict`."""
 
 
 VerifyOutcome = Verdict | Prefilled
