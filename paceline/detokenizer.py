@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from paceline.text import special_tokens_of
+from paceline.special_tokens import special_tokens_of
 
 _REPLACEMENT = "\ufffd"
 _CHARACTER_BYTES = 4
@@ -60,11 +60,20 @@ class TokenDecoder:
         return None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of a token of a byte-level vocabulary."""
+        """Return the bytes that a token adds to an output that goes on already; none for a special or unknown one."""
         found = self._bytes.get(token_id)
         if found is None:
-            found = self._bytes[token_id] = _bytes_of(self.token(token_id) or "")
+            token = self.token(token_id)
+            found = self._bytes[token_id] = b"" if token is None else self._spelled(token_id, token)
         return found
+
+    def _spelled(self, token_id: int, token: str) -> bytes:
+        if self.may_end_in_parts:
+            return _bytes_of(token)
+        if self.has_byte_tokens and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        # Decoders drop the space before the first token, so it is read as one that follows another.
+        return self.decode([token_id, token_id])[len(self.decode([token_id])) :].encode()
 
     def decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -6,6 +6,7 @@ al. (arXiv 2211.17192) for greedy decoding, which keeps the target's output for 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isnan
 
 from torch import Tensor
@@ -65,14 +66,17 @@ class Verifier:
 
     def _settle(self, row: VerifyRow, outcome: Outcome, choices: Sequence[Choice]) -> VerifyOutcome | PacelineError:
         """Keep the accepted part of the cache; `choices` follow the last committed token and each draft token."""
-        if isinstance(outcome, Prefilled | PacelineError):
+        if isinstance(outcome, PacelineError):
             return outcome
+        reused_count = self.runner.cache.reused_count(row.sequence_id)
+        if isinstance(outcome, Prefilled):
+            return replace(outcome, reused_count=reused_count)
         scores = self._scores(row, outcome)
         if isinstance(scores, PacelineError):
             self.runner.cache.truncate(row.sequence_id, row.base_length)
             return scores
         if isinstance(outcome, ScoredPart):
-            return Prefilled(outcome.length, scores)
+            return Prefilled(outcome.length, scores, reused_count)
         accepted = accepted_count(row.draft_token_ids, choices)
         if accepted and isinstance(choices[accepted], PacelineError):
             # Plain decoding would have come this far and perhaps ended here; the next round meets the error.
@@ -88,7 +92,7 @@ class Verifier:
             chosen = [*row.draft_token_ids[:accepted], next_token]
             logits = outcome[-len(row.draft_token_ids) - 1 :]
             logprobs = token_logprobs(logits, chosen, row.top_logprob_count)
-        return Verdict(accepted, next_token, cached_length, tuple(logprobs), scores)
+        return Verdict(accepted, next_token, cached_length, tuple(logprobs), scores, reused_count)
 
     def _scores(self, row: VerifyRow, outcome: Tensor | ScoredPart) -> tuple[TokenLogprobs, ...] | NoChoice:
         """Return log-probabilities of the tokens after the row's first, as far as the logits before them are there."""

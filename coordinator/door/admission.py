@@ -15,6 +15,7 @@ from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.requests.prompt_scores import PromptScores, prompt_texts
 from coordinator.requests.stream import Stream
+from paceline.chat_template import character_count
 from paceline.checks import (
     MAX_DRAFT_COUNT,
     check_min_new_tokens,
@@ -27,6 +28,7 @@ from paceline.errors import InvalidRequest, ModelChanged
 from paceline.text import TextCodec
 from paceline.types import (
     GREEDY,
+    Chat,
     ChoiceRule,
     GenerationRequest,
     Prompt,
@@ -87,7 +89,8 @@ class Admission:
         predicted = predicted_token_ids(request.predicted_output, self.served, prompt, rules.max_new_tokens)
         left = [one for one in received if not one.ended]
         stream = Stream(len(left), sends_prompt=request.echo_prompt)
-        admitted = Request(stream, secrets.randbits(64) if request.seed is None else request.seed)
+        seed = secrets.randbits(64) if request.seed is None else request.seed
+        admitted = Request(stream, seed, tells_rounds=request.tell_rounds)
         guessers = self._guessers_of(request, prompt, predicted)
         admitted.generations = [self._generation(request, prompt, guessers(), rules, admitted, one) for one in left]
         if request.echo_prompt:
@@ -200,7 +203,8 @@ class Admission:
         if isinstance(prompt, TokenIds):
             token_ids = prompt.values
         elif self.served.text:
-            self._check_text(prompt.value, self.served.text)
+            count = character_count(prompt) if isinstance(prompt, Chat) else len(prompt.value)
+            self._check_text(count, self.served.text)
             token_ids = self.served.text.encode(prompt)
         else:
             raise InvalidRequest("the models have no tokenizer; send the prompt as token_ids", field="prompt")
@@ -211,12 +215,12 @@ class Admission:
         check_token_ids(token_ids, self.served.target.vocabulary_size, "prompt.token_ids")
         return packed(token_ids)
 
-    def _check_text(self, text: str, codec: TextCodec) -> None:
+    def _check_text(self, count: int, codec: TextCodec) -> None:
         """Raise InvalidRequest for a text that would not fit even if all its tokens were the longest there are."""
         most = min(self.served.target.longest_sequence, self._limits.max_prompt_tokens or sys.maxsize)
-        if len(text) > codec.most_characters(most):
+        if count > codec.most_characters(most):
             raise InvalidRequest(
-                f"prompt has {len(text)} characters; give {codec.most_characters(most)} at most: no more can fit into "
+                f"prompt has {count} characters; give {codec.most_characters(most)} at most: no more can fit into "
                 f"the {most} tokens that are taken here",
                 field="prompt",
             )

@@ -90,9 +90,7 @@ class GenerationServicer:
             self._dispatcher.submit(admitted)
             record.queue(admitted)
             # Before any token: a client that loses the stream later can resume with this.
-            model_digest = self._model.target.identity.model_digest
-            accepted = GenerationAccepted(record.request_id, admitted.seed, admitted.prompt_count, model_digest)
-            yield accepted_to_pb(accepted)
+            yield accepted_to_pb(self._accepted(admitted))
             async for piece in admitted.stream.pieces():
                 is_first = record.deliver(piece)
                 deliver(admitted, piece, is_first=is_first)
@@ -101,6 +99,12 @@ class GenerationServicer:
         except Exception as error:
             record.fail(error)
             raise _without_sequence_ids(error, record) from error
+
+    def _accepted(self, admitted: Request) -> GenerationAccepted:
+        model = self._model.target
+        return GenerationAccepted(
+            admitted.request_id, admitted.seed, admitted.prompt_count, model.identity.model_digest, model.model_id
+        )
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         return cluster_to_pb(

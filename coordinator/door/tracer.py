@@ -16,7 +16,7 @@ from opentelemetry.util.types import AttributeValue
 
 from coordinator.requests.generation import Request
 from coordinator.requests.traced_request import OwnRound, TracedRequest, counts_by_source
-from paceline.types import GenerationRequest, OutputPiece, UserMessage
+from paceline.types import Chat, GenerationRequest, OutputPiece, UserMessage
 
 log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ def begin_request(asked: GenerationRequest, request: Request, model_id: str) -> 
     sampling = asked.sampling
     span.set_attributes(
         {
-            "gen_ai.operation.name": "chat" if isinstance(asked.prompt, UserMessage) else "text_completion",
+            "gen_ai.operation.name": "chat" if isinstance(asked.prompt, Chat | UserMessage) else "text_completion",
             "gen_ai.provider.name": "paceline",
             "gen_ai.request.model": model_id,
             "gen_ai.request.stream": True,

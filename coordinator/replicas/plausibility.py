@@ -62,8 +62,12 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
                 row.sequence_id,
                 f"{result.accepted_count} accepted, token {result.next_token_id}, {result.cached_length} cached tokens",
             )
-        if isinstance(result, Verdict | Prefilled) and result.token_logprobs:
-            _check_scores(row, result, vocabulary_size)
+        if isinstance(result, Verdict | Prefilled):
+            most = min(len(row.token_ids), result.cached_length - row.base_length)
+            if not 0 <= result.reused_count <= most:
+                raise _lie(row.sequence_id, f"{result.reused_count} tokens reused of {most}")
+            if result.token_logprobs:
+                _check_scores(row, result, vocabulary_size)
 
 
 def scored_count(row: VerifyRow, result: VerifyOutcome) -> int:

@@ -24,6 +24,7 @@ from paceline.types import (
     OutputPiece,
     OutputToken,
     ProposeRow,
+    RoundSummary,
     SourceUsage,
     TokenLogprobs,
     Usage,
@@ -61,6 +62,8 @@ class Request:
     """Place in the order of submission."""
     submitted_s: float = 0.0
     """Time of its queueing, by the queue's clock."""
+    tells_rounds: bool = False
+    """Whether its client is told of each round."""
 
     @property
     def prompt_count(self) -> int:
@@ -92,6 +95,8 @@ class Generation:
     draft_cached_length: int = 0
     """Leading committed tokens that the draft service is known to hold."""
     target_cached_length: int = 0
+    taken_in_length: int = 0
+    """Leading committed tokens that some target took in once, whether it holds them still or not."""
     draft_taken_count: int | None = None
     """Tokens that the draft service took of the generation's last row; None: nothing is known of its cache."""
     target_taken_count: int | None = None
@@ -223,11 +228,12 @@ class Generation:
         logprobs: Sequence[TokenLogprobs] = (),
         source: DraftSource | None,
         draft_model: str = "",
+        told: RoundSummary | None = None,
     ) -> None:
         """Add a round's tokens, up to the one that ends the output, and send them to the client.
 
         Drafts past the end of the output count neither as drafted nor as accepted. `source` proposed the drafts: None
-        where there were none. `draft_model` is the draft service's.
+        where there were none. `draft_model` is the draft service's. `told` goes to the client with the same counts.
         """
         tokens = self.output.extend(token_ids, accepted_count, logprobs, source)
         self.token_ids += [token.token_id for token in tokens]
@@ -247,8 +253,23 @@ class Generation:
             accepted_counts_by_position=_one_more(before.accepted_counts_by_position, accepted_count),
             queued_s=self.until_first_round_s or 0.0,
             sources=_with_drafts(before.sources, source, draft_model, drafted_count, accepted_count),
+            cached_prompt_count=before.cached_prompt_count,
         )
-        self._send(tokens)
+        if told:
+            told = replace(told, drafted_count=drafted_count, accepted_count=accepted_count)
+        self._send(tokens, told)
+
+    def take_in(self, base_length: int, reused_count: int, cached_length: int) -> None:
+        """Note a row's answer; count tokens of the prompt that the target had from earlier prompts.
+
+        What a target took in once before, and had to take in again, does not count.
+        """
+        new_from = max(base_length, self.taken_in_length)
+        count = min(base_length + reused_count, self.usage.prompt_count) - new_from
+        self.taken_in_length = max(self.taken_in_length, cached_length)
+        self.target_cached_length = cached_length
+        if count > 0:
+            self.usage = replace(self.usage, cached_prompt_count=self.usage.cached_prompt_count + count)
 
     def _came_through(self) -> None:
         """Clear all suspicion, because it got a token. A prompt that another target prefills is no such progress."""
@@ -262,12 +283,12 @@ class Generation:
         if self.output.finish_reason:
             self._send([])
 
-    def _send(self, tokens: list[OutputToken]) -> None:
+    def _send(self, tokens: list[OutputToken], told: RoundSummary | None = None) -> None:
         finish = None
         if self.output.finish_reason:
             self.ended = True
             finish = GenerationFinish(self.output.finish_reason, self.usage, self.seed)
-        self.request.stream.put(OutputPiece(tuple(tokens), finish, self.completion_index))
+        self.request.stream.put(OutputPiece(tuple(tokens), finish, self.completion_index, round=told))
 
     def fail(self, error: PacelineError) -> None:
         """End the generation; its client gets `error`."""

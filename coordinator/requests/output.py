@@ -4,7 +4,7 @@ Owns stop conditions. Knows nothing of rounds or caches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 
@@ -33,6 +33,7 @@ class Output:
     def __init__(self, rules: StopRules, decoder: TokenDecoder | None) -> None:
         """Without a decoder every token's text is empty."""
         self._rules = rules
+        self._decoder = decoder
         self._detokenizer = decoder.detokenizer() if decoder else None
         self._stops = StopStringMatcher(rules.stops)
         self.count = 0
@@ -53,7 +54,8 @@ class Output:
         tokens: list[OutputToken] = []
         for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):
             accepted, text = position < accepted_count, self._push(token_id)
-            tokens.append(OutputToken(token_id, text, accepted, own_logprobs, source if accepted else None))
+            token = OutputToken(token_id, text, accepted, own_logprobs, source if accepted else None)
+            tokens.append(_with_bytes(token, self._decoder) if own_logprobs and self._decoder else token)
             if self.finish_reason:
                 break
         return tokens
@@ -76,3 +78,13 @@ class Output:
     def _flush(self) -> str:
         text, stopped = self._stops.push(self._detokenizer.flush() if self._detokenizer else "")
         return text if stopped else text + self._stops.drain()
+
+
+def _with_bytes(token: OutputToken, decoder: TokenDecoder) -> OutputToken:
+    """Add the bytes of the token and of the likeliest ones in its place."""
+    top = token.logprobs.top if token.logprobs else ()
+    return replace(
+        token,
+        token_bytes=decoder.bytes_of(token.token_id),
+        top_token_bytes=tuple(decoder.bytes_of(one.token_id) for one in top),
+    )

@@ -6,10 +6,11 @@ all output.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from paceline.errors import PacelineError
-from paceline.types import GenerationFinish, OutputPiece, OutputToken
+from paceline.types import GenerationFinish, OutputPiece, OutputToken, RoundSummary
 
 UNREAD_TOKENS = 1024
 """A generation pauses when more of its tokens are unread."""
@@ -21,6 +22,16 @@ class _Unread:
     def __init__(self) -> None:
         self.tokens: list[OutputToken] = []
         self.finish: GenerationFinish | None = None
+        self.rounds: deque[tuple[int, RoundSummary]] = deque()
+        """Rounds to be told, with the count of tokens that each committed."""
+
+    def take(self, completion_index: int) -> OutputPiece:
+        """Return all, or what one round committed where rounds are told."""
+        if not self.rounds:
+            return OutputPiece(tuple(self.tokens), self.finish, completion_index)
+        count, told = self.rounds.popleft()
+        tokens, self.tokens = self.tokens[:count], self.tokens[count:]
+        return OutputPiece(tuple(tokens), None if self.rounds else self.finish, completion_index, round=told)
 
 
 class Stream:
@@ -42,6 +53,8 @@ class Stream:
             unread = self._unread.setdefault(event.completion_index, _Unread())
             unread.tokens += event.tokens
             unread.finish = event.finish
+            if event.round:
+                unread.rounds.append((len(event.tokens), event.round))
         self._put.set()
 
     def put_prompt(self, tokens: tuple[OutputToken, ...]) -> None:
@@ -58,7 +71,9 @@ class Stream:
         self._on_room.add(on_room)
 
     async def pieces(self) -> AsyncIterator[OutputPiece]:
-        """Yield pieces until every output has its finish. A piece is all of an output that was not read yet.
+        """Yield pieces until every output has its finish.
+
+        A piece is all of an output that was not read yet; of one round, where rounds are told.
 
         Raise the error that ended an output early, after all pieces that came before it.
         """
@@ -82,9 +97,12 @@ class Stream:
     def _take(self, completion_index: int) -> OutputPiece:
         was_full = self.is_full(completion_index)
         unread = self._unread.pop(completion_index)
-        if unread.finish:
+        piece = unread.take(completion_index)
+        if unread.rounds:
+            self._unread[completion_index] = unread
+        if piece.finish:
             self._unfinished_count -= 1
-        if was_full:
+        if was_full and not self.is_full(completion_index):
             for on_room in self._on_room:
                 on_room()
-        return OutputPiece(tuple(unread.tokens), unread.finish, completion_index)
+        return piece

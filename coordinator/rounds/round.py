@@ -35,6 +35,7 @@ from paceline.types import (
     Proposal,
     Proposals,
     ProposeRow,
+    RoundSummary,
     Verdict,
     Verdicts,
     VerifyOutcome,
@@ -87,6 +88,24 @@ class _Asked:
         return sum(isinstance(one, Proposal) and one.prepared for one in results)
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What is known of a round when its tokens are committed."""
+
+    group_size: int
+    started: float
+    round_s: float
+    propose: HopTime | None
+    verify: HopTime
+
+    def told(self, one: Generation, draft: _Draft) -> RoundSummary | None:
+        """Return what the client is told of the round; its counts are left to the generation."""
+        if not one.request.tells_rounds:
+            return None
+        waited_s = one.queued_s + max(0.0, self.started - one.ready_since_s)
+        return RoundSummary(self.group_size, 0, 0, draft.source, self.propose, self.verify, self.round_s, waited_s)
+
+
 async def run_round(
     wishes: Mapping[Generation, Wish],
     drafters: Mapping[str, Drafter],
@@ -117,11 +136,13 @@ async def run_round(
     began = clock()
     verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)
-    reports, failed, shortage = _take(drafts, rows, verdicts)
+    propose = max((one.time for one in asked.values()), key=lambda hop: hop.total_s, default=None)
+    seen = _Seen(len(rows), started, clock() - started, propose, verify)
+    reports, failed, shortage = _take(drafts, rows, verdicts, seen)
     return RoundReport(
         reports,
         clock() - started,
-        max((one.time for one in asked.values()), key=lambda hop: hop.total_s, default=HopTime()),
+        propose or HopTime(),
         verify,
         _error_of_all(asked),
         shortage,
@@ -141,7 +162,7 @@ def _taking_part(wishes: Mapping[Generation, Wish], limits: RoundLimits) -> tupl
 
 
 def _take(
-    drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdicts: Verdicts
+    drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdicts: Verdicts, seen: _Seen
 ) -> tuple[list[RowReport], dict[Generation, PacelineError], Shortage | None]:
     """Apply each row's verdict to its generation; return the commits, the failures and the shortage."""
     reports: list[RowReport] = []
@@ -150,9 +171,10 @@ def _take(
     for (generation, draft), row, result in zip(drafts.items(), rows, verdicts.results, strict=True):
         verdict = _scored(generation, row, result)
         if isinstance(verdict, Verdict):
-            reports.append(_commit(generation, draft, verdict))
+            generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
+            reports.append(_commit(generation, draft, verdict, seen))
         elif isinstance(verdict, Prefilled):
-            generation.target_cached_length = verdict.cached_length
+            generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
             generation.target_taken_count = verdict.cached_length - row.base_length
         elif isinstance(verdict, Overloaded):
             generation.target_cached_length = row.base_length
@@ -304,14 +326,13 @@ def _most_drafts(generation: Generation, limits: RoundLimits) -> int:
     return min(generation.max_draft_count, generation.output.remaining_count - 1)
 
 
-def _commit(generation: Generation, draft: _Draft, verdict: Verdict) -> RowReport:
+def _commit(generation: Generation, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:
     length, before = len(generation.token_ids), generation.usage
     if draft.source is DraftSource.DRAFT:
         # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
         generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)
     else:
         generation.draft_cached_length = min(generation.draft_cached_length, length)
-    generation.target_cached_length = verdict.cached_length
     generation.commit(
         [*draft.token_ids[: verdict.accepted_count], verdict.next_token_id],
         accepted_count=verdict.accepted_count,
@@ -319,6 +340,7 @@ def _commit(generation: Generation, draft: _Draft, verdict: Verdict) -> RowRepor
         logprobs=verdict.logprobs,
         source=draft.source,
         draft_model=draft.model,
+        told=seen.told(generation, draft),
     )
     return RowReport(
         generation.usage.drafted_count - before.drafted_count,

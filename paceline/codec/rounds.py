@@ -166,6 +166,7 @@ def verdicts_to_pb(
                 sequence_id=row.sequence_id,
                 cached_length=result.cached_length,
                 token_logprobs=map(logprobs_to_pb, result.token_logprobs),
+                reused_count=result.reused_count,
             )
         return target_service_pb2.VerifyTokensResult(
             sequence_id=row.sequence_id,
@@ -174,6 +175,7 @@ def verdicts_to_pb(
             cached_length=result.cached_length,
             logprobs=map(logprobs_to_pb, result.logprobs),
             token_logprobs=map(logprobs_to_pb, result.token_logprobs),
+            reused_count=result.reused_count,
         )
 
     return target_service_pb2.VerifyTokensResponse(
@@ -190,13 +192,14 @@ def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> types
             return error_from_pb(result.status)
         token_logprobs = tuple(map(logprobs_from_pb, result.token_logprobs))
         if not result.HasField("next_token_id"):
-            return types.Prefilled(result.cached_length, token_logprobs)
+            return types.Prefilled(result.cached_length, token_logprobs, result.reused_count)
         return types.Verdict(
             result.accepted_count,
             result.next_token_id,
             result.cached_length,
             tuple(map(logprobs_from_pb, result.logprobs)),
             token_logprobs,
+            result.reused_count,
         )
 
     results = [one(result) for result in response.results]

@@ -97,6 +97,10 @@ class KvCache(Protocol):
         """
         ...
 
+    def reused_count(self, sequence_id: str) -> int:
+        """Return how many tokens the last `keep` of the sequence took over."""
+        ...
+
     def next_key(self, sequence_id: str, next_token_ids: Sequence[int]) -> bytes | None:
         """Return the key of what another sequence could take over once these tokens are computed; None for nothing."""
         ...

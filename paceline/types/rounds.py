@@ -84,6 +84,8 @@ class Verdict:
     """Log-probabilities of the accepted tokens and the next token, if asked for."""
     token_logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the row's committed tokens after its first, if asked for."""
+    reused_count: int = 0
+    """Tokens of the row that were taken over from earlier prompts instead of being computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Prefilled:
     cached_length: int
     token_logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the token that follows each appended one, if asked for."""
+    reused_count: int = 0
+    """As of a `Verdict`."""
 
 
 VerifyOutcome = Verdict | Prefilled

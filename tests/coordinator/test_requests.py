@@ -120,7 +120,7 @@ async def test_the_first_message_says_before_any_token_what_a_client_needs_to_co
             first = await anext(aiter(call))
             call.cancel()
             line = await line_of(logs)
-    assert first == accepted_to_pb(GenerationAccepted(line["request_id"], first.accepted.seed, 3))
+    assert first == accepted_to_pb(GenerationAccepted(line["request_id"], first.accepted.seed, 3, "", "target"))
     assert first.accepted.seed
 
 

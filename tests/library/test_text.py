@@ -43,8 +43,8 @@ def test_a_template_sees_special_tokens_and_the_generation_prompt() -> None:
     [
         ("", "no chat template"),
         ("{{ raise_exception('only system messages') }}", "only system messages"),
-        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "refuses this message"),
-        ("{{ messages.append(1) }}", "refuses this message"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "refuses this conversation"),
+        ("{{ messages.append(1) }}", "refuses this conversation"),
     ],
 )
 def test_a_template_that_is_missing_refuses_or_breaks_out_is_the_requests_error(template: str, words: str) -> None:

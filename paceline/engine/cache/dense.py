@@ -71,6 +71,9 @@ class DenseCache:
         self.truncate(sequence_id, base_length)
         return base_length
 
+    def reused_count(self, sequence_id: str) -> int:
+        return 0
+
     def next_key(self, sequence_id: str, next_token_ids: Sequence[int]) -> bytes | None:
         return None
 

@@ -37,6 +37,8 @@ class _Sequence:
     keys: list[bytes] = field(default_factory=list)
     """Keys of the leading full pages, computed as far as they were needed."""
     is_branch: bool = False
+    reused_count: int = 0
+    """Tokens that its last `keep` took over."""
 
     @property
     def length(self) -> int:
@@ -174,8 +176,12 @@ class KvPool:
             sequence.pages.append(page)
             sequence.keys.append(key)
             sequence.token_ids += content
-        self._shared_token_count += sequence.length - base_length
+        sequence.reused_count = sequence.length - base_length
+        self._shared_token_count += sequence.reused_count
         return sequence.length
+
+    def reused_count(self, sequence_id: str) -> int:
+        return self._sequences[sequence_id].reused_count
 
     def next_key(self, sequence_id: str, next_token_ids: Sequence[int]) -> bytes | None:
         return self._key_of_next(self._sequences[sequence_id], next_token_ids)
