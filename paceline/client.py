@@ -105,8 +105,12 @@ class _Received:
     @property
     def is_bound(self) -> bool:
         """True when only one model will do, because it produced tokens already or the caller named it."""
-        has_any = self._has_prompt or self._ended or any(self._token_ids.values())
-        return bool(self._request.model_digest or has_any)
+        return bool(self._request.model_digest) or self.is_begun
+
+    @property
+    def is_begun(self) -> bool:
+        """True when tokens were received."""
+        return bool(self._has_prompt or self._ended or any(self._token_ids.values()))
 
     def rest(self) -> GenerationRequest:
         """Return the request for the missing tokens."""
@@ -183,6 +187,7 @@ class Client:
         rest = _seeded(request)
         received, outage = _Received(rest), self._outage(ends_at_s)
         of_other_models: set[int] = set()
+        full: set[int] = set()
 
         def accept(accepted: GenerationAccepted) -> None:
             received.accept(accepted)
@@ -210,9 +215,14 @@ class Client:
                     return  # only the end of the stream was lost
                 if self._is_closed:
                     raise
-                if asked == self._next:
-                    self._turn()
-                await outage.wait(error, self._addresses[asked])
+                if (full or isinstance(error, Overloaded)) and not (self._retries.wait_while_full or received.is_begun):
+                    full.add(asked)
+                    if not self._turn_besides(full):
+                        raise
+                else:
+                    if asked == self._next:
+                        self._turn()
+                    await outage.wait(error, self._addresses[asked])
             rest = received.rest()
         if not received.is_whole:
             raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")

@@ -24,6 +24,8 @@ class RetryPolicy:
     """Longest pause after the first failure; it doubles with each further one."""
     max_delay_s: float = 3.0
     """Longest pause after any number of failures."""
+    wait_while_full: bool = True
+    """Whether a request without output waits while coordinators are full; false: it fails when all of them are."""
 
     def delay_s(self, failures: int) -> float:
         """Draw the pause in seconds after so many failures in a row, from 0 to a maximum that doubles each time.

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline import __version__
-from paceline.cli import bench, convert, demo, equivalence, generate, load, synth_pair, trace, up
+from paceline.cli import bench, convert, demo, equivalence, gateway, generate, load, synth_pair, trace, up
 from paceline.cli.run import command as run
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
@@ -46,6 +46,7 @@ class _Command(TyperCommand):
 
 for _name, _module in {
     "up": up,
+    "gateway": gateway,
     "generate": generate,
     "run": run,
     "demo": demo,
@@ -56,7 +57,7 @@ for _name, _module in {
     "bench": bench,
     "equivalence": equivalence,
 }.items():
-    app.command(_name, cls=_Command)(_module.command)
+    app.command(_name, cls=_Command, context_settings=getattr(_module, "SETTINGS", None))(_module.command)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`paceline up`: the three services on this machine, until Ctrl-C."""
+"""`paceline up`: the services on this machine, until Ctrl-C."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -35,6 +35,12 @@ def command(
             help=f"The first of three, for the services' metrics; 0 takes any free ones. Unset: {PORTS.metrics_port}.",
         ),
     ] = None,
+    http: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port of a gateway with OpenAI's HTTP and a page; 0 takes any free one. Unset: none."
+        ),
+    ] = None,
     *,
     options: ClusterOptions,
 ) -> None:
@@ -46,6 +52,7 @@ def command(
         draft_port=draft_port,
         target_port=target_port,
         metrics_port=metrics_port,
+        gateway_port=http,
     )
     run_async(_up(options))
 
@@ -61,6 +68,8 @@ async def _up(options: ClusterOptions) -> None:
         # A target that wants TLS or listens elsewhere cannot be asked here; its own log names its numerics.
         with suppress(PacelineError):
             console.print(f"numerics     {promise(await describe_target(addresses.target))}", soft_wrap=True)
+        if addresses.gateway:
+            console.print(f"http         http://{addresses.gateway}")
         for url in addresses.metrics_urls:
             console.print(f"metrics      {url}")
         console.print("Ctrl-C stops them.", style="dim")

@@ -1,4 +1,4 @@
-"""The three services as processes of this machine, for the command line and the tests.
+"""The services as processes of this machine, for the command line and the tests.
 
 Owns the processes and the order of starting and stopping; knows nothing of models. `supervision` restarts processes.
 """
@@ -30,7 +30,12 @@ HOST = "127.0.0.1"
 LOOPBACK = {"0.0.0.0": HOST, "[::]": "[::1]"}
 """The loopback address that reaches a listener on all addresses."""
 CORES = os.cpu_count() or 1
-_MODULES = {"coordinator": "coordinator", "draft": "draft_service", "target": "target_service"}
+_MODULES = {
+    "coordinator": "coordinator",
+    "draft": "draft_service",
+    "target": "target_service",
+    "gateway": "paceline.gateway",
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class ClusterOptions:
     target_port: int | None = 0
     metrics_port: int | None = None
     """Metrics port of the coordinator; the draft's and the target's are the next two. 0 for any free ports."""
+    gateway_port: int | None = None
+    """Port of the gateway; 0 for any free one; None for no gateway."""
     log_level: str | None = None
     trace_dir: str | None = None
     """Folder for the services' spans, `coordinator.jsonl` and so on; None for no spans."""
@@ -97,6 +104,8 @@ class Addresses:
     target: str
     metrics_urls: tuple[str, ...]
     """URLs of the services that run, in the order above; empty when metrics are not served."""
+    gateway: str | None = None
+    """None without a gateway."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +125,13 @@ class ClusterPlan:
     draft: ServicePlan | None
     """None for no draft service."""
     target: ServicePlan
+    gateway: ServicePlan | None
+    """Without the coordinator's address; None for no gateway."""
 
     @property
     def listens(self) -> list[Listening]:
         """The addresses on which the services listen."""
-        services = (self.coordinator, self.draft, self.target)
+        services = (self.coordinator, self.draft, self.target, self.gateway)
         return [one for service in services if service for one in service.settings.listens]
 
 
@@ -139,7 +150,9 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
         otherwise = replace(otherwise, target_threads=CORES, threads_beside_draft=beside_draft)
     otherwise = replace(otherwise, draft_threads=draft_threads)
     draft = _plan("draft", options, otherwise) if has_draft else None
-    return ClusterPlan(coordinator, draft, _plan("target", options, otherwise))
+    has_gateway = options.gateway_port is not None
+    gateway = _plan("gateway", options, otherwise, "--coordinator", nowhere) if has_gateway else None
+    return ClusterPlan(coordinator, draft, _plan("target", options, otherwise), gateway)
 
 
 def divided_threads(lane_count: int) -> tuple[int, int]:
@@ -169,12 +182,15 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
     shared: dict[str, object] = {
         "host": options.host,
         "port": getattr(options, f"{role}_port"),
-        "metrics_port": options.metrics_port and options.metrics_port + SERVICES.index(role),
         "log_level": options.log_level,
         "trace_file": options.trace_dir and os.path.join(options.trace_dir, f"{role}.jsonl"),
     }
-    own: tuple[str, ...] = ("batch_size", "draft_count", "policy", "lanes", "shared_suffixes")
-    if role != "coordinator":
+    own: tuple[str, ...] = ()
+    if role != "gateway":
+        shared["metrics_port"] = options.metrics_port and options.metrics_port + SERVICES.index(role)
+    if role == "coordinator":
+        own = ("batch_size", "draft_count", "policy", "lanes", "shared_suffixes")
+    if role in ("draft", "target"):
         own = ("device", "kv_memory", "layout", "prefix_sharing")
         shared |= {"model": getattr(options, f"{role}_model"), "threads": getattr(options, f"{role}_threads")}
     if role == "target":
@@ -216,10 +232,25 @@ async def running_cluster(
             watches = [watch(model) for model in models]
             at_coordinator = await coordinator.start()
             watches.append(watch(coordinator))
+            gateway = await _started_gateway(plan.gateway, at_coordinator.address, stack)
+            if gateway:
+                watches.append(watch(gateway[0]))
             urls = tuple(one.metrics_url for one in (at_coordinator, *at_drafts, at_target) if one.metrics_url)
-            yield Addresses(at_coordinator.address, draft, at_target.address, urls)
+            at_gateway = gateway[1].address if gateway else None
+            yield Addresses(at_coordinator.address, draft, at_target.address, urls, at_gateway)
             for one in watches:
                 one.cancel()
+
+
+async def _started_gateway(
+    plan: ServicePlan | None, coordinator: str, stack: AsyncExitStack
+) -> "tuple[ServiceProcess, Endpoint] | None":
+    """Start the gateway, and have the stack stop it; None without a plan for one."""
+    if plan is None:
+        return None
+    gateway = ServiceProcess(plan.module, (*plan.flags, "--coordinator", coordinator))
+    stack.push_async_callback(gateway.stop)
+    return gateway, await gateway.start()
 
 
 @asynccontextmanager
@@ -245,7 +276,7 @@ class ServiceProcess:
     @property
     def name(self) -> str:
         """The short name for people, such as `target`."""
-        return self.module.removesuffix("_service")
+        return self.module.removesuffix("_service").rpartition(".")[2]
 
     @property
     def pid(self) -> int:

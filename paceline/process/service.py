@@ -15,7 +15,7 @@ from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
 from paceline.observe.logs import configure_logs, forward_library_logs
-from paceline.process.settings import ServiceSettings
+from paceline.process.settings import ProcessSettings, ServiceSettings
 from paceline.security.access import Check, allowed_names
 from paceline.security.certificates import watch_certificates
 from paceline.security.plaintext import check_listening
@@ -23,7 +23,7 @@ from paceline.wire import ServerOptions
 from paceline.wire.ports import check_ports_free
 
 
-def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, Any, None]) -> None:
+def run_service(name: str, settings: ProcessSettings, serving: Coroutine[Any, Any, None]) -> None:
     """Run `serving` to its end. A PacelineError becomes one line on stderr and exit status 1."""
     configure_logs(settings.log_format, settings.log_level, name)
     forward_library_logs()
@@ -43,7 +43,7 @@ def run_service(name: str, settings: ServiceSettings, serving: Coroutine[Any, An
         sys.exit(130)
 
 
-async def _served(settings: ServiceSettings, serving: Coroutine[Any, Any, None]) -> None:
+async def _served(settings: ProcessSettings, serving: Coroutine[Any, Any, None]) -> None:
     """Check the ports before the service opens any of them."""
     with closing(serving):
         check_ports_free(settings.listens)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import CliSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
 from paceline import __version__
 from paceline.checks import MAX_ROWS
@@ -43,8 +43,8 @@ def _kv_memory(setting: str) -> str:
     return setting
 
 
-class ServiceSettings(SecuritySettings):
-    """What every service can be told."""
+class ProcessSettings(BaseSettings):
+    """What every process that others call can be told."""
 
     model_config = SettingsConfigDict(
         frozen=True, cli_kebab_case=True, cli_avoid_json=True, cli_hide_none_type=True, extra="forbid"
@@ -55,13 +55,6 @@ class ServiceSettings(SecuritySettings):
         description="address to listen on; 0.0.0.0: all of this machine's, which needs TLS or --plaintext true",
     )
     port: Port = Field(default=0, description="port to listen on; 0 takes any free one, which the service prints")
-    metrics_host: str = Field(
-        default="127.0.0.1", description="address to serve metrics on, over plain HTTP and to whoever can reach it"
-    )
-    metrics_port: Port | None = Field(
-        default=None,
-        description="port to serve Prometheus metrics on; 0 takes any free one; unset: metrics are not served",
-    )
     shutdown_grace_s: Seconds = Field(
         default=10,
         description="time from SIGTERM until running calls are cut off; a model service waits half of it for its "
@@ -81,13 +74,28 @@ class ServiceSettings(SecuritySettings):
 
     @property
     def listens(self) -> tuple[Listening, ...]:
-        """The places where the service will listen."""
-        places = (
-            ("--port", self.host, self.port),
+        """The places where the process will listen."""
+        return (Listening("--port", self.host, self.port),)
+
+
+class ServiceSettings(ProcessSettings, SecuritySettings):
+    """What every service that speaks gRPC can be told."""
+
+    metrics_host: str = Field(
+        default="127.0.0.1", description="address to serve metrics on, over plain HTTP and to whoever can reach it"
+    )
+    metrics_port: Port | None = Field(
+        default=None,
+        description="port to serve Prometheus metrics on; 0 takes any free one; unset: metrics are not served",
+    )
+
+    @property
+    def listens(self) -> tuple[Listening, ...]:
+        more = (
             ("--metrics-port", self.metrics_host, self.metrics_port),
             ("--health-port", self.host, self.health_port),
         )
-        return tuple(Listening(flag, host, port) for flag, host, port in places if port is not None)
+        return (*super().listens, *(Listening(flag, host, port) for flag, host, port in more if port is not None))
 
 
 class ModelServiceSettings(ServiceSettings):
@@ -161,7 +169,7 @@ _REMEDIES = {
     "literal_error": "give {expected}",
 }
 """What to do, by pydantic's types of errors; its own words for others."""
-SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 
 
 def flag_of(setting: str) -> str:

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from paceline.errors import StartupError
 
-SERVICES = ("coordinator", "draft", "target")
+SERVICES = ("coordinator", "draft", "target", "gateway")
 NO_DRAFT = "none"
 """Stands for a draft model or a draft service's address where there is to be none."""
 _PREFIX = "PACELINE_"

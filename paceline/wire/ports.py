@@ -29,7 +29,7 @@ class Listening(NamedTuple):
     def refused_by_grpc(self, error: RuntimeError) -> StartupError:
         """Return the same as `refused`. gRPC hides the system's reason, so the system is asked again."""
         try:
-            _bound(self).close()
+            bound(self).close()
         except StartupError as known:
             return known
         return StartupError(f"cannot listen on {self.host}:{self.port} ({self.flag}): {error}")
@@ -40,19 +40,19 @@ def check_ports_free(places: Iterable[Listening]) -> None:
     with ExitStack() as held:
         for one in places:
             if one.port:
-                held.enter_context(_bound(one))
+                held.enter_context(bound(one))
 
 
-def _bound(place: Listening) -> socket.socket:
-    """Return a socket that holds the port and accepts nothing. Raise the errors of `refused`."""
+def bound(place: Listening) -> socket.socket:
+    """Return a socket that holds the port and accepts nothing yet. Raise the errors of `refused`."""
     try:
         found = socket.getaddrinfo(place.host.strip("[]"), place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         with ExitStack() as opened:
-            bound = opened.enter_context(socket.socket(found[0][0], socket.SOCK_STREAM))
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(found[0][4])
-            bound.listen(1)  # two sockets that only bind may share a port
+            held = opened.enter_context(socket.socket(found[0][0], socket.SOCK_STREAM))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(found[0][4])
+            held.listen(1)  # two sockets that only bind may share a port
             opened.pop_all()
-            return bound
+            return held
     except OSError as error:
         raise place.refused(error) from error

@@ -1,0 +1,124 @@
+"""The answer to a request, from the pieces of its outputs: events of a stream, or one object."""
+
+import json
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from paceline.gateway.account import Account, told_of_piece
+from paceline.gateway.apis import Api, BodyT
+from paceline.gateway.sse import DONE, event
+from paceline.gateway.tool_calls import ToolFormat
+from paceline.types import GenerationFinish, OutputPiece, OutputToken
+
+Json = dict[str, Any]
+# Made once: `json.dumps` would make an encoder for every chunk.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Answer(Generic[BodyT]):
+    """What all answers have: names, choices and counts."""
+
+    def __init__(
+        self, api: Api[BodyT], body: BodyT, prompt_count: int, model: str, tool_format: ToolFormat, trace_id: str | None
+    ) -> None:
+        """`model` is the model's name; empty: the one that the coordinator tells."""
+        self._body = body
+        self._api = api
+        self._output_count = body.output_count
+        self._trace_id = trace_id
+        self._model = model
+        self._id = f"{api.id_prefix}{secrets.token_hex(12)}"
+        self._created_s = int(time.time())
+        self._choices = [api.choice(index, body, tool_format) for index in range(prompt_count * self._output_count)]
+        self.account = Account(len(self._choices))
+
+    def _head(self, kind: str) -> Json:
+        model = self._model or self.account.model_id
+        return {"id": self._id, "object": kind, "created": self._created_s, "model": model}
+
+    def _index(self, prompt_index: int, completion_index: int) -> int:
+        return prompt_index * self._output_count + completion_index
+
+
+class StreamedAnswer(Answer[BodyT]):
+    """An answer that is written as its pieces come."""
+
+    _start: str | None = None
+    """JSON of what every chunk begins with; None before the first chunk."""
+
+    def write(self, prompt_index: int, piece: OutputPiece) -> bytes:
+        """Return the events for a piece; none where there is nothing to show."""
+        if self._start is None:
+            self._start = _encode(self._head(self._api.chunk_object))[:-1]
+        self.account.add(prompt_index, piece)
+        choices = self._prompt_choices(prompt_index, piece)
+        choice = self._choices[self._index(prompt_index, piece.completion_index)].write(piece.tokens, piece.finish)
+        if choice:
+            choices.append(choice)
+        ends, usage_last = self.account.is_whole, self._body.includes_usage
+        told = told_of_piece(piece) if self._body.tells and piece.tokens else {}
+        if ends and not usage_last:
+            told |= self.account.told(self._trace_id)
+        events = self._event(choices, told, None) if choices or told else b""
+        if ends and usage_last:
+            events += self._event([], self.account.told(self._trace_id), self.account.usage())
+        return events + DONE if ends else events
+
+    def _prompt_choices(self, prompt_index: int, piece: OutputPiece) -> list[Json]:
+        """Return choices with the prompt, which comes once, for each of its outputs."""
+        if not piece.prompt_tokens:
+            return []
+        first = self._index(prompt_index, 0)
+        written = (
+            one.write((), None, piece.prompt_tokens) for one in self._choices[first : first + self._output_count]
+        )
+        return [one for one in written if one]
+
+    def _event(self, choices: list[Json], told: Json, usage: Json | None) -> bytes:
+        rest: Json = {"choices": choices}
+        if self._body.includes_usage:
+            rest["usage"] = usage
+        if told:
+            rest["paceline"] = told
+        return event(f"{self._start},{_encode(rest)[1:]}")
+
+
+@dataclass
+class _Output:
+    tokens: list[OutputToken] = field(default_factory=list)
+    finish: GenerationFinish | None = None
+
+
+class WholeAnswer(Answer[BodyT]):
+    """An answer that is written when all of it is there."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._outputs: defaultdict[int, _Output] = defaultdict(_Output)
+        self._prompts: dict[int, Sequence[OutputToken]] = {}
+
+    def add(self, prompt_index: int, piece: OutputPiece) -> None:
+        self.account.add(prompt_index, piece)
+        if piece.prompt_tokens:
+            self._prompts[prompt_index] = piece.prompt_tokens
+        output = self._outputs[self._index(prompt_index, piece.completion_index)]
+        output.tokens += piece.tokens
+        output.finish = output.finish or piece.finish
+
+    def body(self) -> bytes:
+        whole = self._head(self._api.whole_object) | {
+            "choices": [self._whole_choice(index) for index in range(len(self._choices))],
+            "usage": self.account.usage(),
+            "paceline": self.account.told(self._trace_id),
+        }
+        return _encode(whole).encode()
+
+    def _whole_choice(self, index: int) -> Json:
+        output = self._outputs[index]
+        assert output.finish is not None, "the client raises for an output without a finish"
+        prompt = self._prompts.get(index // self._output_count, ())
+        return self._choices[index].whole(output.tokens, output.finish, prompt)

@@ -1,0 +1,89 @@
+"""The paths of the gateway."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from paceline.gateway.access import BearerTokens
+from paceline.gateway.apis import APIS
+from paceline.gateway.endpoint import Endpoint, Gateway
+from paceline.gateway.errors import HANDLERS, SHUTTING_DOWN, HttpError, http_error
+from paceline.gateway.page import Page
+from paceline.security.tokens import KnownTokens
+
+
+def make_app(
+    gateway: Gateway, registry: CollectorRegistry, page: Page, tokens: KnownTokens | None, cors_origins: Sequence[str]
+) -> Starlette:
+    """Make the app. `tokens` are those that callers must show one of; None: none."""
+    paths = _Paths(gateway, registry)
+    routes = [
+        *(Route(api.path, Endpoint(api, gateway), methods=["POST"]) for api in APIS),
+        Route("/v1/models", paths.models),
+        Route("/v1/models/{name:path}", paths.model),
+        Route("/health", paths.health),
+        Route("/metrics", paths.metrics),
+        Route("/cluster", paths.cluster),
+        Route("/", page.answer),
+        Route("/page/{name}", page.answer),
+    ]
+    middleware = []
+    if cors_origins:
+        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        middleware.append(Middleware(CORSMiddleware, allow_origins=cors_origins, **allowed))
+    if tokens:
+        middleware.append(Middleware(BearerTokens, tokens=tokens))
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
+
+
+class _Paths:
+    """The paths that make no output."""
+
+    def __init__(self, gateway: Gateway, registry: CollectorRegistry) -> None:
+        self._gateway = gateway
+        self._registry = registry
+
+    async def models(self, _: Request) -> Response:
+        return _json({"object": "list", "data": [_model(one) for one in self._gateway.model.names]})
+
+    async def model(self, request: Request) -> Response:
+        return _json(_model(self._gateway.model.named(request.path_params["name"])))
+
+    async def health(self, _: Request) -> Response:
+        if self._gateway.running.is_draining:
+            raise SHUTTING_DOWN
+        if self._gateway.model.failure:
+            raise http_error(self._gateway.model.failure)
+        return _json({"status": "ok"})
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def cluster(self, _: Request) -> Response:
+        return _json(asdict(await self._gateway.generator.describe_once()))
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "paceline"}
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, default=_word), media_type="application/json")
+
+
+def _word(value: object) -> object:
+    assert isinstance(value, Enum)
+    return value.value
+
+
+__all__ = ["HttpError", "make_app"]

@@ -1,0 +1,305 @@
+"""Bodies of requests: types and ranges of OpenAI's API, vLLM's extras, and ours under `paceline`.
+
+Types are strict. Fields that nobody knows are ignored, as vLLM does; fields that would change the output and cannot be
+served are refused. Says nothing of what the fields mean.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
+
+from paceline.types import SOURCE_NAMES
+
+LARGEST = (1 << 31) - 1
+"""Largest number of a field of 32 bits."""
+MAX_PROMPTS = 256
+FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+TOKEN_KEY = re.compile(r"[0-9]{1,10}")
+
+Json = dict[str, Any]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+@dataclass(frozen=True)
+class NamedTool:
+    """The choice of one tool."""
+
+    name: str
+
+
+def is_token_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(one) is int and 0 <= one <= LARGEST for one in value)
+
+
+def _text(value: object) -> str | None:
+    """Read a content: text, or a list of parts that are text."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("give text, or a list of parts")
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError('has a part that is no text; give parts such as {"type": "text", "text": "..."}')
+    return "".join(part["text"] for part in value)
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    raise ValueError("give a string, or a list of strings")
+
+
+def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
+    """Read a prompt or several: text or token ids, or a list of texts or of lists of token ids."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value:
+        if len(value) <= MAX_PROMPTS and all(isinstance(one, str) for one in value):
+            return tuple(value)
+        if is_token_ids(value):
+            return (tuple(value),)
+        if len(value) <= MAX_PROMPTS and all(is_token_ids(one) for one in value):
+            return tuple(tuple(one) for one in value)
+    raise ValueError(
+        f"give a string, a list of strings, a list of token ids, or a list of lists of them; {MAX_PROMPTS} at most"
+    )
+
+
+def _biases(value: object) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise ValueError('give an object of token ids and numbers, such as {"42": -100}')
+    for key, bias in value.items():
+        if not TOKEN_KEY.fullmatch(key) or int(key) > LARGEST:
+            raise ValueError("has a key that is no token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise ValueError("has a value outside -100 to 100")
+    return tuple((int(key), float(bias)) for key, bias in value.items())
+
+
+def _tool_choice(value: object) -> Literal["auto", "none", "required"] | NamedTool | None:
+    if value is None or value in ("auto", "none", "required"):
+        return value  # type: ignore[return-value]
+    if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("function"), dict):
+        name = value["function"].get("name")
+        if isinstance(name, str):
+            return NamedTool(name)
+    raise ValueError('give "auto", "none", "required", or {"type": "function", "function": {"name": "..."}}')
+
+
+def _tool(value: object) -> Json:
+    """Check a tool, and leave it as it is: the template reads it."""
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(value, dict) or not isinstance(function, dict):
+        raise ValueError('give {"type": "function", "function": {"name": "...", "parameters": {...}}}')
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
+        raise ValueError("has no function name of 1 to 64 letters, digits, _, . and -")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise ValueError("has parameters that are no JSON Schema object")
+    return value
+
+
+def _source(word: str) -> str:
+    if word not in SOURCE_NAMES:
+        raise ValueError(f"is no source of drafts; give any of {', '.join(SOURCE_NAMES)}")
+    return word
+
+
+def _only(*harmless: object) -> Callable[[object], object]:
+    """Return a check that refuses all but values that change nothing."""
+
+    def refuse(value: object) -> object:
+        if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
+            raise ValueError("is not supported; leave it out")
+        return value
+
+    return refuse
+
+
+Content = Annotated[str | None, PlainValidator(_text)]
+Tool = Annotated[Json, PlainValidator(_tool)]
+Unsupported = Annotated[Any, AfterValidator(_only())]
+Source = Annotated[str, AfterValidator(_source)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class PacelineOptions(Body):
+    """Ours: where drafts come from, and what answers tell of rounds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_draft_count: Count | None = None
+    sources: tuple[Source, ...] | None = None
+    forbidden_sources: tuple[Source, ...] | None = None
+    in_order: bool | None = None
+    draft_model: str | None = None
+    tell: bool | None = None
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class MessageToolCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class JsonSchema(Body):
+    name: str | None = None
+    schema_: Json | None = Field(default=None, alias="schema")
+
+
+class ResponseFormatBody(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's. A constraint that is not known is refused: without it the output would be another."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Json | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    grammar: str | None = None
+
+
+class PredictionBody(Body):
+    type: Literal["content"]
+    content: Content
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class GenerationBody(Body):
+    """What both kinds of requests have."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(_stops)] = ()
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_biases)] = ()
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormatBody | None = None
+    prediction: PredictionBody | None = None
+    # vLLM's.
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Count] | None = None
+    min_tokens: Count | None = None
+    return_token_ids: bool | None = None
+    guided_regex: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Unsupported = None
+    guided_grammar: Unsupported = None
+    guided_choice: Unsupported = None
+    use_beam_search: Annotated[Any, AfterValidator(_only(False))] = None
+    prompt_logprobs: Unsupported = None
+    # Ours.
+    paceline: PacelineOptions | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> "GenerationBody":
+        if self.stream_options and not self.stream:
+            raise ValueError("stream_options is for streams; set stream too, or leave it out")
+        return self
+
+    @property
+    def output_count(self) -> int:
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def tells(self) -> bool:
+        return bool(self.paceline and self.paceline.tell)
+
+
+class ChatBody(GenerationBody):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[Any, PlainValidator(_tool_choice)] = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Json | None = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
+    modalities: Annotated[Any, AfterValidator(_only(["text"]))] = None
+    continue_final_message: Annotated[Any, AfterValidator(_only(False))] = None
+    add_generation_prompt: Annotated[Any, AfterValidator(_only(True))] = None
+
+    @model_validator(mode="after")
+    def _parts_come_together(self) -> "ChatBody":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs; set it to true")
+        names = {one["function"]["name"] for one in self.tools or ()}
+        if self.tool_choice not in (None, "none", "auto") and not names:
+            raise ValueError("tool_choice asks for a call, and there are no tools; give some")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
+            raise ValueError("tool_choice names a tool that is not among tools")
+        return self
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether outputs may have calls of tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+
+class CompletionBody(GenerationBody):
+    prompt: Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]
+    max_tokens: Count | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    suffix: Annotated[Any, AfterValidator(_only(""))] = None
+    best_of: Annotated[Any, AfterValidator(_only(1))] = None
+
+    @model_validator(mode="after")
+    def _some_output_is_asked_for(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens is 0 and echo is not set; ask for a token, or for the prompt")
+        return self
+
+    @property
+    def is_prompt_alone(self) -> bool:
+        """Whether only the prompt is asked for."""
+        return self.max_tokens == 0

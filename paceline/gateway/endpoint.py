@@ -1,0 +1,151 @@
+"""A path that makes outputs: from the body to the answer, and to the record of it."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.gateway.answer import Answer, StreamedAnswer, WholeAnswer
+from paceline.gateway.apis import Api, BodyT
+from paceline.gateway.errors import SHUTTING_DOWN, HttpError, answer_to
+from paceline.gateway.generating import Generator, generate_all, unless_client_leaves
+from paceline.gateway.metrics import GatewayMetrics
+from paceline.gateway.models import ServedModel
+from paceline.gateway.reading import read_body
+from paceline.gateway.record import CLIENT_LEFT, RequestRecord
+from paceline.gateway.running import Running
+from paceline.gateway.spans import request_span
+from paceline.gateway.sse import EventStream, event
+from paceline.gateway.tool_calls import ToolFormat
+from paceline.observe.logs import active_span
+from paceline.types import GenerationRequest, OutputPiece
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+log = structlog.get_logger()
+TOO_MANY = HttpError(
+    429,
+    "the gateway has as many requests as it takes (--max-requests); ask again later",
+    "rate_limit_error",
+    code="rate_limit_exceeded",
+    headers={"retry-after": "1"},
+)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What all requests share."""
+
+    generator: Generator
+    model: ServedModel
+    running: Running
+    metrics: GatewayMetrics
+    tracer: "Tracer | None"
+    tool_format: ToolFormat
+    max_body_bytes: int
+    timeout_s: float
+
+
+class Endpoint(Generic[BodyT]):
+    def __init__(self, api: Api[BodyT], gateway: Gateway) -> None:
+        self._api = api
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway = self._gateway
+        if gateway.running.is_draining:
+            raise SHUTTING_DOWN
+        if gateway.running.is_full:
+            raise TOO_MANY
+        record = RequestRecord(gateway.metrics, self._api.path)
+        call = _Call(self._api, gateway, Request(scope, receive), send, record)
+        with gateway.running.one():
+            try:
+                with request_span(gateway.tracer, self._api.path, call.request.headers, lambda: record.status):
+                    await call.run()
+            finally:
+                record.end(call.answer.account if call.answer else None, is_streamed=call.is_streamed)
+
+
+class _Call(Generic[BodyT]):
+    """One request for outputs."""
+
+    def __init__(self, api: Api[BodyT], gateway: Gateway, request: Request, send: Send, record: RequestRecord) -> None:
+        self._api = api
+        self._gateway = gateway
+        self.request = request
+        self._send = send
+        self._events = EventStream(send)
+        self._record = record
+        self.answer: Answer[BodyT] | None = None
+        """None until the request is read."""
+        self.is_streamed = False
+
+    async def run(self) -> None:
+        try:
+            done = await self._answered()
+            self._record.status = 200 if done else CLIENT_LEFT
+        except ClientDisconnect:
+            self._record.status = CLIENT_LEFT
+        except asyncio.CancelledError:
+            self._record.status = SHUTTING_DOWN.status
+            raise
+        except Exception as error:
+            await self._fail(answer_to(error))
+            if self._record.status == 500:
+                log.error("unexpected error", exc_info=error)
+
+    async def _answered(self) -> bool:
+        """Read, generate and answer. Return False when the client left before the end."""
+        gateway = self._gateway
+        body = await read_body(self.request, self._api.body, gateway.max_body_bytes)
+        model = gateway.model.named(body.model)
+        requests = self._api.requests(body, gateway.tool_format)
+        self.is_streamed = bool(body.stream)
+        span = active_span()
+        parts: tuple[Any, ...] = (
+            *(self._api, body, len(requests), model, gateway.tool_format),
+            span.trace_id if span else None,
+        )
+        work = (
+            self._streamed(StreamedAnswer(*parts), requests)
+            if body.stream
+            else self._whole(WholeAnswer(*parts), requests)
+        )
+        return await unless_client_leaves(self.request.receive, work)
+
+    async def _streamed(self, answer: StreamedAnswer[BodyT], requests: list[GenerationRequest]) -> None:
+        self.answer = answer
+
+        async def deliver(prompt_index: int, piece: OutputPiece) -> None:
+            self._record.note_tokens(len(piece.tokens))
+            await self._events.send(answer.write(prompt_index, piece))
+
+        gateway = self._gateway
+        await generate_all(gateway.generator, requests, deliver, answer.account.accept, gateway.timeout_s)
+        await self._events.end()
+
+    async def _whole(self, answer: WholeAnswer[BodyT], requests: list[GenerationRequest]) -> None:
+        self.answer = answer
+
+        async def deliver(prompt_index: int, piece: OutputPiece) -> None:
+            self._record.note_tokens(len(piece.tokens))
+            answer.add(prompt_index, piece)
+
+        gateway = self._gateway
+        await generate_all(gateway.generator, requests, deliver, answer.account.accept, gateway.timeout_s)
+        response = Response(answer.body(), media_type="application/json")
+        await response(self.request.scope, self.request.receive, self._send)
+
+    async def _fail(self, error: HttpError) -> None:
+        self._record.status, self._record.error_code = error.status, error.code
+        if self._events.is_begun:
+            await self._events.send(event(error.body.decode()))
+            await self._events.end()
+        else:
+            await error.response(self.request.scope, self.request.receive, self._send)

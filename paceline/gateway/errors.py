@@ -1,0 +1,146 @@
+"""Errors as OpenAI's clients know them: a status, and `{"error": {"message", "type", "param", "code"}}`.
+
+Errors of coordinators name the fields of our own requests; here they get the names that the body has.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.errors import (
+    CallTimedOut,
+    InvalidRequest,
+    MessageTooLarge,
+    MethodNotFound,
+    ModelChanged,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    PermissionDenied,
+    TokenizerNotFound,
+    Unauthenticated,
+)
+
+INVALID, SERVER = "invalid_request_error", "server_error"
+RETRY_SOON = {"retry-after": "1"}
+PARAMS = {
+    "max_new_tokens": "max_tokens",
+    "stop_strings": "stop",
+    "top_logprob_count": "top_logprobs",
+    "completion_count": "n",
+    "predicted_output": "prediction",
+    "sampling.min_new_tokens": "min_tokens",
+    "drafting": "paceline",
+    "max_draft_count": "paceline.max_draft_count",
+    "chat.template_arguments": "chat_template_kwargs",
+}
+"""Names that bodies have for fields of a request, where they differ."""
+
+
+@dataclass(eq=False)
+class HttpError(Exception):
+    """An answer that is an error."""
+
+    status: int
+    message: str
+    type: str = INVALID
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> bytes:
+        form = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": form}).encode()
+
+    @property
+    def response(self) -> Response:
+        return Response(self.body, self.status, dict(self.headers), "application/json")
+
+
+def invalid(message: str, param: str | None = None) -> HttpError:
+    return HttpError(400, message, param=param)
+
+
+UNEXPECTED = HttpError(500, "the gateway failed unexpectedly; its log says why", SERVER)
+SHUTTING_DOWN = HttpError(
+    503, "the gateway is shutting down; ask again, which reaches another", SERVER, headers=RETRY_SOON
+)
+
+
+def http_error(error: PacelineError) -> HttpError:
+    """Return the answer for an error of the gateway's own checks or of a coordinator."""
+    message = error.message
+    match error:
+        case InvalidRequest():
+            param = _param(error.field)
+            return invalid(_renamed(message, error.field, param), param)
+        case TokenizerNotFound():
+            return invalid(message)
+        case MessageTooLarge():
+            return HttpError(413, message, code="request_too_large")
+        case Overloaded():
+            headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+            return HttpError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
+        case CallTimedOut():
+            return HttpError(504, message, SERVER, code="timeout")
+        case ModelChanged():
+            return HttpError(503, message, SERVER, code="model_changed", headers=RETRY_SOON)
+        case PeerUnavailable():
+            return HttpError(503, message, SERVER, code="unavailable", headers=RETRY_SOON)
+        case Unauthenticated() | PermissionDenied() | MethodNotFound():
+            return HttpError(502, f"the coordinator refused the gateway's call: {message}", SERVER, code="bad_gateway")
+    return HttpError(500, message, SERVER)
+
+
+def _param(field: str) -> str | None:
+    """Return the body's name for a field of a request; None where an error names no field."""
+    for ours, theirs in PARAMS.items():
+        if field == ours or field.startswith(f"{ours}."):
+            return theirs + field.removeprefix(ours)
+    return field.removeprefix("sampling.").removeprefix("chat.") or None
+
+
+def _renamed(message: str, field: str, param: str | None) -> str:
+    own = field.rpartition(".")[2]
+    return f"{param}{message.removeprefix(own)}" if param and own and message.startswith(f"{own} ") else message
+
+
+async def framework_error(_: Request, error: Exception) -> Response:
+    """Give the form to errors of Starlette: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    words = {404: "there is no such path; docs/openai.md lists what there is", 405: "the path has other methods"}
+    return HttpError(
+        error.status_code, words.get(error.status_code, error.detail), headers=error.headers or {}
+    ).response
+
+
+async def known_error(_: Request, error: Exception) -> Response:
+    """Give the form to an error that is raised before an answer began."""
+    return answer_to(error).response
+
+
+async def unexpected_error(_: Request, __: Exception) -> Response:
+    return UNEXPECTED.response
+
+
+def answer_to(error: Exception) -> HttpError:
+    """Return the answer for any error; what is unexpected tells no more than that it happened."""
+    if isinstance(error, HttpError):
+        return error
+    return http_error(error) if isinstance(error, PacelineError) else UNEXPECTED
+
+
+Handlers = Mapping[Any, Any]
+HANDLERS: Handlers = {
+    HTTPException: framework_error,
+    HttpError: known_error,
+    PacelineError: known_error,
+    Exception: unexpected_error,
+}

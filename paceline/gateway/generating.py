@@ -1,0 +1,64 @@
+"""Running the requests of one call, side by side, until all outputs are there or the client has gone."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from starlette.types import Receive
+
+from paceline.client import OnAccepted
+from paceline.tasks import side_by_side
+from paceline.types import ClusterDescription, GenerationAccepted, GenerationRequest, OutputPiece
+
+Deliver = Callable[[int, OutputPiece], Awaitable[None]]
+"""Takes the index of a prompt and a piece of one of its outputs. The next piece is read when it has returned."""
+Accept = Callable[[int, GenerationAccepted], None]
+
+
+class Generator(Protocol):
+    """What the gateway asks of coordinators; `paceline.client.Client` is one."""
+
+    def generate(
+        self, request: GenerationRequest, *, timeout_s: float | None = None, on_accepted: OnAccepted | None = None
+    ) -> AsyncGenerator[OutputPiece, None]: ...
+
+    async def describe_once(self) -> ClusterDescription: ...
+
+
+async def generate_all(
+    generator: Generator, requests: Sequence[GenerationRequest], deliver: Deliver, accept: Accept, timeout_s: float
+) -> None:
+    """Deliver all pieces. The first failure ends all requests, and is raised."""
+
+    async def generate(index: int, request: GenerationRequest) -> None:
+        pieces = generator.generate(request, timeout_s=timeout_s, on_accepted=lambda one: accept(index, one))
+        async with aclosing(pieces):
+            async for piece in pieces:
+                await deliver(index, piece)
+
+    if len(requests) == 1:
+        await generate(0, requests[0])
+        return
+    async with side_by_side() as together:
+        for index, request in enumerate(requests):
+            together.create_task(generate(index, request))
+
+
+async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work, and cancel it when the client goes away. Return whether it was done. The body must be read."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,29 @@
+"""Metrics of the gateway, on its own port."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from paceline.observe.metrics import REQUEST_BUCKETS_S
+
+
+class GatewayMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.ended = Counter(
+            "paceline_gateway_requests",
+            "Requests for outputs that ended, by path and HTTP status.",
+            ["path", "status"],
+            registry=registry,
+        )
+        self.running = Gauge("paceline_gateway_requests_running", "Requests for outputs in work.", registry=registry)
+        self.tokens = Counter("paceline_gateway_output_tokens", "Tokens of output that were sent.", registry=registry)
+        self.first_token = Histogram(
+            "paceline_gateway_time_to_first_token_seconds",
+            "Time from a request to its first token.",
+            buckets=REQUEST_BUCKETS_S,
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "paceline_gateway_request_duration_seconds",
+            "Time from a request to its end, if that was a success.",
+            buckets=REQUEST_BUCKETS_S,
+            registry=registry,
+        )

@@ -1,0 +1,50 @@
+"""The model behind the coordinators: its name, and whether any of them answers. It is asked for in the background."""
+
+import asyncio
+from typing import NoReturn
+
+from paceline.errors import PacelineError, PeerUnavailable
+from paceline.gateway.errors import HttpError
+from paceline.gateway.generating import Generator
+
+INTERVAL_S = 2.0
+
+
+class ServedModel:
+    def __init__(self, generator: Generator, names: tuple[str, ...]) -> None:
+        """`names` are those that requests may give; empty: the target's own."""
+        self._generator = generator
+        self._names = names
+        self._own_name = ""
+        self.failure: PacelineError | None = None
+        """Why no coordinator answers; None while one does."""
+
+    async def watch(self) -> NoReturn:
+        while True:
+            await self.look()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def look(self) -> None:
+        try:
+            self._own_name = (await self._generator.describe_once()).target.model_id
+            self.failure = None
+        except PeerUnavailable as error:
+            self.failure = error
+        except PacelineError:
+            # A coordinator that describes nothing to callers answers them all the same.
+            self.failure = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names to ask for; empty when none is known."""
+        return self._names or ((self._own_name,) if self._own_name else ())
+
+    def named(self, asked: str | None) -> str:
+        """Return the name for an answer; empty: as its coordinator tells. Raise HttpError for an unknown name."""
+        known = self.names
+        if not known:
+            return asked or ""
+        if asked and asked not in known:
+            words = f"model {asked!r} is not served; ask for {', '.join(known)}, or leave it out"
+            raise HttpError(404, words, param="model", code="model_not_found")
+        return asked or known[0]

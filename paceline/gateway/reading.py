@@ -1,0 +1,87 @@
+"""Reading the body of a request within its limits, and telling what is wrong with it."""
+
+import asyncio
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from paceline.gateway import bodies
+from paceline.gateway.errors import HttpError, invalid
+
+BODY_TIMEOUT_S = 60.0
+LONG_BODY_BYTES = 64 << 10
+"""Bodies from this size on are parsed in a thread, so that no stream waits for them."""
+CLOSE = {"connection": "close"}
+"""What is left of the body is not read, so the connection cannot go on."""
+BodyT = TypeVar("BodyT", bound=BaseModel)
+_FIELDS = {
+    field.alias or name
+    for model in vars(bodies).values()
+    if isinstance(model, type) and issubclass(model, BaseModel)
+    for name, field in model.model_fields.items()
+}
+
+
+async def read_body(request: Request, kind: type[BodyT], max_bytes: int) -> BodyT:
+    """Read and check a body. Raise HttpError, or ClientDisconnect when the client goes away first."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HttpError(
+            415, "content-type is not application/json; send the body as JSON and say so", param="content-type"
+        )
+    content = await _received(request, max_bytes)
+    if len(content) < LONG_BODY_BYTES:
+        return parse(content, kind)
+    return await asyncio.to_thread(parse, content, kind)
+
+
+async def _received(request: Request, max_bytes: int) -> bytes:
+    too_large = HttpError(
+        413, f"the body is larger than the {max_bytes} bytes that are taken", code="request_too_large", headers=CLOSE
+    )
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
+        raise too_large
+    content = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for piece in request.stream():
+                content += piece
+                if len(content) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise HttpError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s", headers=CLOSE) from None
+    return bytes(content)
+
+
+def parse(content: bytes, kind: type[BodyT]) -> BodyT:
+    """Parse and check a body. Raise HttpError that names the field."""
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+    param = _param(problem["loc"])
+    words = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        words = "is needed"
+    elif problem["type"] != "value_error" and _is_short(problem["input"]):
+        words = f"is {problem['input']!r}: {words}"
+    raise invalid(f"{param} {words}" if param else words, param)
+
+
+def _param(path: tuple[int | str, ...]) -> str | None:
+    """Return the field as clients write it. Names of a union's members, which a path has too, end it."""
+    words = ""
+    for part in path:
+        if isinstance(part, str) and part not in _FIELDS and words:
+            break
+        words += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return words.lstrip(".") or None
+
+
+def _is_short(value: object) -> bool:
+    return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64)
+
+
+__all__ = ["ClientDisconnect", "parse", "read_body"]

@@ -1,0 +1,112 @@
+"""From a body to the requests that coordinators get, one for each prompt."""
+
+import secrets
+from dataclasses import replace
+
+from paceline.gateway.bodies import ChatBody, CompletionBody, GenerationBody, Message, PacelineOptions
+from paceline.gateway.errors import invalid
+from paceline.gateway.formats import as_json, response_format_of
+from paceline.gateway.tool_calls import ToolFormat
+from paceline.types import (
+    Chat,
+    ChatMessage,
+    DraftingOptions,
+    DraftSource,
+    GenerationRequest,
+    Prediction,
+    Prompt,
+    SamplingParameters,
+    Text,
+    TokenIds,
+    ToolCall,
+)
+
+COMPLETION_TOKENS = 16
+"""Tokens of a completion whose request sets no limit, as OpenAI's and vLLM's."""
+ROLES = {"developer": "system"}
+"""Roles that chat templates know by another name."""
+SEED_BITS = 53
+"""Of seeds that are drawn here: JavaScript reads larger numbers wrongly."""
+
+
+def chat_requests(body: ChatBody, tool_format: ToolFormat) -> list[GenerationRequest]:
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    request = _request(body, _conversation(body), tool_format)
+    return [
+        replace(request, max_new_tokens=limit, top_logprob_count=(body.top_logprobs or 0) if body.logprobs else None)
+    ]
+
+
+def completion_requests(body: CompletionBody, tool_format: ToolFormat) -> list[GenerationRequest]:
+    request = _request(body, Text(""), tool_format)
+    limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    request = replace(
+        request,
+        # A coordinator makes a token at least; where only the prompt is asked for, it is not shown.
+        max_new_tokens=max(1, limit),
+        top_logprob_count=body.logprobs,
+        echo_prompt=bool(body.echo),
+    )
+    return [replace(request, prompt=Text(one) if isinstance(one, str) else TokenIds(one)) for one in body.prompt]
+
+
+def _request(body: GenerationBody, prompt: Prompt, tool_format: ToolFormat) -> GenerationRequest:
+    ours = body.paceline or PacelineOptions()
+    return GenerationRequest(
+        prompt,
+        stop_strings=body.stop,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_end_tokens=bool(body.ignore_eos),
+        max_draft_count=ours.max_draft_count,
+        sampling=_sampling(body),
+        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed % (1 << 64),
+        completion_count=body.output_count,
+        drafting=DraftingOptions(
+            tuple(map(DraftSource, ours.sources or ())),
+            bool(ours.in_order),
+            tuple(map(DraftSource, ours.forbidden_sources or ())),
+            ours.draft_model or "",
+        ),
+        predicted_output=_prediction(body),
+        response_format=response_format_of(body, tool_format),
+        tell_rounds=body.tells,
+    )
+
+
+def _sampling(body: GenerationBody) -> SamplingParameters:
+    return SamplingParameters(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),  # vLLM's -1 means all, too
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        logit_bias=body.logit_bias,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        min_new_tokens=body.min_tokens or 0,
+    )
+
+
+def _prediction(body: GenerationBody) -> Prediction | None:
+    return Text(body.prediction.content) if body.prediction and body.prediction.content else None
+
+
+def _conversation(body: ChatBody) -> Chat:
+    messages = tuple(_message(one, f"messages[{index}]") for index, one in enumerate(body.messages))
+    # Tools that may not be called are not shown to the model.
+    tools = tuple(as_json(one, "tools") for one in body.tools or () if body.calls_tools)
+    arguments = as_json(body.chat_template_kwargs, "chat_template_kwargs") if body.chat_template_kwargs else ""
+    return Chat(messages, tools, arguments)
+
+
+def _message(message: Message, place: str) -> ChatMessage:
+    if message.content is None and not message.tool_calls:
+        raise invalid(f"{place}.content is missing; give text", f"{place}.content")
+    calls = tuple(ToolCall(one.id, one.function.name, one.function.arguments) for one in message.tool_calls or ())
+    return ChatMessage(
+        ROLES.get(message.role, message.role),
+        message.content or "",
+        message.name or "",
+        calls,
+        message.tool_call_id or "",
+    )

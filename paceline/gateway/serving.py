@@ -1,0 +1,120 @@
+"""The gateway's life: connect, serve, drain."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import uvicorn
+
+from paceline.client import Client
+from paceline.gateway.app import make_app
+from paceline.gateway.config import GatewaySettings
+from paceline.gateway.endpoint import Gateway
+from paceline.gateway.metrics import GatewayMetrics
+from paceline.gateway.models import ServedModel
+from paceline.gateway.page import Page
+from paceline.gateway.running import Running
+from paceline.gateway.tls import server_context
+from paceline.observe.metrics import count_tasks, new_registry
+from paceline.observe.spans.setup import tracing
+from paceline.process.instruments import Instruments
+from paceline.process.service import announce, freeze_heap
+from paceline.security.plaintext import check_listening
+from paceline.security.tokens import KnownTokens
+from paceline.wire import termination
+from paceline.wire.ports import bound
+
+CUT_OFF_S = 1
+"""Seconds that requests have to end once their time is up and they are cancelled."""
+
+
+async def serve(settings: GatewaySettings) -> None:
+    registry = new_registry("gateway")
+    count_tasks(registry, "gateway")
+    with tracing("gateway", settings.trace_file) as tracer:
+        async with running_gateway(settings, Instruments(registry, tracer)) as address:
+            freeze_heap()
+            announce("paceline.gateway", address, None)
+            await termination(stop_with_stdin=settings.stop_with_stdin)
+
+
+@asynccontextmanager
+async def running_gateway(
+    settings: GatewaySettings, watched: Instruments, page: Page | None = None
+) -> AsyncIterator[str]:
+    """Serve while the block runs; yield HOST:PORT. On leaving, running requests get `shutdown_grace_s` to end.
+
+    Raise StartupError when a setting is wrong or the port is taken.
+    """
+    check_listening(settings.host, encrypted=settings.tls_certificate is not None, plaintext=settings.plaintext)
+    tokens = KnownTokens(settings.token_file) if settings.token_file else None
+    security = settings.coordinator_security()
+    async with Client(settings.coordinator, settings.retries, watched.tracer, security) as client:
+        model = ServedModel(client, settings.model_names)
+        await model.look()
+        gateway = Gateway(
+            client,
+            model,
+            Running(settings.max_requests),
+            GatewayMetrics(watched.registry),
+            watched.tracer,
+            settings.tool_format,
+            settings.max_body_bytes,
+            settings.request_timeout_s,
+        )
+        app = make_app(gateway, watched.registry, page or Page(), tokens, settings.cors_origins)
+        watching = asyncio.create_task(model.watch())
+        try:
+            async with _listening(settings, app) as address:
+                try:
+                    yield address
+                finally:
+                    await gateway.running.drain(settings.shutdown_grace_s)
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+
+
+@asynccontextmanager
+async def _listening(settings: GatewaySettings, app: object) -> AsyncIterator[str]:
+    """Let clients call while the block runs."""
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=CUT_OFF_S,
+    )
+    config.load()
+    if settings.tls_certificate and settings.tls_key:
+        config.ssl = server_context(settings.tls_certificate, settings.tls_key)
+    with bound(*settings.listens) as listener:
+        server = _Server(config)
+        serving, listening = asyncio.create_task(server.serve([listener])), asyncio.create_task(server.listening.wait())
+        try:
+            await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+            yield f"{settings.host}:{listener.getsockname()[1]}"
+        finally:
+            listening.cancel()
+            server.should_exit = True
+            await serving
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: `termination` waits for them."""
+        yield

@@ -1,0 +1,197 @@
+"""Calls of tools in outputs: the two forms that models write them in, how they are found, and how they are forced.
+
+Hermes' form is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` amid text; that of Llama 3 is an output that
+is nothing but `{"name": ..., "parameters": {...}}`.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from paceline.types import ResponseFormat
+
+ToolFormat = Literal["hermes", "llama3-json"]
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FoundCall:
+    id: str
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a stretch of an output turned out to be."""
+
+    text: str = ""
+    calls: tuple[FoundCall, ...] = ()
+
+
+class CallFinder(Protocol):
+    """Parts an output into text and calls, while it comes."""
+
+    def feed(self, text: str) -> Found: ...
+
+    def finish(self) -> Found:
+        """Return what was held back, at the end of the output."""
+        ...
+
+
+class HermesFinder:
+    """Finds calls between tags. What is between them and is no call is text."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_inside = False
+        self._found_any = False
+
+    def feed(self, text: str) -> Found:
+        self._held += text
+        texts, calls = [], []
+        while True:
+            before, tag, after = self._held.partition(CLOSE if self._is_inside else OPEN)
+            if not tag:
+                break
+            self._held = after
+            if self._is_inside:
+                found = self._read(before, tag)
+                texts.append(found.text)
+                calls += found.calls
+            else:
+                texts.append(self._between(before))
+            self._is_inside = not self._is_inside
+        if not self._is_inside:
+            kept = _begun(self._held, OPEN)
+            texts.append(self._between(self._held[: len(self._held) - kept]))
+            self._held = self._held[len(self._held) - kept :]
+        return Found("".join(texts), tuple(calls))
+
+    def finish(self) -> Found:
+        held, self._held = self._held, ""
+        # The closing tag is missing where it was the end of the output.
+        return self._read(held, "") if self._is_inside else Found(self._between(held))
+
+    def _read(self, content: str, closed_by: str) -> Found:
+        call = read_call(content, "arguments")
+        self._found_any = self._found_any or call is not None
+        return Found(calls=(call,)) if call else Found(f"{OPEN}{content}{closed_by}")
+
+    def _between(self, text: str) -> str:
+        """Return text outside of tags, without the white space that stands between calls."""
+        return "" if self._found_any and not text.strip() else text
+
+
+class LlamaFinder:
+    """Finds calls in an output that begins as JSON, of which nothing is known before its end."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_text = False
+
+    def feed(self, text: str) -> Found:
+        if self._is_text:
+            return Found(text)
+        self._held += text
+        begin = self._held.lstrip()
+        if not begin or begin.startswith("{") or PYTHON_TAG.startswith(begin[: len(PYTHON_TAG)]):
+            return Found()
+        self._is_text, held, self._held = True, self._held, ""
+        return Found(held)
+
+    def finish(self) -> Found:
+        parts = _objects(self._held.strip().removeprefix(PYTHON_TAG))
+        calls = tuple(filter(None, (read_call(part, "parameters") for part in parts)))
+        return Found(calls=calls) if calls and len(calls) == len(parts) else Found(self._held)
+
+
+def _objects(text: str) -> list[str]:
+    """Return the JSON objects of a text that has nothing else but white space and semicolons; [] for any other."""
+    found, place, decoder = [], 0, json.JSONDecoder()
+    while place < len(text):
+        if text[place] in " \t\r\n;":
+            place += 1
+            continue
+        try:
+            _, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            return []
+        found.append(text[place:end])
+        place = end
+    return found
+
+
+def _begun(text: str, tag: str) -> int:
+    """Return how many last characters of the text may be the beginning of the tag."""
+    return next((count for count in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-count:])), 0)
+
+
+def read_call(text: str, arguments_key: str) -> FoundCall | None:
+    """Read a call; None for what is none."""
+    try:
+        value = json.loads(text, parse_constant=_no_number)
+        name, arguments = value["name"], value.get(arguments_key, {})
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return None
+        return FoundCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+FINDERS: dict[ToolFormat, Callable[[], CallFinder]] = {"hermes": HermesFinder, "llama3-json": LlamaFinder}
+
+
+def forced_calls(form: ToolFormat, tools: Sequence[Json], *, several: bool) -> ResponseFormat:
+    """Return the format of an output that is a call of one of the tools; with `several`, one call or more."""
+    if form == "llama3-json":
+        return ResponseFormat(json_schema=_dumps(_any_call(tools, "parameters")))
+    more = r' ("\n" call)*' if several else ""
+    call = rf'call: "{OPEN}\n" one_call "\n{CLOSE}"'
+    return ResponseFormat(grammar=f"start: call{more}\n{call}\none_call: %json {_dumps(_any_call(tools, 'arguments'))}")
+
+
+def _any_call(tools: Sequence[Json], arguments_key: str) -> Json:
+    """Return the JSON Schema of a call of any of the tools."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                arguments_key: _moved(_parameters(tool), f"/anyOf/{index}/properties/{arguments_key}"),
+            },
+            "required": ["name", arguments_key],
+            "additionalProperties": False,
+        }
+        for index, tool in enumerate(tools)
+    ]
+    return {"anyOf": calls}
+
+
+def _parameters(tool: Json) -> Json:
+    return tool["function"].get("parameters") or {"type": "object"}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema that stands elsewhere in another: its references are from the root."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+        moved["$ref"] = f"#{place}{reference[1:]}"
+    return moved
+
+
+def _dumps(schema: Json) -> str:
+    return json.dumps(schema, ensure_ascii=False)
