@@ -74,6 +74,11 @@ class Admission:
         self._check_stop_token_ids(request.stop_token_ids)
         check_top_logprob_count(request.top_logprob_count)
         check_drafting(request.drafting)
+        if request.response_format:
+            raise InvalidRequest(
+                "response_format is set, and no format is enforced here yet; leave it out, and check the output",
+                field="response_format",
+            )
         received = self._received(request)
         stop_strings = self._stop_strings(request)
         prompt = self._encode(request.prompt)

@@ -86,5 +86,5 @@ def _with_bytes(token: OutputToken, decoder: TokenDecoder) -> OutputToken:
     return replace(
         token,
         token_bytes=decoder.bytes_of(token.token_id),
-        top_token_bytes=tuple(decoder.bytes_of(one.token_id) for one in top),
+        top_token_bytes=tuple(decoder.bytes_of(token_id) for token_id, _ in top),
     )

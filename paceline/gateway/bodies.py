@@ -89,7 +89,7 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
 
 def _tool_choice(value: object) -> Literal["auto", "none", "required"] | NamedTool | None:
     if value is None or value in ("auto", "none", "required"):
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("function"), dict):
         name = value["function"].get("name")
         if isinstance(name, str):

@@ -54,7 +54,8 @@ class HermesFinder:
 
     def feed(self, text: str) -> Found:
         self._held += text
-        texts, calls = [], []
+        texts: list[str] = []
+        calls: list[FoundCall] = []
         while True:
             before, tag, after = self._held.partition(CLOSE if self._is_inside else OPEN)
             if not tag:

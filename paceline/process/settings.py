@@ -81,6 +81,9 @@ class ProcessSettings(BaseSettings):
 class ServiceSettings(ProcessSettings, SecuritySettings):
     """What every service that speaks gRPC can be told."""
 
+    # Else that of the last class it is made of holds.
+    model_config = ProcessSettings.model_config
+
     metrics_host: str = Field(
         default="127.0.0.1", description="address to serve metrics on, over plain HTTP and to whoever can reach it"
     )

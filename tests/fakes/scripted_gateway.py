@@ -7,20 +7,15 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
-import paceline
-
-PAGE = Path(paceline.__file__).parent / "gateway/page"
-POLICY = {"Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}
+from paceline.gateway.page import Page
 
 
 @dataclass(frozen=True)
@@ -52,13 +47,15 @@ class ScriptedGateway:
     left: threading.Event = field(default_factory=threading.Event)
 
     def app(self) -> Starlette:
+        page = Page()
         return Starlette(
             routes=[
                 Route("/v1/models", self._models),
                 Route("/v1/chat/completions", self._complete, methods=["POST"]),
                 Route("/v1/completions", self._complete, methods=["POST"]),
                 Route("/cluster", self._cluster),
-                Mount("/", _PageFiles(directory=PAGE, html=True)),
+                Route("/", page.answer),
+                Route("/page/{name}", page.answer),
             ]
         )
 
@@ -108,13 +105,6 @@ class ScriptedGateway:
         yield _event({"choices": [{"index": 0, "finish_reason": "length", **nothing}]})
         yield _event({"choices": [], "usage": {"completion_tokens": 0}, "paceline": {"request_id": "one"}})
         yield "data: [DONE]\n\n"
-
-
-class _PageFiles(StaticFiles):
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers.update(POLICY)
-        return response
 
 
 def _event(chunk: dict[str, Any]) -> str:

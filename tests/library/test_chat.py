@@ -168,7 +168,7 @@ def hugging_face_ids(tokenizer: Any, chat: Chat) -> list[int]:
 def test_a_conversation_has_the_ids_that_hugging_face_gives_it(kind: str, chat: Chat) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    peer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(kind), bos_token=SPECIAL[kind][0])
+    peer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(kind), bos_token=SPECIAL[kind][0])  # type: ignore[no-untyped-call]
     peer.chat_template = TEMPLATES[kind]
     assert codec_of(kind).encode(chat) == hugging_face_ids(peer, chat)
 
@@ -179,7 +179,7 @@ def test_a_conversation_has_the_ids_that_hugging_face_gives_it(kind: str, chat: 
 def test_a_last_message_is_continued_as_hugging_face_does(kind: str, end: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    peer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(kind), bos_token=SPECIAL[kind][0])
+    peer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(kind), bos_token=SPECIAL[kind][0])  # type: ignore[no-untyped-call]
     peer.chat_template = TEMPLATES[kind]
     messages = (ChatMessage("user", "Hi"), ChatMessage("assistant", end))
     ours = codec_of(kind).encode(Chat(messages, template_arguments='{"continue_final_message": true}'))

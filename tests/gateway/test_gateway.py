@@ -1,0 +1,200 @@
+"""The gateway over a coordinator with fake models: HTTP gives what gRPC gives, and bad input is refused."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai import AsyncOpenAI
+from prometheus_client import CollectorRegistry
+
+from paceline.client import NO_RETRIES, Client
+from paceline.gateway.config import GatewaySettings
+from paceline.gateway.serving import running_gateway
+from paceline.process.instruments import Instruments
+from paceline.types import GenerationRequest, SamplingParameters, TokenIds
+from tests.coordinators import fake_server, prompts
+from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True)
+class Door:
+    http: httpx2.AsyncClient
+    url: str
+    grpc: Client
+
+
+@asynccontextmanager
+async def door(**asked: Any) -> AsyncIterator[Door]:
+    """Run a gateway over fake models; yield clients of it and of its coordinator."""
+    registry = CollectorRegistry()
+    async with fake_server(FakeDrafter(0.7), FakeVerifier(), registry, batch_size=4) as server:
+        told = GatewaySettings(coordinator=server.address, port=0, **asked)
+        async with (
+            running_gateway(told, Instruments(CollectorRegistry())) as address,
+            httpx2.AsyncClient(base_url=f"http://{address}", timeout=30) as http,
+            Client(server.address, NO_RETRIES) as grpc,
+        ):
+            yield Door(http, f"http://{address}", grpc)
+
+
+def body(prompt: tuple[int, ...], **asked: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": 20, "temperature": 0, "return_token_ids": True, **asked}
+
+
+async def events(http: httpx2.AsyncClient, asked: dict[str, Any]) -> list[Any]:
+    """Return the events of a stream, which must end as OpenAI's do."""
+    async with http.stream("POST", COMPLETIONS, json=asked | {"stream": True}) as response:
+        assert response.status_code == 200
+        lines = [line async for line in response.aiter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def ids(chunks: list[Any]) -> list[int]:
+    return [one for chunk in chunks for choice in chunk["choices"] for one in choice.get("token_ids") or ()]
+
+
+async def test_the_same_ids_come_by_http_streamed_or_not_as_by_grpc() -> None:
+    async with door() as it:
+        for prompt in prompts(12):
+            expected = continuation(prompt, 20)
+            whole = (await it.http.post(COMPLETIONS, json=body(prompt))).json()
+            assert whole["choices"][0]["token_ids"] == expected
+            assert ids(await events(it.http, body(prompt))) == expected
+            assert (await it.grpc.complete(GenerationRequest(TokenIds(prompt), 20))).token_ids == expected
+            usage = whole["usage"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), len(expected))
+
+
+async def test_a_sampled_output_has_the_ids_of_its_seed_by_either_door() -> None:
+    sampling = SamplingParameters(temperature=0.8, top_p=0.9, top_k=20)
+    async with door() as it:
+        asked = body((5, 6, 7), temperature=0.8, top_p=0.9, top_k=20, seed=11)
+        expected = await it.grpc.complete(GenerationRequest(TokenIds((5, 6, 7)), 20, sampling=sampling, seed=11))
+        assert (await it.http.post(COMPLETIONS, json=asked)).json()["choices"][0]["token_ids"] == expected.token_ids
+
+
+async def test_several_prompts_and_outputs_have_the_places_that_openai_gives_them() -> None:
+    asked = {**body((4, 5)), "prompt": [[4, 5], [6, 7, 8]], "n": 2}
+    async with door() as it:
+        choices = (await it.http.post(COMPLETIONS, json=asked)).json()["choices"]
+        streamed = await events(it.http, asked)
+    expected = [continuation((4, 5), 20)] * 2 + [continuation((6, 7, 8), 20)] * 2
+    assert [one["token_ids"] for one in sorted(choices, key=lambda one: one["index"])] == expected
+    for index, output in enumerate(expected):
+        own = [{"choices": [one for one in chunk["choices"] if one["index"] == index]} for chunk in streamed]
+        assert ids(own) == output
+
+
+async def test_rounds_are_told_with_what_drafted_each_token() -> None:
+    async with door() as it:
+        chunks = await events(it.http, body((4, 5, 6), paceline={"tell": True}))
+    told = [chunk["paceline"] for chunk in chunks if "tokens" in (chunk.get("paceline") or {})]
+    assert [token["id"] for one in told for token in one["tokens"]] == continuation((4, 5, 6), 20)
+    rounds = [one["round"] for one in told if one.get("round")]
+    assert rounds and all(one["accepted"] <= one["drafted"] for one in rounds)
+    assert sum(one["accepted"] for one in rounds) == sum(token["accepted"] for one in told for token in one["tokens"])
+    last = chunks[-1]["paceline"]
+    assert last["accepted"] == sum(one["accepted"] for one in rounds)
+    assert last["rounds"] == len(rounds)
+
+
+async def test_the_openai_client_reads_both_forms_and_the_errors() -> None:
+    async with door() as it, AsyncOpenAI(base_url=f"{it.url}/v1", api_key="none", max_retries=0) as client:
+        model = (await client.models.list()).data[0].id
+        whole = await client.completions.create(model=model, prompt=[4, 5, 6], max_tokens=20, temperature=0)
+        assert whole.usage and whole.usage.completion_tokens == len(continuation((4, 5, 6), 20))
+        stream = await client.completions.create(model=model, prompt=[4, 5, 6], max_tokens=20, stream=True)
+        assert [one.choices[0].finish_reason async for one in stream if one.choices][-1] in ("length", "stop")
+        with pytest.raises(Exception, match="max_tokens"):
+            await client.completions.create(model=model, prompt=[4], max_tokens=-1)
+        with pytest.raises(Exception, match="another.* is not served"):
+            await client.completions.create(model="another", prompt=[4], max_tokens=1)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=4,
+)
+FIELDS = ["prompt", "messages", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "logprobs", "logit_bias"]
+FIELDS += ["stream", "stream_options", "paceline", "model", "top_k", "prediction", "echo", "tools", "stop_token_ids"]
+
+
+async def test_bad_bodies_get_a_status_of_400s_and_the_error_form_and_the_gateway_stays_well() -> None:
+    answers: list[httpx2.Response] = []
+
+    @settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5) | VALUES, st.booleans())
+    def collect(value: Any, is_chat: bool) -> None:
+        bodies.append((json.dumps(value).encode(), is_chat))
+
+    bodies: list[tuple[bytes, bool]] = [(one, False) for one in (b"", b"{", b"\xff", b"[" * 100_000, b'{"a": 1e999}')]
+    collect()
+    async with door(max_body_bytes=1 << 16) as it:
+        for content, is_chat in bodies:
+            path = "/v1/chat/completions" if is_chat else COMPLETIONS
+            answers.append(
+                await it.http.post(path, content=content, headers={"content-type": "application/json"}, timeout=30)
+            )
+        right = (await it.http.post(COMPLETIONS, json=body((4, 5)))).json()
+        assert right["choices"][0]["token_ids"] == continuation((4, 5), 20)
+        assert (await it.http.get("/health")).status_code == 200
+    for answer in answers:
+        assert answer.status_code < 500, answer.text
+        if answer.status_code != 200:
+            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+            assert answer.json()["error"]["message"]
+    assert sum(answer.status_code == 200 for answer in answers) < len(answers) / 2
+
+
+async def test_paths_methods_sizes_and_tokens_are_refused_in_the_same_form(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("secret\n")
+    (tmp_path / "tokens").chmod(0o600)
+    async with door(max_body_bytes=1000, token_file=tmp_path / "tokens") as it:
+        shown = {"authorization": "Bearer secret"}
+        for answer, status in [
+            (await it.http.get("/nowhere", headers=shown), 404),
+            (await it.http.get(COMPLETIONS, headers=shown), 405),
+            (await it.http.post(COMPLETIONS, json={"prompt": "x" * 2000}, headers=shown), 413),
+            (await it.http.post(COMPLETIONS, json=body((4,))), 401),
+            (await it.http.get("/cluster", headers={"authorization": "Bearer wrong"}), 401),
+        ]:
+            assert answer.status_code == status
+            assert answer.json()["error"]["message"]
+        assert (await it.http.post(COMPLETIONS, json=body((4,)), headers=shown)).status_code == 200
+        assert (await it.http.get("/health")).status_code == 200
+        assert (await it.http.get("/")).headers["content-security-policy"].startswith("default-src 'self'")
+
+
+async def test_formats_are_refused_while_nothing_enforces_them() -> None:
+    async with door() as it:
+        answer = await it.http.post(COMPLETIONS, json=body((4,), response_format={"type": "json_object"}))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format"
+
+
+async def test_a_client_that_leaves_ends_its_request() -> None:
+    async with door() as it:
+        asked = body((4, 5), max_tokens=None, ignore_eos=True, stream=True, n=64)
+        async with it.http.stream("POST", COMPLETIONS, json=asked) as response:
+            await anext(response.aiter_lines())
+        while (await it.grpc.describe()).live_sequence_count:
+            await asyncio.sleep(0.01)
+
+
+async def test_two_hundred_streams_at_once_all_have_their_own_output() -> None:
+    many = [(4 + n % 40, 5 + n // 40) for n in range(200)]
+    async with door() as it:
+        answers = await asyncio.gather(*(events(it.http, body(one, max_tokens=8)) for one in many))
+    assert [ids(one) for one in answers] == [continuation(one, 8) for one in many]
