@@ -1,8 +1,8 @@
 """The HTTP door beside gRPC: `python -m benchmarks.door`.
 
 Prints how many outputs are the same ids by each way, what the door adds to the first token over instant models, what
-share of the tokens a second of the built-in pair it takes, and whether many streams at once are all whole. Exit status
-1 when an output differs or a stream is not whole.
+share of the tokens a second of the built-in pair it takes, whether many streams at once are all whole, and whether they
+outlive a killed coordinator. Exit status 1 when an output differs or a stream is not whole.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks.coordinator import instant_models
 from benchmarks.door.cost import first_token_ms, streams_at_once, tokens_per_s
 from benchmarks.door.exact import Prompts, equal_count, outputs_by_way
+from benchmarks.door.failover import outlived_count
 from benchmarks.door.http import http_client
 from paceline.cli.options import InputFile
 from paceline.cli.prompts import selected_lines
@@ -28,6 +29,7 @@ console = Console(highlight=False, width=120)
 TEMPERATURES = (0.0, 1.0)
 BATCH_SIZE = 8
 MAX_PROMPT_TOKENS = 400
+OUTLIVING = 50
 
 
 def main(
@@ -44,6 +46,9 @@ def main(
     prompts = [one.token_ids for one in encoded]
     is_right = asyncio.run(_over_pair(pair, prompts, max_new_tokens, runs))
     is_right &= asyncio.run(_over_instant_models(first_token_count, stream_count))
+    outlived = asyncio.run(outlived_count(OUTLIVING))
+    console.print(f"{outlived} of {OUTLIVING} streams outlived a killed coordinator of two, every token right")
+    is_right &= outlived == OUTLIVING
     sys.exit(not is_right)
 
 

@@ -154,9 +154,10 @@ def test_a_part_is_taken_in_and_nothing_is_chosen_after_it(model: LoadedModel) -
     assert part == Prefilled(32)
     assert verifier.runner.cache.length("a") == 32
     (part,) = verifier.verify([VerifyRow("b", 0, LONG[:32], (), following_count=18)])
-    assert part == Prefilled(32)
+    assert part == Prefilled(32, reused_count=32)
     (rest,) = verifier.verify([VerifyRow("b", 32, LONG[32:50], (5, 6), None)])
-    assert rest == whole
+    assert isinstance(rest, Verdict)
+    assert replace(rest, reused_count=0) == whole
 
 
 @pytest.mark.parametrize("has_fixed_shapes", [False, True])

@@ -16,13 +16,14 @@ import pytest
 from coordinator.config import CoordinatorSettings
 from draft_service.config import DraftSettings
 from paceline.cli.options import ClusterFlags
+from paceline.gateway.config import GatewaySettings
 from paceline.process.launcher import ClusterOptions, _asked
 from paceline.process.variables import SERVICES
 from target_service.config import TargetSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
-SETTINGS = (CoordinatorSettings, DraftSettings, TargetSettings)
+SETTINGS = (CoordinatorSettings, DraftSettings, TargetSettings, GatewaySettings)
 PRODUCT = ("paceline", "coordinator", "draft_service", "target_service", "hatch_build.py")
 PREFIXED = re.compile(r"(OTEL|HF|GRPC|OMP|CUDA|TORCH|PYTORCH|PACELINE)(_[A-Z0-9]+)+")
 """A variable's name wherever it stands: it may be read by a function that is given the name."""
@@ -124,7 +125,9 @@ def test_defaults_in_the_help_of_commands_are_those_of_the_services() -> None:
 
 @pytest.mark.parametrize("path", tracked("*.md", "deploy/*.y*ml", "deploy/*.env"), ids=lambda path: path.name)
 def test_pages_and_manifests_name_no_variable_that_is_not_there(path: Path) -> None:
-    named = set(re.findall(r"PACELINE_(?:COORDINATOR|DRAFT|TARGET)(?:_[A-Z0-9]+)+\b", path.read_text(encoding="utf-8")))
+    named = set(
+        re.findall(r"PACELINE_(?:COORDINATOR|DRAFT|TARGET|GATEWAY)(?:_[A-Z0-9]+)+\b", path.read_text(encoding="utf-8"))
+    )
     links = {name for name in named if name.endswith(("_SERVICE_HOST", "_SERVICE_PORT"))}
     assert named - links <= set.union(*map(names_of, SETTINGS))
 

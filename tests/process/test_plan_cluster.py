@@ -232,7 +232,10 @@ def _never(*_: Any, **__: Any) -> None:
         ("PACELINE_TARGET_KV_MEMROY", "there is no such setting; did you mean PACELINE_TARGET_KV_MEMORY"),
         ("PACELINE_COORDINATOR_XYZZY", "there is no such setting; --help lists"),
         ("PACELINE_TARGTE_MODEL", "no service reads it.*did you mean PACELINE_TARGET_MODEL"),
-        ("PACELINE_KV_MEMORY", "names begin with PACELINE_COORDINATOR_, PACELINE_DRAFT_, PACELINE_TARGET_$"),
+        (
+            "PACELINE_KV_MEMORY",
+            "names begin with PACELINE_COORDINATOR_, .*, PACELINE_TARGET_, PACELINE_GATEWAY_$",
+        ),
     ],
 )
 def test_a_misspelled_variable_is_named_with_what_was_meant(
