@@ -42,7 +42,9 @@ def main(
 ) -> None:
     pair = ClusterOptions(batch_size=BATCH_SIZE, gateway_port=0)
     lines = selected_lines(input_file, None, prompt_count)
-    encoded = encode_lines(lines, read_text_codec(pair.target_model), chat=True, max_prompt_tokens=MAX_PROMPT_TOKENS)
+    encoded = encode_lines(
+        lines, read_text_codec(pair.target_model, pair.draft_model), chat=True, max_prompt_tokens=MAX_PROMPT_TOKENS
+    )
     prompts = [one.token_ids for one in encoded]
     is_right = asyncio.run(_over_pair(pair, prompts, max_new_tokens, runs))
     is_right &= asyncio.run(_over_instant_models(first_token_count, stream_count))

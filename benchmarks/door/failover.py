@@ -7,7 +7,7 @@ from benchmarks.door.http import http_client
 from benchmarks.processes import coordinator_process
 from paceline.process.launcher import running_service
 
-MAX_NEW_TOKENS = 2000
+MAX_NEW_TOKENS = 500
 FIRST_ID = 300
 BATCH_SIZE = 8
 BEFORE_KILL_S = 1.0
