@@ -81,9 +81,17 @@ class NoModel:
         return len(sequence_ids)
 
 
+class NothingToPrepare:
+    """Stands in for what prepares drafts between calls."""
+
+    def work(self) -> None:
+        return None
+
+
 class InstantDrafter:
     def __init__(self, runner: NoModel) -> None:
         self.runner = runner
+        self.preparing = NothingToPrepare()
 
     def propose(self, rows: Sequence[ProposeRow], scope: str) -> list[Proposal]:
         return [self._propose(row, row.base_length + len(row.token_ids)) for row in rows]

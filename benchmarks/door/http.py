@@ -83,5 +83,5 @@ def _add(answer: Answer, choice: Mapping[str, Any], said: Mapping[str, Any]) -> 
 async def http_client(url: str) -> AsyncIterator[HttpClient]:
     """Yield a client with as many connections as it has streams."""
     limits = httpx2.Limits(max_connections=MOST_CONNECTIONS, max_keepalive_connections=MOST_CONNECTIONS)
-    async with httpx2.AsyncClient(limits=limits, timeout=None) as http:
+    async with httpx2.AsyncClient(limits=limits, timeout=15) as http:
         yield HttpClient(url, http)
