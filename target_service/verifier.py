@@ -51,7 +51,7 @@ class Verifier:
 
     def _choosing(self, row: VerifyRow, logits: Tensor) -> Choosing:
         prefix = self.runner.cache.token_ids(row.sequence_id)[: row.base_length + len(row.token_ids)]
-        return Choosing(logits, rule_of(row), prefix, row.draft_token_ids)
+        return self.runner.choosing(row.sequence_id, logits, rule_of(row), prefix, row.draft_token_ids)
 
     def _packed(self, row: VerifyRow) -> PackedRow:
         return PackedRow(

@@ -17,7 +17,6 @@ from paceline.engine.passes import Piece
 from paceline.engine.placing import PackedRow
 from paceline.engine.row_choice import is_by_logits
 from paceline.engine.runner import PassSize, Runner
-from paceline.engine.sampling import Choosing
 from paceline.errors import PacelineError
 from paceline.types import ChoiceRule, Prefilled
 
@@ -55,7 +54,7 @@ class Steps:
 
     def can_run_at_once(self, one: StepRow) -> bool:
         is_short = len(one.row.token_ids) <= MAX_NEW_TOKENS and not one.row.following_count
-        return isinstance(self._runner.passes, BlockPasses) and is_short and is_by_logits(one.rule.sampling)
+        return isinstance(self._runner.passes, BlockPasses) and is_short and is_by_logits(one.rule)
 
     def _one_by_one(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
         chosen: dict[int, list[int]] = {index: [] for index in rows}
@@ -76,7 +75,7 @@ class Steps:
         runner = self._runner
         outcomes = runner.forward([one.row for one in rows])
         choosing = [
-            Choosing(outcome, one.rule, runner.cache.token_ids(one.row.sequence_id))
+            runner.choosing(one.row.sequence_id, outcome, one.rule, runner.cache.token_ids(one.row.sequence_id))
             for one, outcome in zip(rows, outcomes, strict=True)
             if isinstance(outcome, Tensor)
         ]
