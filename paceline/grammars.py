@@ -49,11 +49,9 @@ class Grammars:
     def check(self, form: ResponseFormat) -> None:
         """Raise InvalidRequest for a format that cannot be compiled, or that no text satisfies."""
         progress = self.begin(form)
-        is_satisfiable = any(progress.allowed()) or progress.is_whole
-        if progress.error:
-            raise _refusal(progress.error)
-        if not is_satisfiable:
-            raise _refusal("no text satisfies it")
+        if not any(progress.allowed()) and not progress.is_whole:
+            is_complex = progress.error and not progress.error.startswith("NoExtension")
+            raise _refusal(progress.error if is_complex else "no text satisfies it")
 
     @cached_property
     def _tokens(self) -> LLTokenizer:

@@ -1,4 +1,4 @@
-"""What a request says its outputs must look like: checked before a round sees it. Knows nothing of how masks are made."""
+"""What a request says its outputs must look like: checked before a round sees it. Knows nothing of masks."""
 
 from collections.abc import Collection, Iterable
 
