@@ -101,7 +101,10 @@ class Progress:
         return self._matcher.get_error() if self._matcher.is_error() else ""
 
     def move(self, output: Sequence[int]) -> bool:
-        """Go to the end of an output; return False, and stand before the first wrong token, if it breaks the format."""
+        """Go to the end of an output; return False if it breaks the format, or if `error` says why nobody can tell.
+
+        Where it breaks the format, this stands before the first wrong token.
+        """
         common = _common_length(self._read, output)
         if common < len(self._read):
             if self._matcher.rollback(len(self._read) - common):
@@ -120,12 +123,13 @@ class Progress:
 
         Where `error` says why, none is set.
         """
-        bits = self._bits()
-        if self.error:
-            output = self._read
+        if not self.error:
+            bits, output = self._bits(), self._read
+            if not self.error:
+                return bits
             self._restart(self._compile())
             self._go_on(output)
-            bits = self._bits()
+        bits = self._bits()
         return bytearray(len(bits)) if self.error else bits
 
     def _bits(self) -> bytearray:

@@ -36,8 +36,8 @@ class Masks:
     ) -> torch.Tensor:
         """Return [T, size] on the CPU: which tokens may come after the prefix, and after each token that follows it.
 
-        Behind a following token that breaks the format all are, because nothing that comes there is ever used. If the
-        prefix itself breaks it, or if the grammar is too complex there, none are.
+        Behind a following token that breaks the format all are, because nothing that comes there is ever used. Where
+        the prefix itself breaks it, or from where the grammar is too complex, none are.
         """
         assert rule.response_format
         progress = self._progress(sequence_id, rule.response_format)
@@ -56,7 +56,7 @@ class Masks:
             allowed[: len(rows), : bits.shape[1]] = bits
             ends = [one for one in rule.end_token_ids if one < size]
             allowed[: len(rows), ends] = torch.tensor(are_whole)[:, None]
-            allowed[len(rows) :] = True
+            allowed[len(rows) :] = not progress.error
         return allowed
 
     @cached_property

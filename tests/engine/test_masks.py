@@ -45,6 +45,14 @@ def test_places_behind_a_wrong_token_are_not_masked_and_places_behind_a_wrong_ou
     assert not masks().allowed("s", rule(), (*PROMPT, C), (A,), SIZE).any()
 
 
+def test_places_behind_a_token_after_which_the_grammar_is_too_complex_allow_nothing() -> None:
+    """The token may be right, so what comes there may be used."""
+    complex_there = ResponseFormat(grammar="start: " + "x " * 10000 + "\nx: /.*/")
+    found = masks().allowed("s", rule(complex_there), PROMPT, (A, B), SIZE)
+    assert found[0].any()
+    assert not found[1:].any()
+
+
 @pytest.mark.parametrize("size", [100, 256, 300, 1000])
 def test_a_mask_has_the_size_of_the_logits_and_allows_no_id_without_text(size: int) -> None:
     (found,) = ids(masks().allowed("s", rule(ResponseFormat(regex="(?s:.*)")), PROMPT, (), size))
