@@ -232,9 +232,9 @@ async def _encoded(rows: Sequence[RowT], to_pb: Callable[[Sequence[RowT]], Any])
     return to_pb(rows) if bias_count < MANY_BIASES else await asyncio.to_thread(to_pb, rows)
 
 
-def _with_errors(results: Iterable[ResultT], errors: Mapping[int, PacelineError]) -> list[ResultT | PacelineError]:
+def _with_errors(results: Sequence[ResultT], errors: Mapping[int, ResultT]) -> list[ResultT]:
     """Return the results of the rows that were sent, with the errors of the others in their places."""
-    merged: list[ResultT | PacelineError] = [*results]
+    merged = [*results]
     for index, error in errors.items():
         merged.insert(index, error)
     return merged

@@ -18,6 +18,9 @@ from paceline.types import ChoiceRule, ResponseFormat, TokenizerFiles
 KEPT_COUNT = 512
 """Sequences whose progress is kept; others read their output again, with the same result."""
 
+_EIGHT_BITS = (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool().view(torch.int64)[:, 0]
+"""The bits of each byte as eight bytes, read as one number: so they are looked up much faster than shifted out."""
+
 
 class Masks:
     def __init__(self, tokenizer: TokenizerFiles | None) -> None:
@@ -80,5 +83,5 @@ class Masks:
 
 def _unpacked(rows: Sequence[bytearray]) -> torch.Tensor:
     """Return the bits [T, 8 * bytes] of rows of bytes."""
-    packed = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8).view(len(rows), -1, 1)
-    return (packed >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1).bool()
+    packed = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8)
+    return _EIGHT_BITS[packed.int()].view(torch.bool).view(len(rows), -1)

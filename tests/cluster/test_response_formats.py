@@ -21,10 +21,13 @@ from paceline.types import (
     TokenIds,
 )
 from tests.checkpoints import write_model, write_related_draft
+from tests.cluster.test_exactness import verify_after_preparing
 from tests.clusters import Cluster, cluster
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.device_kernels import loading
 from tests.fakes.formats import follows, random_formats
 from tests.fakes.tokenizers import byte_tokenizer
+from tests.scrapes import value
 
 END = 256
 FORMATS = random_formats(4, seed=3)
@@ -85,6 +88,21 @@ async def test_formatted_outputs_equal_plain_decoding_with_the_mask_and_are_vali
             one.token_ids for one in plain
         ]
     assert running.held_sequence_count == 0
+
+
+async def test_prepared_rounds_and_recorded_passes_change_no_formatted_output(
+    pair: PairOfCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(pair.target, pair.draft) as running:
+        plain = [one.token_ids for one in await complete(running, requests(max_draft_count=0))]
+    verify_after_preparing(monkeypatch)
+    async with cluster(pair.target, pair.target) as running:
+        assert [one.token_ids for one in await complete(running, requests())] == plain
+        assert value(running.registry, "prepared_hits_total") > 0
+    monkeypatch.undo()
+    with loading(fixed_shapes=True):
+        async with cluster(pair.target, pair.draft) as running:
+            assert [one.token_ids for one in await complete(running, requests())] == plain
 
 
 async def test_log_probabilities_stay_the_models_own(pair: PairOfCheckpoints) -> None:

@@ -60,13 +60,21 @@ def follows(text: str, form: ResponseFormat) -> bool:
 def _is_valid(value: Any, schema: dict[str, Any]) -> bool:
     if "enum" in schema:
         return any(value == one and type(value) is type(one) for one in schema["enum"])
-    types = {"integer": int, "string": str, "boolean": bool, "null": type(None), "array": list, "object": dict}
-    if type(value) is not types[schema["type"]]:
+    types: dict[str, type] = {
+        "integer": int,
+        "string": str,
+        "boolean": bool,
+        "null": type(None),
+        "array": list,
+        "object": dict,
+    }
+    kind: type = type(value)
+    if kind is not types[schema["type"]]:
         return False
     if schema["type"] == "integer":
         return bool(schema["minimum"] <= value <= schema["maximum"])
     if schema["type"] == "string":
-        return len(value) <= schema["maxLength"]
+        return bool(len(value) <= schema["maxLength"])
     if schema["type"] == "array":
         return 1 <= len(value) <= schema["maxItems"] and all(_is_valid(one, schema["items"]) for one in value)
     if schema["type"] == "object":
