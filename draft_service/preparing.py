@@ -172,7 +172,7 @@ class Preparing:
     def _choosing(self, job: _Job, logits: torch.Tensor) -> Choosing:
         row = job.row
         prefix = self._runner.cache.token_ids(row.sequence_id)[: row.base_length + 1]
-        return Choosing(logits, job.owner.rule, prefix, row.token_ids[1:])
+        return self._runner.choosing(job.owner.sequence_id, logits, job.owner.rule, prefix, row.token_ids[1:])
 
     @property
     def _most_length(self) -> int:

@@ -53,7 +53,8 @@ class Verifier:
 
     def _choosing(self, row: VerifyRow, logits: Tensor) -> Choosing:
         prefix = self.runner.cache.token_ids(row.sequence_id)[: row.base_length + len(row.token_ids)]
-        return Choosing(logits[-len(row.draft_token_ids) - 1 :], rule_of(row), prefix, row.draft_token_ids)
+        logits = logits[-len(row.draft_token_ids) - 1 :]
+        return self.runner.choosing(row.sequence_id, logits, rule_of(row), prefix, row.draft_token_ids)
 
     def _packed(self, row: VerifyRow) -> PackedRow:
         token_ids, following_count = row.token_ids + row.draft_token_ids, row.following_count

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.door.drafting_options import check_drafting, predicted_token_ids
 from coordinator.door.limits import NO_LIMITS, RequestLimits
+from coordinator.door.response_formats import check_response_format
 from coordinator.door.served import Served, named
 from coordinator.drafting.guessers import Guessers, GuessersOf
 from coordinator.requests.committed_tokens import CommittedTokens, packed
@@ -74,11 +75,6 @@ class Admission:
         self._check_stop_token_ids(request.stop_token_ids)
         check_top_logprob_count(request.top_logprob_count)
         check_drafting(request.drafting)
-        if request.response_format:
-            raise InvalidRequest(
-                "response_format is set, and no format is enforced here yet; leave it out, and check the output",
-                field="response_format",
-            )
         received = self._received(request)
         stop_strings = self._stop_strings(request)
         prompt = self._encode(request.prompt)
@@ -91,6 +87,7 @@ class Admission:
         self._check_sampling(request.sampling, rules)
         if request.echo_prompt:
             _check_echo(request, len(prompt))
+        check_response_format(request, self.served, rules.all_end_token_ids, received)
         predicted = predicted_token_ids(request.predicted_output, self.served, prompt, rules.max_new_tokens)
         left = [one for one in received if not one.ended]
         stream = Stream(len(left), sends_prompt=request.echo_prompt)
@@ -137,7 +134,7 @@ class Admission:
             usage=Usage(prompt_count=len(prompt)),
             request=admitted,
             completion_index=received.completion_index,
-            rule=_choice_rule(request.sampling, own_seed, len(prompt), rules),
+            rule=_choice_rule(request, own_seed, len(prompt), rules),
             seed=own_seed,
             top_logprob_count=request.top_logprob_count,
             drafting=request.drafting,
@@ -195,7 +192,7 @@ class Admission:
     def _check_sampling(self, sampling: SamplingParameters, rules: StopRules) -> None:
         vocabulary_size = self.served.target.vocabulary_size
         check_sampling(sampling, vocabulary_size)
-        check_min_new_tokens(sampling, rules.end_token_ids | rules.stop_token_ids, vocabulary_size)
+        check_min_new_tokens(sampling, rules.all_end_token_ids, vocabulary_size)
         if sampling.min_new_tokens > rules.max_new_tokens:
             raise InvalidRequest(
                 f"min_new_tokens is {sampling.min_new_tokens}, more than the {rules.max_new_tokens} of max_new_tokens",
@@ -325,7 +322,8 @@ def completion_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _choice_rule(sampling: SamplingParameters, seed: int, prompt_count: int, rules: StopRules) -> ChoiceRule:
-    if sampling == GREEDY.sampling:
+def _choice_rule(request: GenerationRequest, seed: int, prompt_count: int, rules: StopRules) -> ChoiceRule:
+    if request.sampling == GREEDY.sampling and request.response_format is None:
         return GREEDY
-    return ChoiceRule(sampling, seed, prompt_count, tuple(sorted(rules.end_token_ids | rules.stop_token_ids)))
+    ends = tuple(sorted(rules.all_end_token_ids))
+    return ChoiceRule(request.sampling, seed, prompt_count, ends, request.response_format)

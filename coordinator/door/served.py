@@ -3,8 +3,10 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from paceline.errors import IncompatiblePair
+from paceline.grammars import Grammars
 from paceline.text import TextCodec, check_same_tokenizer
 from paceline.types import ModelDescription
 
@@ -20,6 +22,11 @@ class Served:
     """Description by the first target; other targets must be like it."""
     text: TextCodec | None
     """Tokenizer; None when the models have none: then only token ids can pass."""
+
+    @cached_property
+    def grammars(self) -> Grammars | None:
+        """What checks formats of outputs; None without a tokenizer."""
+        return Grammars(self.text.tokenizer) if self.text else None
 
 
 def named(model: ModelDescription) -> str:

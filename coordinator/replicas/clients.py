@@ -2,8 +2,9 @@
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,7 +21,7 @@ from paceline.codec.rounds import (
     verdicts_from_pb,
     verify_rows_to_pb,
 )
-from paceline.codec.versions import check_answer_version, check_service_versions
+from paceline.codec.versions import VERSION, check_answer_version, check_service_versions, version_of, version_refusal
 from paceline.errors import IncompatiblePair, PacelineError, PeerFailed, TokenizerNotFound
 from paceline.scope import RowT
 from paceline.types import (
@@ -35,7 +36,7 @@ from paceline.types import (
     Verdicts,
     VerifyRow,
 )
-from paceline.v1 import draft_service_pb2, target_service_pb2
+from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline.wire import Exchange, answered, translated_errors
@@ -47,6 +48,8 @@ RELEASE_TIMEOUT_S = 5.0
 ANY_TIME = Deadline()
 MANY_BIASES = 1024
 """Logit biases of all rows of a call: encoding these takes a millisecond."""
+
+ResultT = TypeVar("ResultT")
 
 
 class _Named(Protocol):
@@ -70,6 +73,8 @@ class _RemoteModel:
         self._owed: set[str] = set()
         self._identity: ModelIdentity | None = None
         """The process whose answers are accepted; None: any process."""
+        self._latest_version = VERSION
+        """Of the wire, as the service said last; until then it refuses itself what it would misread."""
 
     async def close(self) -> None:
         await self._work.close()
@@ -109,6 +114,14 @@ class _RemoteModel:
     def trust(self, identity: ModelIdentity) -> None:
         self._identity = identity
 
+    def _unreadable(self, rows: Sequence[RowT]) -> dict[int, PacelineError]:
+        """Return errors by index, for the rows that the service is too old to read. No other row fails for them."""
+        errors: dict[int, PacelineError] = {}
+        for index, row in enumerate(rows):
+            if version_of(row.rule) > self._latest_version:
+                errors[index] = version_refusal(row.rule, self._latest_version, self._kind)
+        return errors
+
     async def _ask(self, rows: Sequence[_Named], request: Any, timeout_s: float | None) -> Any:
         """Return the response to the rows. Raise the call's error, or PeerUnavailable when another process answers."""
         with translated_errors():
@@ -118,6 +131,10 @@ class _RemoteModel:
         check_identity(self._identity, identity_from_pb(response.identity))
         _check_answers(rows, response.results)
         return response
+
+    def _note_versions(self, wire: common_pb2.WireVersions) -> None:
+        check_service_versions(wire, self._kind)
+        self._latest_version = wire.latest
 
     @abstractmethod
     async def _release(self, sequence_ids: list[str]) -> None: ...
@@ -142,8 +159,13 @@ class RemoteDrafter(_RemoteModel):
         self._take_prepared(prepared_from_pb(response))
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline = ANY_TIME) -> Proposals:
-        request = await _encoded(rows, propose_rows_to_pb)
-        return proposals_from_pb(await self._ask(rows, request, deadline.timeout_s))
+        errors = self._unreadable(rows)
+        sent = [row for index, row in enumerate(rows) if index not in errors]
+        if not sent:
+            return Proposals([*errors.values()])
+        request = await _encoded(sent, propose_rows_to_pb)
+        proposals = proposals_from_pb(await self._ask(sent, request, deadline.timeout_s))
+        return replace(proposals, results=_with_errors(proposals.results, errors))
 
     async def _release(self, sequence_ids: list[str]) -> None:
         request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=sequence_ids)
@@ -154,7 +176,7 @@ class RemoteDrafter(_RemoteModel):
         request = draft_service_pb2.DescribeDraftModelRequest()
         with translated_errors():
             response = answered(await self._stub.DescribeDraftModel(request, timeout=timeout_s))
-        check_service_versions(response.wire, self._kind)
+        self._note_versions(response.wire)
         return model_from_pb(response.model)
 
 
@@ -166,7 +188,12 @@ class RemoteVerifier(_RemoteModel):
         super().__init__(channel, TARGET_SERVICE, Exchange(self._stub.VerifyTokens), timeout_s)
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        return verdicts_from_pb(await self._ask(rows, await _encoded(rows, verify_rows_to_pb), timeout_s))
+        errors = self._unreadable(rows)
+        sent = [row for index, row in enumerate(rows) if index not in errors]
+        if not sent:
+            return Verdicts([*errors.values()])
+        verdicts = verdicts_from_pb(await self._ask(sent, await _encoded(sent, verify_rows_to_pb), timeout_s))
+        return replace(verdicts, results=_with_errors(verdicts.results, errors))
 
     async def _release(self, sequence_ids: list[str]) -> None:
         request = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=sequence_ids)
@@ -184,7 +211,7 @@ class RemoteVerifier(_RemoteModel):
         request = target_service_pb2.DescribeTargetModelRequest()
         with translated_errors():
             response = answered(await self._stub.DescribeTargetModel(request, timeout=timeout_s))
-        check_service_versions(response.wire, self._kind)
+        self._note_versions(response.wire)
         return model_from_pb(response.model)
 
     async def download_tokenizer(self) -> TokenizerFiles | None:
@@ -203,6 +230,14 @@ async def _encoded(rows: Sequence[RowT], to_pb: Callable[[Sequence[RowT]], Any])
     """Encode rows as a request, in a thread when their rules are long, so that other calls go on meanwhile."""
     bias_count = sum(len(row.rule.sampling.logit_bias) for row in rows if row.rule)
     return to_pb(rows) if bias_count < MANY_BIASES else await asyncio.to_thread(to_pb, rows)
+
+
+def _with_errors(results: Sequence[ResultT], errors: Mapping[int, ResultT]) -> list[ResultT]:
+    """Return the results of the rows that were sent, with the errors of the others in their places."""
+    merged = [*results]
+    for index, error in errors.items():
+        merged.insert(index, error)
+    return merged
 
 
 def _check_answers(rows: Sequence[_Named], results: Iterable[_Named]) -> None:

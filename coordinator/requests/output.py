@@ -21,6 +21,11 @@ class StopRules:
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
 
+    @property
+    def all_end_token_ids(self) -> frozenset[int]:
+        """Tokens after any of which the output ends."""
+        return self.end_token_ids | self.stop_token_ids
+
     @cached_property
     def stops(self) -> StopStrings:
         """The automaton of the stop strings, made once for all outputs of a request."""

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -25,16 +26,53 @@ from paceline.cli.options import (
     teller,
     with_cluster_flags,
     with_drafting_flags,
+    with_flags,
     with_sampling_flags,
 )
 from paceline.errors import InvalidRequest
 from paceline.process.launcher import ClusterOptions
-from paceline.types import ClusterDescription, GenerationFinish, GenerationRequest, SamplingParameters, Text
+from paceline.types import (
+    ClusterDescription,
+    GenerationFinish,
+    GenerationRequest,
+    ResponseFormat,
+    SamplingParameters,
+    Text,
+)
+
+
+@dataclass(frozen=True)
+class FormatFlags:
+    """Flags that say what the output must look like."""
+
+    json_schema: Annotated[
+        str | None,
+        typer.Option(help="JSON Schema that the output follows, as an object or in a file of this name. Unset: none."),
+    ] = None
+    regex: Annotated[
+        str | None, typer.Option(help="Regular expression that the whole output matches. Unset: none.")
+    ] = None
+    grammar: Annotated[
+        Path | None, typer.Option(help="File with a grammar in Lark's notation that the output follows. Unset: none.")
+    ] = None
+
+    def response_format(self) -> ResponseFormat | None:
+        """Return what a request says. Raise InvalidRequest for a file that cannot be read."""
+        schema = self.json_schema or ""
+        if schema and not schema.lstrip().startswith("{"):
+            schema = _read("json_schema", Path(schema))
+        grammar = _read("grammar", self.grammar) if self.grammar else ""
+        form = ResponseFormat(schema, self.regex or "", grammar)
+        return None if form == ResponseFormat() else form
+
+
+with_format_flags = with_flags("form", FormatFlags, FormatFlags)
 
 
 @with_cluster_flags
 @with_connection_flags
 @with_drafting_flags
+@with_format_flags
 @with_sampling_flags
 def command(
     prompt: Annotated[str, typer.Argument(help="What to continue or answer.")],
@@ -52,12 +90,14 @@ def command(
     *,
     sampling: SamplingParameters,
     drafting: DraftingFlags,
+    form: FormatFlags,
     connection: Connection,
     options: ClusterOptions,
 ) -> None:
     """Stream the answer to one prompt."""
     limit = draft_limit(speculation, options)
-    drafting_options, predicted_output = drafting.options(), _prediction(prediction)
+    drafting_options, response_format = drafting.options(), form.response_format()
+    predicted_output = Text(_read("prediction", prediction)) if prediction else None
 
     def request(cluster: ClusterDescription) -> GenerationRequest:
         return GenerationRequest(
@@ -69,19 +109,18 @@ def command(
             seed=seed,
             drafting=drafting_options,
             predicted_output=predicted_output,
+            response_format=response_format,
         )
 
     run_async(_generate(connection, options, request, timeout_s, as_json=as_json))
 
 
-def _prediction(path: Path | None) -> Text | None:
-    if path is None:
-        return None
+def _read(field: str, path: Path) -> str:
     try:
         # With the file's own line ends: an output may have any.
-        return Text(path.read_bytes().decode())
+        return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"--prediction {path} cannot be read: {error}", field="prediction") from error
+        raise InvalidRequest(f"--{field.replace('_', '-')} {path} cannot be read: {error}", field=field) from error
 
 
 async def _generate(

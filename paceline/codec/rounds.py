@@ -6,15 +6,17 @@ from paceline import types
 from paceline.codec.models import identity_from_pb, identity_to_pb
 from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, rule_from_pb, rule_to_pb
 from paceline.codec.status import error_from_pb, error_to_pb
-from paceline.codec.versions import RULES_TOLD_ONCE, VERSION
+from paceline.codec.versions import RULES_TOLD_ONCE, VERSION, version_of
 from paceline.errors import PacelineError
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 
-_CONTEXT = common_pb2.RequestContext(wire_version=VERSION)
-"""The part of the context that all requests share; the transport adds the rest."""
+
+def _context(rows: Sequence[types.ProposeRow] | Sequence[types.VerifyRow]) -> common_pb2.RequestContext:
+    """Return the part of the context that depends on the rows; the transport adds the rest."""
+    return common_pb2.RequestContext(wire_version=max((version_of(row.rule) for row in rows), default=RULES_TOLD_ONCE))
 
 
-def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.ProposeTokensRequest:
+def propose_rows_to_pb(rows: Sequence[types.ProposeRow]) -> draft_service_pb2.ProposeTokensRequest:
     return draft_service_pb2.ProposeTokensRequest(
         rows=[
             draft_service_pb2.ProposeTokensRow(
@@ -29,7 +31,7 @@ def propose_rows_to_pb(rows: Iterable[types.ProposeRow]) -> draft_service_pb2.Pr
             )
             for row in rows
         ],
-        context=_CONTEXT,
+        context=_context(rows),
     )
 
 
@@ -116,7 +118,7 @@ def _timing_from_pb(message: common_pb2.CallTiming) -> types.CallTiming:
     return types.CallTiming(message.queued_s, message.executed_s)
 
 
-def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.VerifyTokensRequest:
+def verify_rows_to_pb(rows: Sequence[types.VerifyRow]) -> target_service_pb2.VerifyTokensRequest:
     return target_service_pb2.VerifyTokensRequest(
         rows=[
             target_service_pb2.VerifyTokensRow(
@@ -133,7 +135,7 @@ def verify_rows_to_pb(rows: Iterable[types.VerifyRow]) -> target_service_pb2.Ver
             )
             for row in rows
         ],
-        context=_CONTEXT,
+        context=_context(rows),
     )
 
 

@@ -7,18 +7,37 @@ misread them; fields that a peer may ignore need none.
 |---|---|
 | 0 | messages carry no version; a rule comes with every row |
 | 1 | a rule is told once for a sequence; a row may bring a part of a prompt |
+| 2 | a rule may have a response format |
+
+A request carries the lowest version that its rows need, so that older services go on to serve all others.
 """
 
 from paceline.errors import IncompatiblePair, InvalidRequest, PeerUnavailable
+from paceline.types import ChoiceRule
 from paceline.v1 import common_pb2
 
-VERSION = 1
+VERSION = 2
 RULES_TOLD_ONCE = 1
 """Since this version a row without a rule relies on the rule told before; in older versions it decodes greedily."""
+RESPONSE_FORMATS = 2
+"""Since this version a rule may have a response format; older services would pass it over."""
 EARLIEST_REQUEST = 0
 """Oldest version of requests that model services read."""
 EARLIEST_SERVICE = 1
 """Oldest version of services that coordinators ask. Older ones ignore rules told before, and decode half prompts."""
+
+
+def version_of(rule: ChoiceRule | None) -> int:
+    """Return the version that a row with this rule is written in."""
+    return RESPONSE_FORMATS if rule and rule.response_format else RULES_TOLD_ONCE
+
+
+def version_refusal(rule: ChoiceRule | None, latest: int, kind: str) -> InvalidRequest:
+    """Return the refusal of a row whose rule a service is too old for; `latest` is that service's version."""
+    return InvalidRequest(
+        f"response_format needs version {version_of(rule)} of the wire, and {kind} speaks {latest}; upgrade it",
+        field="response_format",
+    )
 
 
 def versions_to_pb() -> common_pb2.WireVersions:

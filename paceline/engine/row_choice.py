@@ -17,10 +17,11 @@ NO_TOKEN = -1
 """Stands for the token id, on the device, where no token can be chosen."""
 
 
-def is_by_logits(sampling: SamplingParameters) -> bool:
-    """Return whether a choice depends on the logits and the position alone: no bias, no penalty, no early end."""
+def is_by_logits(rule: ChoiceRule) -> bool:
+    """Return whether a choice depends on logits and position alone: no bias, no penalty, no early end, no format."""
+    sampling = rule.sampling
     filters = SamplingParameters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    return sampling == filters
+    return sampling == filters and rule.response_format is None
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,20 @@ from dataclasses import replace
 from paceline.checks import check_rule, row_errors
 from paceline.errors import PacelineError, RuleUnknown
 from paceline.scope import RowT, scoped
-from paceline.types import ChoiceRule, ProposeRow, VerifyRow
+from paceline.types import ChoiceRule, ProposeRow, ResponseFormat, VerifyRow
 
 
 class SequenceRules:
-    def __init__(self, vocabulary_size: int, check_prefix: Callable[[ProposeRow | VerifyRow], None]) -> None:
-        """`check_prefix` raises for a row that relies on tokens that are not cached."""
+    def __init__(
+        self,
+        vocabulary_size: int,
+        check_prefix: Callable[[ProposeRow | VerifyRow], None],
+        check_format: Callable[[ResponseFormat], None],
+    ) -> None:
+        """`check_prefix` raises for a row that relies on tokens that are not cached; `check_format` raises too."""
         self._vocabulary_size = vocabulary_size
         self._check_prefix = check_prefix
+        self._check_format = check_format
         self._rules: dict[str, ChoiceRule] = {}
 
     def ruled(
@@ -52,6 +58,8 @@ class SequenceRules:
             return known
         if row.rule != known:
             check_rule(row.rule, self._vocabulary_size)
+            if row.rule.response_format:
+                self._check_format(row.rule.response_format)
             self._rules[row.sequence_id] = row.rule
         return row.rule
 

@@ -19,6 +19,7 @@ from paceline.engine.cache.paged import KvPool
 from paceline.engine.cache.prefixes import Prefixes
 from paceline.engine.fixed_shapes import BlockPasses
 from paceline.engine.interfaces import KvCache, let_go
+from paceline.engine.masks import Masks
 from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
 from paceline.engine.model.identity import kernels_of, model_digest
 from paceline.engine.model.model import LoadedModel
@@ -30,7 +31,7 @@ from paceline.engine.rules import SequenceRules
 from paceline.engine.sampling import Choice, Choosing, choose
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
 from paceline.scope import RowT
-from paceline.types import ModelDescription, ModelIdentity, Prefilled, RolledBack, SequenceLength
+from paceline.types import ChoiceRule, ModelDescription, ModelIdentity, Prefilled, RolledBack, SequenceLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class Runner:
         self.model = model
         self.cache = make_cache(model, options)
         self._prefixes = Prefixes(self.cache)
-        self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check)
+        self._masks = Masks(model.tokenizer)
+        self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check, self._masks.check)
         """Rules of the sequences in the cache; freed with them."""
         self._options = options
         self.passes = make_passes(model, self.cache, options)
@@ -156,6 +158,20 @@ class Runner:
             refusal = Overloaded(f"no memory is left for a pass of {sum(len(one.token_ids) for one in pieces)} tokens")
             return [refusal] * len(pieces)
 
+    def choosing(
+        self,
+        sequence_id: str,
+        logits: torch.Tensor,
+        rule: ChoiceRule,
+        prefix: Sequence[int],
+        following: Sequence[int] = (),
+    ) -> Choosing:
+        """Return the inputs to the choices of a sequence, with the mask of its rule's response format."""
+        if rule.response_format is None:
+            return Choosing(logits, rule, prefix, following)
+        allowed = self._masks.allowed(sequence_id, rule, prefix, following, logits.shape[1])
+        return Choosing(logits, rule, prefix, following, allowed.to(logits.device))
+
     def choose(self, sequences: Sequence[Choosing]) -> list[list[Choice]]:
         """Return T choices for each sequence; see `engine.sampling`."""
         return choose(sequences, self.model.backend.choices)
@@ -201,6 +217,7 @@ class Runner:
             self._last_named.pop(scope + sequence_id, None)
             self._rules.forget(scope + sequence_id)
             self._prefixes.forget(scope + sequence_id)
+            self._masks.forget(scope + sequence_id)
             count += self.cache.release(scope + sequence_id)
         return count
 

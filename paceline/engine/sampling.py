@@ -44,6 +44,11 @@ class Choosing:
     rule: ChoiceRule
     prefix: Sequence[int]
     following: Sequence[int] = ()
+    allowed: torch.Tensor | None = None
+    """[T, V]: the tokens that the rule's response format allows at each place; None without a format."""
+
+    def __post_init__(self) -> None:
+        assert (self.allowed is None) is (self.rule.response_format is None)
 
 
 def choose(sequences: Sequence[Choosing], kernels: ChoiceKernels | None = None) -> list[list[Choice]]:
@@ -57,7 +62,7 @@ def choose(sequences: Sequence[Choosing], kernels: ChoiceKernels | None = None) 
 
 
 def _choose_rows(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[list[Choice]]:
-    logits = torch.cat([one.logits if is_by_logits(one.rule.sampling) else processed(one) for one in sequences])
+    logits = torch.cat([one.logits if is_by_logits(one.rule) else processed(one) for one in sequences])
     places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
     rules = RowRules.empty(len(places), logits.device)
     rules.fill([one.rule for one, _ in places])
@@ -104,13 +109,22 @@ def no_choice(position: int) -> NoChoice:
 def _error(one: Choosing, row: int, score: float) -> PacelineError:
     """Return the error that says why a row with this highest score has no choice."""
     position = len(one.prefix) + row
-    if score != float("-inf") or position >= _first_end(one.rule):
+    if score != float("-inf"):
         return no_choice(position)
-    return InvalidRequest(
-        f"min_new_tokens is {one.rule.sampling.min_new_tokens}, but at position {position} the model allows only "
-        "tokens that end the output; give a lower one",
-        field="sampling.min_new_tokens",
-    )
+    if position < _first_end(one.rule):
+        by = "the model" if one.allowed is None else "response_format"
+        return InvalidRequest(
+            f"min_new_tokens is {one.rule.sampling.min_new_tokens}, but at position {position} {by} allows only "
+            "tokens that end the output; give a lower one",
+            field="sampling.min_new_tokens",
+        )
+    if one.allowed is not None:
+        return InvalidRequest(
+            f"response_format leaves no token at position {position}: what it asks for there is too complex, or the "
+            "model's tokens cannot write it; give a simpler one",
+            field="response_format",
+        )
+    return no_choice(position)
 
 
 def token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int) -> list[TokenLogprobs]:
@@ -148,7 +162,7 @@ def ranked(sequences: Sequence[Choosing], count: int) -> list[list[list[RankedTo
     another model has the same noise and other logits.
     """
     found: dict[int, list[list[RankedToken]]] = {}
-    plain = [index for index, one in enumerate(sequences) if _is_plain(one.rule.sampling)]
+    plain = [index for index, one in enumerate(sequences) if _is_plain(one.rule)]
     with choice_threads(max(one.logits.numel() for one in sequences)):
         if plain:
             together = [sequences[index] for index in plain]
@@ -158,9 +172,9 @@ def ranked(sequences: Sequence[Choosing], count: int) -> list[list[list[RankedTo
     return [found[index] for index in range(len(sequences))]
 
 
-def _is_plain(sampling: SamplingParameters) -> bool:
+def _is_plain(rule: ChoiceRule) -> bool:
     """Return whether nothing but the temperature changes the logits."""
-    return sampling == SamplingParameters(sampling.temperature)
+    return rule.sampling == SamplingParameters(rule.sampling.temperature) and rule.response_format is None
 
 
 def _plain_scores(sequences: Sequence[Choosing]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,7 +281,7 @@ def processed(one: Choosing) -> torch.Tensor:
     """Return the logits in float32 after the changes to single tokens that the request asks for.
 
     Their order is: bias, repetition penalty (Keskar et al., arXiv 1909.05858), presence and frequency penalties,
-    removal of end tokens that come too early.
+    removal of end tokens that come too early and of what the response format does not allow.
     """
     sampling, logits = one.rule.sampling, one.logits.to(torch.float32, copy=True)
     if sampling.logit_bias:
@@ -279,6 +293,8 @@ def processed(one: Choosing) -> torch.Tensor:
     if early:
         # Infinity is subtracted, not written, so that NaN stays NaN.
         logits[:early, list(one.rule.end_token_ids)] -= float("inf")
+    if one.allowed is not None:
+        logits -= torch.where(one.allowed, 0.0, float("inf"))
     return logits
 
 

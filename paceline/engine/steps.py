@@ -17,7 +17,6 @@ from paceline.engine.passes import Piece
 from paceline.engine.placing import PackedRow
 from paceline.engine.row_choice import is_by_logits
 from paceline.engine.runner import PassSize, Runner, ScoredPart
-from paceline.engine.sampling import Choosing
 from paceline.errors import PacelineError
 from paceline.types import ChoiceRule, Prefilled
 
@@ -55,7 +54,7 @@ class Steps:
 
     def can_run_at_once(self, one: StepRow) -> bool:
         is_short = len(one.row.token_ids) <= MAX_NEW_TOKENS and not one.row.following_count
-        return isinstance(self._runner.passes, BlockPasses) and is_short and is_by_logits(one.rule.sampling)
+        return isinstance(self._runner.passes, BlockPasses) and is_short and is_by_logits(one.rule)
 
     def _one_by_one(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
         chosen: dict[int, list[int]] = {index: [] for index in rows}
@@ -77,7 +76,7 @@ class Steps:
         # No row is scored.
         outcomes = [one for one in runner.forward([one.row for one in rows]) if not isinstance(one, ScoredPart)]
         choosing = [
-            Choosing(outcome, one.rule, runner.cache.token_ids(one.row.sequence_id))
+            runner.choosing(one.row.sequence_id, outcome, one.rule, runner.cache.token_ids(one.row.sequence_id))
             for one, outcome in zip(rows, outcomes, strict=True)
             if isinstance(outcome, Tensor)
         ]

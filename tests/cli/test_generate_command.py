@@ -22,6 +22,7 @@ from paceline.types import (
     DraftSource,
     GenerationRequest,
     OutputPiece,
+    ResponseFormat,
     Text,
     TokenIds,
 )
@@ -111,6 +112,26 @@ def test_the_request_says_what_the_flags_say_of_drafts(asked: list[GenerationReq
     assert request.predicted_output == Text("hello\r\nwörld\n")
 
 
+@pytest.mark.parametrize(
+    ("flag", "text", "form"),
+    [
+        ("--json-schema", ' {"type": "null"}', ResponseFormat(json_schema=' {"type": "null"}')),
+        ("--json-schema", None, ResponseFormat(json_schema="é\n")),
+        ("--regex", "a|b", ResponseFormat(regex="a|b")),
+        ("--grammar", None, ResponseFormat(grammar="é\n")),
+    ],
+)
+def test_the_request_has_the_format_of_the_flag_or_its_file(
+    flag: str, text: str | None, form: ResponseFormat, asked: list[GenerationRequest], tmp_path: Path
+) -> None:
+    file = tmp_path / "format"
+    file.write_text("é\n")
+    result = CliRunner().invoke(app, ["generate", "hello", flag, text or str(file)])
+    assert [one.response_format for one in asked] == [form]
+    # The fake models have no tokenizer.
+    assert isinstance(result.exception, InvalidRequest)
+
+
 def test_without_flags_a_request_says_nothing_of_drafts(asked: list[GenerationRequest]) -> None:
     CliRunner().invoke(app, ["generate", "hello", "--max-new-tokens", "6"])
     assert [(one.drafting, one.predicted_output) for one in asked] == [(DraftingOptions(), None)]
@@ -123,6 +144,7 @@ def test_without_flags_a_request_says_nothing_of_drafts(asked: list[GenerationRe
         (["--forbid-sources", "unspecified"], "--forbid-sources has 'unspecified'"),
         (["--draft-sources", ""], "--draft-sources is empty"),
         (["--prediction", "/nowhere/at/all"], "--prediction /nowhere/at/all cannot be read"),
+        (["--json-schema", "nowhere"], "--json-schema nowhere cannot be read"),
     ],
 )
 def test_wrong_words_about_drafts_are_named_before_anything_starts(flags: list[str], words: str) -> None:

@@ -177,7 +177,7 @@ async def test_paths_methods_sizes_and_tokens_are_refused_in_the_same_form(tmp_p
         assert (await it.http.get("/")).headers["content-security-policy"].startswith("default-src 'self'")
 
 
-async def test_formats_are_refused_while_nothing_enforces_them() -> None:
+async def test_a_format_that_cannot_be_enforced_is_refused_by_its_name() -> None:
     async with door() as it:
         answer = await it.http.post(COMPLETIONS, json=body((4,), response_format={"type": "json_object"}))
     assert answer.status_code == 400

@@ -10,10 +10,22 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from coordinator.replicas.replica import Replica
 from paceline.codec.models import model_to_pb
-from paceline.codec.rounds import verify_rows_to_pb
-from paceline.codec.versions import EARLIEST_SERVICE, VERSION, check_service_versions
+from paceline.codec.rounds import propose_rows_to_pb, verify_rows_to_pb
+from paceline.codec.versions import EARLIEST_SERVICE, RESPONSE_FORMATS, VERSION, check_service_versions
 from paceline.errors import IncompatiblePair, InvalidRequest, PeerUnavailable, StartupError
-from paceline.types import GenerationRequest, ProposeRow, ReplicaState, SamplingParameters, TokenIds, VerifyRow
+from paceline.types import (
+    GREEDY,
+    ChoiceRule,
+    GenerationRequest,
+    Proposal,
+    ProposeRow,
+    ReplicaState,
+    ResponseFormat,
+    SamplingParameters,
+    TokenIds,
+    Verdict,
+    VerifyRow,
+)
 from paceline.v1 import common_pb2
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
@@ -36,6 +48,7 @@ class Versioned(DraftServiceServicer):
     """A draft service of a given version; it knows no token."""
 
     wire: common_pb2.WireVersions = field(default_factory=lambda: NONE)
+    row_counts: list[int] = field(default_factory=list)
 
     async def DescribeDraftModel(
         self, request: pb.DescribeDraftModelRequest, context: Any
@@ -46,6 +59,7 @@ class Versioned(DraftServiceServicer):
         self, requests: AsyncIterator[pb.ProposeTokensRequest], context: Any
     ) -> AsyncIterator[pb.ProposeTokensResponse]:
         async for request in requests:
+            self.row_counts.append(len(request.rows))
             results = [pb.ProposeTokensResult(sequence_id=row.sequence_id) for row in request.rows]
             yield pb.ProposeTokensResponse(results=results, wire_version=self.wire.latest)
 
@@ -101,6 +115,58 @@ async def test_no_answer_is_taken_of_an_older_service_that_came_up_where_another
         await remote.close()
 
 
+FORMATTED = ChoiceRule(end_token_ids=(7,), response_format=ResponseFormat(regex="a"))
+
+
+def test_a_request_is_of_the_lowest_version_that_its_rows_need() -> None:
+    plain, told, formatted = (
+        ProposeRow(name, 0, (5,), 1, rule) for name, rule in zip("abc", (GREEDY, None, FORMATTED), strict=True)
+    )
+    assert propose_rows_to_pb([plain, told]).context.wire_version == EARLIEST_SERVICE
+    assert propose_rows_to_pb([plain, formatted]).context.wire_version == RESPONSE_FORMATS
+    row = VerifyRow("a", 0, (5,), (), FORMATTED)
+    assert verify_rows_to_pb([row]).context.wire_version == RESPONSE_FORMATS
+
+
+async def test_a_service_that_knows_no_formats_gets_no_row_with_one_and_serves_the_others() -> None:
+    """It would pass the format over; a request of a version that it does not read would fail all rows."""
+    servicer: Callable[..., Any] = Versioned
+    async with draft_server(servicer(common_pb2.WireVersions(latest=RESPONSE_FORMATS - 1))) as (older, address):
+        remote = RemoteDrafter(open_channel(address), TIMEOUT_S)
+        await remote.describe(TIMEOUT_S)
+        rows = [
+            ProposeRow("a", 0, (5,), 1, FORMATTED),
+            ProposeRow("b", 0, (5,), 1),
+            ProposeRow("c", 0, (5,), 1, FORMATTED),
+        ]
+        proposals = await remote.propose(rows)
+        assert proposals.results[1] == Proposal((), 0)
+        for refusal in (*proposals.results[::2], *(await remote.propose(rows[:1])).results):
+            assert isinstance(refusal, InvalidRequest)
+            assert (
+                refusal.message
+                == "response_format needs version 2 of the wire, and a draft service speaks 1; upgrade it"
+            )
+        assert older.row_counts == [1]
+        older.wire = common_pb2.WireVersions(latest=RESPONSE_FORMATS)
+        await remote.describe(TIMEOUT_S)
+        assert (await remote.propose(rows)).results == [Proposal((), 0)] * 3
+        await remote.close()
+
+
+async def test_a_target_that_knows_no_formats_fails_the_request_that_has_one_alone(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    async with model_server("target", pairs["Llama"].target) as server:
+        remote = RemoteVerifier(server.channel, TIMEOUT_S)
+        await remote.describe(TIMEOUT_S)
+        remote._latest_version = RESPONSE_FORMATS - 1
+        rows = [VerifyRow("a", 0, (20, 21), (), FORMATTED), VerifyRow("b", 0, (20, 21), ())]
+        refusal, verdict = (await remote.verify(rows)).results
+        assert isinstance(refusal, InvalidRequest)
+        assert isinstance(verdict, Verdict)
+
+
 async def test_a_service_refuses_a_request_of_a_newer_form_and_says_its_own_versions(
     pairs: dict[str, PairOfCheckpoints],
 ) -> None:
@@ -108,7 +174,7 @@ async def test_a_service_refuses_a_request_of_a_newer_form_and_says_its_own_vers
     async with model_server("target", pairs["Llama"].target) as server:
         await RemoteVerifier(server.channel, TIMEOUT_S).describe(TIMEOUT_S)
         request = verify_rows_to_pb([VerifyRow("a", 0, (20, 21), ())])
-        assert request.context.wire_version == VERSION
+        assert request.context.wire_version == EARLIEST_SERVICE  # the lowest that its row needs
         request.context.wire_version = VERSION + 1
         exchange = Exchange(TargetServiceStub(server.channel).VerifyTokens)
         words = f"version {VERSION + 1} of the wire, and this service reads 0 to {VERSION}; upgrade the model services"

@@ -1,0 +1,219 @@
+"""What may follow in an output that has a response format: the tokens that a grammar allows after a prefix.
+
+Owns what a format may cost. `llguidance` parses; nothing here knows of logits, models or requests.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import AddedToken, Tokenizer
+
+from paceline.errors import InvalidRequest
+from paceline.types import ResponseFormat
+
+MAX_FORMAT_CHARACTERS = 65536
+COMPILED_COUNT = 64
+"""Compiled formats that are kept."""
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=300_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=20_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+MAX_DIVISORS = 10_000
+"""Most that the digits of all `multipleOf` of a schema come to: the library's work grows with them, without a limit."""
+STACK_BYTES = 256 << 20
+"""Only what a compilation touches of it takes memory."""
+_REASON_CHARACTERS = 200
+_END = "\ufdd0end"
+"""Spelling of a token of our own that stands for the end of an output: a model may have several end tokens, or none."""
+
+
+class Grammars:
+    """The compiled formats of the outputs of one tokenizer. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._compiled = lru_cache(COMPILED_COUNT)(self._compile)
+
+    def begin(self, form: ResponseFormat) -> "Progress":
+        """Return the beginning of an output. Raise InvalidRequest for a format that cannot be compiled."""
+        return Progress(self._compiled(form), lambda: self._compile(form), self._tokens)
+
+    def check(self, form: ResponseFormat) -> None:
+        """Raise InvalidRequest for a format that cannot be compiled, or that no text satisfies."""
+        progress = self.begin(form)
+        if not any(progress.allowed()) and not progress.is_whole:
+            is_complex = progress.error and not progress.error.startswith("NoExtension")
+            raise _refusal(progress.error if is_complex else "no text satisfies it")
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        """The tokenizer as the parser reads it; this takes a second for a large vocabulary."""
+        own = Tokenizer.from_str(self._tokenizer.to_str())
+        own.no_truncation()
+        own.no_padding()
+        known = own.get_vocab(with_added_tokens=True).values()
+        own.add_special_tokens([AddedToken(_END, normalized=False)])
+        end_id = own.token_to_id(_END)
+        try:
+            if end_id in known:
+                raise ValueError("its ids have gaps")
+            return LLTokenizer(own.to_str(), eos_token=end_id)
+        except ValueError as error:
+            raise _refusal(f"the model's tokenizer cannot be followed: {error}") from error
+
+    def _compile(self, form: ResponseFormat) -> LLMatcher:
+        try:
+            tokens, grammar = self._tokens, _grammar(form)
+        except ValueError as error:
+            raise _refusal(str(error)) from error
+        matcher = _on_deep_stack(lambda: LLMatcher(tokens, grammar, log_level=0, limits=LIMITS))
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        return matcher
+
+
+class Progress:
+    """How far an output has come in its grammar. It can go back: what it allows depends on the output alone."""
+
+    def __init__(self, beginning: LLMatcher, compile: Callable[[], LLMatcher], tokens: LLTokenizer) -> None:
+        self._beginning = beginning
+        self._compile = compile
+        self._tokens = tokens
+        self._matcher = beginning.deep_copy()
+        self._read: list[int] = []
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the output may end here."""
+        return not self.error and self._matcher.is_accepting()
+
+    @property
+    def error(self) -> str:
+        """Why what follows cannot be said: the grammar is too complex here. Empty: it can."""
+        return self._matcher.get_error() if self._matcher.is_error() else ""
+
+    def move(self, output: Sequence[int]) -> bool:
+        """Go to the end of an output; return False if it breaks the format, or if `error` says why nobody can tell.
+
+        Where it breaks the format, this stands before the first wrong token.
+        """
+        common = _common_length(self._read, output)
+        if common < len(self._read):
+            if self._matcher.rollback(len(self._read) - common):
+                del self._read[common:]
+            else:
+                self._restart(self._beginning.deep_copy())
+        self._go_on(output)
+        if self.error:
+            # What copies of a matcher have learned adds up to its limits, so a new one may have room.
+            self._restart(self._compile())
+            self._go_on(output)
+        return len(self._read) == len(output) and not self.error
+
+    def allowed(self) -> bytearray:
+        """Return a bit for each token id, those of the tokens that may follow set; the lowest bit of a byte is first.
+
+        Where `error` says why, none is set.
+        """
+        if not self.error:
+            bits, output = self._bits(), self._read
+            if not self.error:
+                return bits
+            self._restart(self._compile())
+            self._go_on(output)
+        bits = self._bits()
+        return bytearray(len(bits)) if self.error else bits
+
+    def _bits(self) -> bytearray:
+        bits = bytearray(self._matcher.compute_bitmask())
+        end_id = self._tokens.eos_token
+        bits[end_id // 8] &= ~(1 << end_id % 8)
+        return bits
+
+    def _restart(self, matcher: LLMatcher) -> None:
+        self._matcher, self._read = matcher, []
+
+    def _go_on(self, output: Sequence[int]) -> None:
+        rest = list(output[len(self._read) :])
+        known = next((n for n, one in enumerate(rest) if not self._is_known(one)), len(rest))
+        self._read += rest[: self._matcher.try_consume_tokens(rest[:known])]
+
+    def _is_known(self, token_id: int) -> bool:
+        return token_id < self._tokens.vocab_size and token_id != self._tokens.eos_token
+
+
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    if list(other[: len(one)]) == one:  # nearly always: an output only grows
+        return len(one)
+    return next(index for index, token_id in enumerate(one) if index >= len(other) or token_id != other[index])
+
+
+def _on_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
+    """Return the result of `work`, which may call itself as deeply as the longest grammar has rules.
+
+    On an ordinary stack 5,000 rules that each name the next end the process.
+    """
+    made: list[LLMatcher] = []
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        thread = threading.Thread(target=lambda: made.append(work()))
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    return made.pop()
+
+
+def _grammar(form: ResponseFormat) -> str:
+    """Return the format as `llguidance` reads it. Raise InvalidRequest, or ValueError with what is wrong."""
+    given = [one for one in (form.json_schema, form.regex, form.grammar) if one]
+    if len(given) != 1:
+        raise _refusal(f"{len(given)} of json_schema, regex and grammar are set; set one")
+    if len(given[0]) > MAX_FORMAT_CHARACTERS:
+        raise _refusal(f"it has {len(given[0])} characters; give {MAX_FORMAT_CHARACTERS} at most")
+    if form.regex:
+        return LLMatcher.grammar_from_regex(form.regex)
+    if form.grammar:
+        if "%json" in form.grammar:
+            raise _refusal("grammar has a %json; give json_schema instead")
+        return LLMatcher.grammar_from_lark(form.grammar)
+    return LLMatcher.grammar_from_json_schema(_checked_schema(form.json_schema))
+
+
+def _checked_schema(text: str) -> str:
+    """Return a schema's text. It is written anew: the library puts it into a larger text, where it could end early."""
+    divisors: list[int] = []
+
+    def note(one: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(divisor := one.get("multipleOf"), int | float):
+            divisors.append(_digits(divisor))
+        return one
+
+    try:
+        written = json.dumps(json.loads(text, object_hook=note))
+    except RecursionError as error:
+        raise _refusal("json_schema is nested too deeply") from error
+    if sum(divisors) > MAX_DIVISORS:
+        raise _refusal(f"the digits of all multipleOf come to {sum(divisors)}; {MAX_DIVISORS} are taken at most")
+    return written
+
+
+def _digits(number: float) -> int:
+    """Return the number without its point and the zeros around it."""
+    digits = str(number).lower().partition("e")[0].replace(".", "").strip("-0")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _refusal(reason: str) -> InvalidRequest:
+    """Return the refusal of a format, with the reason in one line."""
+    words = " ".join(reason.replace("<non-verbose/>", "").split())
+    short = words if len(words) <= _REASON_CHARACTERS else words[:_REASON_CHARACTERS] + " ..."
+    return InvalidRequest(f"response_format cannot be followed: {short}", field="response_format")

@@ -1,0 +1,210 @@
+"""What a grammar allows depends on the output alone, and no format can do harm."""
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from tokenizers import Tokenizer, decoders
+
+from paceline.errors import InvalidRequest
+from paceline.grammars import MAX_FORMAT_CHARACTERS, Grammars, Progress
+from paceline.types import ResponseFormat
+from tests.fakes.formats import follows, random_formats
+from tests.fakes.tokenizers import byte_tokenizer, word_tokenizer
+
+TOKENIZER = byte_tokenizer()
+GRAMMARS = Grammars(TOKENIZER)
+LIMITED = ResponseFormat(grammar='start: a "." b\na[max_tokens=3]: /[a-z]+/\nb: /[0-9]*/')
+NESTED = ResponseFormat(grammar='start: "(" start ")" | /[xy]{1,3}/')
+
+
+def bytes_of(text: str, tokenizer: Tokenizer = TOKENIZER) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def allowed_ids(progress: Progress) -> set[int]:
+    bits = progress.allowed()
+    return {8 * index + bit for index, one in enumerate(bits) for bit in range(8) if one >> bit & 1}
+
+
+def written(form: ResponseFormat, rng: random.Random, most: int = 40) -> list[int]:
+    """Return a random output of a format, perhaps cut."""
+    progress, output = GRAMMARS.begin(form), list[int]()
+    while len(output) < most and (ids := sorted(allowed_ids(progress))):
+        output.append(rng.choice(ids))
+        assert progress.move(output)
+        if progress.is_whole and rng.random() < 0.3:
+            break
+    return output
+
+
+@pytest.mark.parametrize(
+    ("regex", "words"),
+    [("(ab|ac)d?", ["ab", "ac", "abd", "acd"]), ("é?x{0,2}", ["", "x", "xx", "é", "éx", "éxx"]), ("(a|b){2}", [])],
+)
+def test_a_token_is_allowed_exactly_where_a_word_of_the_language_goes_on_with_it(regex: str, words: list[str]) -> None:
+    """The language is written out, so nothing of the library's is compared with itself."""
+    language = [bytes_of(one) for one in words or [one + other for one in "ab" for other in "ab"]]
+    prefixes = {tuple(word[:length]) for word in language for length in range(len(word) + 1)}
+    progress = GRAMMARS.begin(ResponseFormat(regex=regex))
+    for prefix in sorted(prefixes, key=lambda one: random.random()):
+        assert progress.move(prefix)
+        longer = {
+            word[len(prefix)] for word in language if len(word) > len(prefix) and word[: len(prefix)] == [*prefix]
+        }
+        assert allowed_ids(progress) == longer
+        assert progress.is_whole is ([*prefix] in language)
+
+
+@pytest.mark.parametrize("form", [*random_formats(3), LIMITED, NESTED], ids=str)
+def test_a_token_is_allowed_exactly_where_a_fresh_reader_takes_it(form: ResponseFormat) -> None:
+    output = written(form, random.Random(3))
+    progress = GRAMMARS.begin(form)
+    for length in range(0, len(output), 4):
+        assert progress.move(output[:length])
+        taken = {one for one in range(300) if GRAMMARS.begin(form).move([*output[:length], one])}
+        assert allowed_ids(progress) == taken
+
+
+@pytest.mark.parametrize("form", [*random_formats(8, seed=2), LIMITED, NESTED], ids=str)
+def test_what_is_allowed_does_not_depend_on_what_was_asked_before(form: ResponseFormat) -> None:
+    rng = random.Random(4)
+    outputs = [written(form, rng) for _ in range(3)]
+    prefixes = [output[:length] for output in outputs for length in range(len(output) + 1)]
+    fresh = {tuple(one): asked(GRAMMARS.begin(form), one) for one in prefixes}
+    progress = GRAMMARS.begin(form)
+    for one in rng.choices(prefixes, k=80):
+        if rng.random() < 0.3:
+            broken = [*one, rng.randrange(320), 256, 257]
+            assert asked(progress, broken) == asked(GRAMMARS.begin(form), broken)
+        assert asked(progress, one) == fresh[tuple(one)]
+
+
+def asked(progress: Progress, output: Sequence[int]) -> tuple[bool, bytes, bool]:
+    return progress.move(output), bytes(progress.allowed()), progress.is_whole
+
+
+@pytest.mark.parametrize("form", random_formats(20, seed=5), ids=str)
+def test_what_is_whole_follows_its_format(form: ResponseFormat) -> None:
+    rng, found = random.Random(6), 0
+    for _ in range(5):
+        output = written(form, rng, most=200)
+        progress = GRAMMARS.begin(form)
+        for length in range(len(output) + 1):
+            assert progress.move(output[:length])
+            if progress.is_whole:
+                found += 1
+                assert follows(TOKENIZER.decode(output[:length]), form)
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (ResponseFormat(), "0 of json_schema, regex and grammar are set"),
+        (ResponseFormat(regex="a", grammar="start: /b/"), "2 of json_schema, regex and grammar are set"),
+        (ResponseFormat(regex="a" * (MAX_FORMAT_CHARACTERS + 1)), "it has 65537 characters; give 65536 at most"),
+        (ResponseFormat(regex="["), "unclosed character class"),
+        (ResponseFormat(regex=r"(?=a)b"), "look-ahead"),
+        (ResponseFormat(regex=r"[^\s\S]"), "no text satisfies it"),
+        (ResponseFormat(grammar="start: a\na: a"), "no text satisfies it"),
+        (ResponseFormat(grammar='start: "a" b'), "unknown name"),
+        (ResponseFormat(grammar='start: %json {"type": "object"}'), "%json; give json_schema"),
+        (ResponseFormat(json_schema="{"), "Expecting"),
+        (ResponseFormat(json_schema='{"type": "object"}}, {"lark_grammar": "start: /x/"'), "Extra data"),
+        (ResponseFormat(json_schema="[1]"), "must be an object or boolean"),
+        (ResponseFormat(json_schema='{"type": "strin"}'), "Invalid type: strin"),
+        (ResponseFormat(json_schema='{"uniqueItems": true}'), "Unimplemented keys"),
+        (ResponseFormat(json_schema='{"enum": []}'), "Unsatisfiable schema"),
+        (ResponseFormat(json_schema='{"$ref": "http://127.0.0.1/schema"}'), "does not fetch resources"),
+        (ResponseFormat(json_schema='{"a": ' * 9000 + "1" + "}" * 9000), "deep|recursion"),
+        (ResponseFormat(json_schema='{"type": "integer", "multipleOf": 999983}'), "multipleOf come to 999983"),
+    ],
+)
+def test_a_format_that_cannot_be_followed_is_refused_in_one_short_line(form: ResponseFormat, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as refusal:
+        GRAMMARS.check(form)
+    assert refusal.value.field == "response_format"
+    assert "\n" not in refusal.value.message
+    assert len(refusal.value.message) < 300
+
+
+def test_rules_that_name_each_other_in_a_long_row_end_no_process() -> None:
+    """Reading them takes a deep stack; on an ordinary one the process dies."""
+    names = [f"r{number}" for number in range(4000)]
+    rules = "\n".join(f"{one}: {other}" for one, other in pairwise(names))
+    GRAMMARS.check(ResponseFormat(grammar=f'start: r0\n{rules}\n{names[-1]}: "x"'))
+    kinds = {one: {"type": "array", "items": {"$ref": f"#/$defs/{other}"}} for one, other in pairwise(names[:1000])}
+    schema = {"$ref": "#/$defs/r0", "$defs": {**kinds, names[999]: {"type": "null"}}}
+    GRAMMARS.check(ResponseFormat(json_schema=json.dumps(schema)))
+
+
+def test_where_a_grammar_becomes_too_complex_nothing_is_allowed() -> None:
+    progress = GRAMMARS.begin(ResponseFormat(grammar="start: " + "x " * 10000 + "\nx: /.*/"))
+    assert any(progress.allowed())
+    assert not progress.move(bytes_of("a"))
+    assert not any(progress.allowed())
+    assert not progress.is_whole
+    assert "Current row has" in progress.error
+    assert progress.move([])
+    assert any(progress.allowed())
+
+
+def garbled(rng: random.Random) -> ResponseFormat:
+    """Return a format of random pieces; few of them mean something."""
+    pieces = [
+        '"a"',
+        "/b*/",
+        "start",
+        ":",
+        "|",
+        "(",
+        ")",
+        "?",
+        "x",
+        "\n",
+        "~",
+        "{2,900}",
+        "[",
+        "]",
+        "{",
+        "}",
+        "\\",
+        ".*",
+    ]
+    pieces += ["%ignore", "&", '"type"', '"object"', "$", "^", "\\d", "é", "\0", "<[5]>", "lazy", ",", "1e9", "+", "-"]
+    text = "".join(rng.choices(pieces, k=rng.randrange(1, 40)))
+    kind = rng.randrange(3)
+    if kind == 0:
+        return ResponseFormat(json_schema='{"type": "object", "properties": {' + text + "}}")
+    return ResponseFormat(regex=text) if kind == 1 else ResponseFormat(grammar=f"start: x\nx: {text}")
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.long)])
+def test_random_formats_are_refused_or_followed(count: int) -> None:
+    rng, followed = random.Random(7), 0
+    for _ in range(count):
+        form = garbled(rng)
+        try:
+            GRAMMARS.check(form)
+        except InvalidRequest as error:
+            assert error.field == "response_format"
+        else:
+            followed += 1
+            written(form, rng, most=5)
+    assert 0 < followed < count
+
+
+def test_special_tokens_and_ids_without_text_are_never_allowed() -> None:
+    everything = GRAMMARS.begin(ResponseFormat(regex=r"(?s:.*)"))
+    assert max(allowed_ids(everything)) < 256
+    for wrong in (256, 257, 100_000):
+        assert not everything.move([wrong])
+
+
+def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused() -> None:
+    grammars = Grammars(word_tokenizer(decoders.WordPiece()))
+    with pytest.raises(InvalidRequest, match="the model's tokenizer cannot be followed"):
+        grammars.check(ResponseFormat(regex="a"))
