@@ -60,7 +60,7 @@ class TokenDecoder:
         return None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to an output that goes on already; none for a special or unknown one."""
+        """Return the bytes that a token adds after one like it; none for a special or unknown one."""
         found = self._bytes.get(token_id)
         if found is None:
             token = self.token(token_id)

@@ -130,6 +130,8 @@ async def test_completions_of_one_prompt_differ_and_each_can_be_had_again_by_its
     async with cluster(pairs["Llama"].target, pairs["Llama"].draft) as running:
         completions = await running.client.complete_all(request)
         assert len({tuple(one.token_ids) for one in completions}) == 4
+        told = sum(one.finish.usage.cached_prompt_count for one in completions)
+        assert told == running.target.describe().cache.shared_token_count
         for index, completion in enumerate(completions):
             assert completion.finish.seed == completion_seed(5, index)
             again = replace(request, seed=completion.finish.seed, completion_count=1)

@@ -156,3 +156,23 @@ def test_a_decoder_of_several_steps_of_which_one_is_byte_level_is_exact_for_whol
     mixed.decoder = MIXED
     token_ids = BYTES.encode(text).ids
     assert joined(mixed, token_ids) == at_once(mixed, token_ids)
+
+
+def test_the_bytes_of_tokens_that_are_bytes_join_to_those_of_their_text() -> None:
+    for tokenizer in (BYTES, BUILTIN):
+        decoder, text = TokenDecoder(tokenizer), "Zürich 🙂\n a"
+        assert b"".join(map(decoder.bytes_of, tokenizer.encode(text, add_special_tokens=False).ids)) == text.encode()
+    assert TokenDecoder(BYTES).bytes_of(BYTE_COUNT) == TokenDecoder(BYTES).bytes_of(BYTE_COUNT + 1) == b""
+
+
+@pytest.mark.parametrize("name", [one for one in DECODERS if one != "bpe"])
+@given(st.lists(WORD_IDS, min_size=1))
+def test_the_bytes_of_other_tokens_are_what_they_add_to_an_output(name: str, token_ids: list[int]) -> None:
+    """Past the first one, whose space a decoder may drop. With suffixes, a token's space depends on the one before."""
+    decoder = TokenDecoder(OTHERS[name])
+    for byte in (0, 0x41, 0xC3, 0xFF):
+        wanted = bytes([byte]) if decoder.has_byte_tokens else f"<0x{byte:02X}>".encode()
+        assert decoder.bytes_of(FIRST_BYTE + byte).strip() == wanted.strip()
+    text = at_once(OTHERS[name], [token_ids[0], *token_ids, token_ids[0]])
+    own = b"".join(map(decoder.bytes_of, token_ids)).decode()
+    assert own.strip() in text

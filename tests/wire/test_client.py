@@ -401,7 +401,8 @@ class Breaking(GenerationServiceServicer):
         self, request: pb.GenerateTextRequest, context: Any
     ) -> AsyncIterator[pb.GenerateTextResponse]:
         self.asked.append(request_from_pb(request))
-        yield piece_to_pb(OutputPiece((OutputToken(5, "", accepted=False),)))
+        token = OutputToken(5, "", accepted=False)
+        yield piece_to_pb(OutputPiece((token,), prompt_tokens=(token,) if self.asked[-1].echo_prompt else ()))
         if len(self.asked) == 1:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         yield piece_to_pb(OutputPiece((), GenerationFinish(FinishReason.LENGTH, Usage(3, 2))))
@@ -410,6 +411,18 @@ class Breaking(GenerationServiceServicer):
 async def test_what_a_request_says_of_drafts_is_said_again_when_it_is_resumed() -> None:
     drafting = DraftingOptions((DraftSource.PREDICTION, DraftSource.SUFFIX), True, (DraftSource.DRAFT,), "small")
     request = GenerationRequest(PROMPT, 2, drafting=drafting, predicted_output=TokenIds((5, 6)))
+    first, again = await asked_of_breaking(request)
+    assert again.received_outputs == (ReceivedOutput(0, (5,)),)
+    assert replace(again, received_outputs=()) == first == replace(request, seed=first.seed)
+
+
+async def test_a_prompt_that_was_sent_back_is_not_asked_for_again() -> None:
+    asked = await asked_of_breaking(GenerationRequest(PROMPT, 2, echo_prompt=True))
+    assert [one.echo_prompt for one in asked] == [True, False]
+
+
+async def asked_of_breaking(request: GenerationRequest) -> list[GenerationRequest]:
+    """Return what a server that breaks the stream once was asked."""
     breaking = Breaking()  # type: ignore[abstract]
 
     def add(server: grpc.aio.Server) -> None:
@@ -417,9 +430,7 @@ async def test_what_a_request_says_of_drafts_is_said_again_when_it_is_resumed() 
 
     async with running_server("127.0.0.1", 0, [], add, grace_s=0) as server, Client(server.address, QUICK) as client:
         await client.complete(request)
-    first, again = breaking.asked
-    assert again.received_outputs == (ReceivedOutput(0, (5,)),)
-    assert replace(again, received_outputs=()) == first == replace(request, seed=first.seed)
+    return breaking.asked
 
 
 async def test_what_cannot_have_been_received_is_refused_and_not_mended_by_the_client() -> None:

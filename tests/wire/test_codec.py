@@ -108,10 +108,12 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
         types.Verdict(0, 0, 0),
         types.Verdict(1, 2, 3, logprobs),
         types.Prefilled(7),
+        types.Prefilled(7, reused_count=3),
+        types.Verdict(0, 0, 9, reused_count=8),
         types.Verdict(1, 2, 3, (), logprobs),
         types.Prefilled(7, logprobs),
     ]
-    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows * 3, types.Verdicts(given, timing, identity)))
+    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows * 4, types.Verdicts(given, timing, identity)))
     assert isinstance(verdicts.results[0], errors.PrefixNotCached)
     assert verdicts.results[1:] == given[1:]
     assert (verdicts.timing, verdicts.identity) == (timing, identity)
