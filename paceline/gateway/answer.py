@@ -5,14 +5,14 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 from paceline.gateway.account import Account, told_of_piece
 from paceline.gateway.apis import Api, BodyT
 from paceline.gateway.sse import DONE, event
 from paceline.gateway.tool_calls import ToolFormat
-from paceline.types import GenerationFinish, OutputPiece, OutputToken
+from paceline.types import FinishReason, GenerationFinish, OutputPiece, OutputToken
 
 Json = dict[str, Any]
 # Made once: `json.dumps` would make an encoder for every chunk.
@@ -40,6 +40,12 @@ class Answer(Generic[BodyT]):
         model = self._model or self.account.model_id
         return {"id": self._id, "object": kind, "created": self._created_s, "model": model}
 
+    def _own(self, piece: OutputPiece) -> OutputPiece:
+        """Return what the client gets: a coordinator makes a token for those too who want the prompt alone."""
+        if not self._body.is_prompt_alone:
+            return piece
+        return replace(piece, tokens=(), finish=piece.finish and replace(piece.finish, reason=FinishReason.LENGTH))
+
     def _index(self, prompt_index: int, completion_index: int) -> int:
         return prompt_index * self._output_count + completion_index
 
@@ -54,6 +60,7 @@ class StreamedAnswer(Answer[BodyT]):
         """Return the events for a piece; none where there is nothing to show."""
         if self._start is None:
             self._start = _encode(self._head(self._api.chunk_object))[:-1]
+        piece = self._own(piece)
         self.account.add(prompt_index, piece)
         choices = self._prompt_choices(prompt_index, piece)
         choice = self._choices[self._index(prompt_index, piece.completion_index)].write(piece.tokens, piece.finish)
@@ -102,6 +109,7 @@ class WholeAnswer(Answer[BodyT]):
         self._prompts: dict[int, Sequence[OutputToken]] = {}
 
     def add(self, prompt_index: int, piece: OutputPiece) -> None:
+        piece = self._own(piece)
         self.account.add(prompt_index, piece)
         if piece.prompt_tokens:
             self._prompts[prompt_index] = piece.prompt_tokens

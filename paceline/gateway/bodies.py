@@ -247,6 +247,11 @@ class GenerationBody(Body):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def is_prompt_alone(self) -> bool:
+        """Whether only the prompt is asked for."""
+        return False
+
+    @property
     def tells(self) -> bool:
         return bool(self.paceline and self.paceline.tell)
 

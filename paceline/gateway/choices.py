@@ -103,14 +103,13 @@ class CompletionChoice:
         self._index = index
         self._has_logprobs = body.logprobs is not None
         self._has_ids = bool(body.return_token_ids)
-        self._is_prompt_alone = body.is_prompt_alone
         self._offset = 0
         """Characters written so far."""
 
     def write(
         self, tokens: Sequence[OutputToken], finish: GenerationFinish | None, prompt: Sequence[OutputToken] = ()
     ) -> Json | None:
-        shown = [*prompt, *(() if self._is_prompt_alone else tokens)]
+        shown = [*prompt, *tokens]
         text = "".join([one.text for one in shown])
         if not (text or finish or (shown and (self._has_logprobs or self._has_ids))):
             return None
@@ -118,7 +117,7 @@ class CompletionChoice:
             "index": self._index,
             "text": text,
             "logprobs": completion_logprobs(shown, self._offset) if self._has_logprobs else None,
-            "finish_reason": "length" if finish and self._is_prompt_alone else finish_reason(finish),
+            "finish_reason": finish_reason(finish),
         }
         if self._has_ids:
             choice["token_ids"] = [one.token_id for one in shown]

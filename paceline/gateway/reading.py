@@ -61,7 +61,7 @@ def parse(content: bytes, kind: type[BodyT]) -> BodyT:
         return kind.model_validate_json(content)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
-    param = _param(problem["loc"])
+    param = _param(problem["loc"], is_unknown=problem["type"] == "extra_forbidden")
     words = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         words = "is needed"
@@ -70,11 +70,11 @@ def parse(content: bytes, kind: type[BodyT]) -> BodyT:
     raise invalid(f"{param} {words}" if param else words, param)
 
 
-def _param(path: tuple[int | str, ...]) -> str | None:
+def _param(path: tuple[int | str, ...], *, is_unknown: bool) -> str | None:
     """Return the field as clients write it. Names of a union's members, which a path has too, end it."""
     words = ""
     for part in path:
-        if isinstance(part, str) and part not in _FIELDS and words:
+        if isinstance(part, str) and part not in _FIELDS and words and not is_unknown:
             break
         words += f"[{part}]" if isinstance(part, int) else f".{part}"
     return words.lstrip(".") or None

@@ -14,6 +14,10 @@ class Running:
         self.is_draining = False
 
     @property
+    def is_idle(self) -> bool:
+        return not self._count
+
+    @property
     def is_full(self) -> bool:
         return self._count >= self._most
 
@@ -25,7 +29,7 @@ class Running:
             yield
         finally:
             self._count -= 1
-            if not self._count:
+            if self.is_idle:
                 self._idle.set()
 
     async def drain(self, grace_s: float) -> None:

@@ -1,0 +1,242 @@
+"""Who gets in, what is said to those who do not, and what a request leaves behind."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from paceline.errors import (
+    CallTimedOut,
+    InvalidRequest,
+    MessageTooLarge,
+    ModelChanged,
+    NoChoice,
+    Overloaded,
+    PacelineError,
+    PeerFailed,
+    PeerUnavailable,
+    TokenizerNotFound,
+    Unauthenticated,
+)
+from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces, scripted_door
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "expected"),
+    [
+        (InvalidRequest("max_new_tokens is 9; give less", field="max_new_tokens"), 400, ("max_tokens", None)),
+        (InvalidRequest("top_p is 0", field="sampling.top_p"), 400, ("top_p", None)),
+        (InvalidRequest("wrong", field="drafting.draft_model"), 400, ("paceline.draft_model", None)),
+        (TokenizerNotFound("none"), 400, (None, None)),
+        (MessageTooLarge("large"), 413, (None, "request_too_large")),
+        (Overloaded("full", retry_after_s=2.3), 429, (None, "rate_limit_exceeded")),
+        (ModelChanged("other"), 503, (None, "model_changed")),
+        (PeerUnavailable("away"), 503, (None, "unavailable")),
+        (CallTimedOut("late"), 504, (None, "timeout")),
+        (Unauthenticated("who"), 502, (None, "bad_gateway")),
+        (NoChoice("none"), 500, (None, None)),
+        (PeerFailed("broken"), 500, (None, None)),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+async def test_errors_of_coordinators_have_openais_form(
+    error: PacelineError, status: int, expected: tuple[str | None, str | None]
+) -> None:
+    async with scripted_door(ScriptedGenerator(refuses=error)) as door:
+        answers = [await door.complete(), await door.complete(stream=True), await door.chat()]
+    for answer in answers:
+        assert answer.status_code == status
+        told = answer.json()["error"]
+        assert (told["param"], told["code"]) == expected
+        assert told["type"] == {4: "invalid_request_error", 5: "server_error"}[status // 100] or status == 429
+    if status in (429, 503):
+        assert answers[0].headers["retry-after"] == ("3" if status == 429 else "1")
+
+
+async def test_an_error_names_the_field_as_the_body_does() -> None:
+    error = InvalidRequest("max_new_tokens is 9; give less", field="max_new_tokens")
+    async with scripted_door(ScriptedGenerator(refuses=error)) as door:
+        assert (await door.complete()).json()["error"]["message"] == "max_tokens is 9; give less"
+
+
+async def test_an_error_amid_a_stream_is_its_last_event() -> None:
+    async with scripted_door(ScriptedGenerator(pieces("a", "b")[:1], fails=PeerUnavailable("away"))) as door:
+        answer = await door.complete(stream=True)
+    first, last = [line for line in answer.text.splitlines() if line]
+    assert answer.status_code == 200
+    assert '"text":"a"' in first
+    assert '"message": "away"' in last and "[DONE]" not in answer.text
+
+
+async def test_an_unexpected_error_tells_nothing_of_itself() -> None:
+    error: Any = RuntimeError("secret")
+    async with scripted_door(ScriptedGenerator(refuses=error)) as door:
+        with capture_logs():
+            answer = await door.complete()
+    assert answer.status_code == 500
+    assert "secret" not in answer.text and answer.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_body_that_does_not_say_it_is_json_is_refused(media_type: str) -> None:
+    async with scripted_door(ScriptedGenerator()) as door:
+        answer = await door.http.post(COMPLETIONS, content=b"{}", headers={"content-type": media_type})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-type")
+
+
+async def test_a_body_without_a_length_is_refused_once_it_is_too_large() -> None:
+    async def endless() -> Any:
+        while True:
+            yield b" " * 1000
+
+    async with scripted_door(ScriptedGenerator(), max_body_bytes=5000) as door:
+        answer = await door.http.post(COMPLETIONS, content=endless(), headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_long_body_is_taken() -> None:
+    generator = ScriptedGenerator(pieces("a"))
+    async with scripted_door(generator) as door:
+        assert (await door.complete(prompt=[5] * 100_000)).status_code == 200
+    assert generator.asked[0].prompt.values == (5,) * 100_000  # type: ignore[union-attr]
+
+
+async def test_names_that_are_not_served_are_refused() -> None:
+    async with scripted_door(ScriptedGenerator(pieces("a"))) as door:
+        for model in (None, "", "target"):
+            assert (await door.complete(model=model)).json()["model"] == "target"
+        answer = await door.complete(model="other")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert (await door.http.get("/v1/models/target")).json()["id"] == "target"
+        assert (await door.http.get("/v1/models/other")).status_code == 404
+
+
+async def test_given_names_take_the_place_of_the_targets_own() -> None:
+    async with scripted_door(ScriptedGenerator(pieces("a")), names=("gpt", "x/y")) as door:
+        assert [one["id"] for one in (await door.http.get("/v1/models")).json()["data"]] == ["gpt", "x/y"]
+        assert (await door.http.get("/v1/models/x/y")).json()["id"] == "x/y"
+        assert [(await door.complete(model=name)).json()["model"] for name in (None, "x/y")] == ["gpt", "x/y"]
+        assert (await door.complete(model="target")).status_code == 404
+
+
+async def test_while_no_coordinator_answers_the_gateway_is_not_well_but_asks() -> None:
+    generator = ScriptedGenerator(pieces("a"), is_away=PeerUnavailable("away"))
+    async with scripted_door(generator) as door:
+        assert (await door.http.get("/health")).status_code == 503
+        assert (await door.http.get("/cluster")).status_code == 503
+        assert (await door.complete(model="any")).json()["model"] == "any"
+        assert (await door.complete()).json()["model"] == "target"
+
+
+async def test_a_gateway_that_drains_takes_nothing_new_and_finishes_what_it_has() -> None:
+    held = asyncio.Event()
+    async with scripted_door(ScriptedGenerator(pieces("a", "b"), waits_for=held)) as door:
+        running = asyncio.create_task(door.complete())
+        while door.gateway.running.is_idle:
+            await asyncio.sleep(0)
+        draining = asyncio.create_task(door.gateway.running.drain(60))
+        while not door.gateway.running.is_draining:
+            await asyncio.sleep(0)
+        assert (await door.http.get("/health")).status_code == 503
+        assert (await door.complete()).status_code == 503
+        held.set()
+        await draining
+        assert (await running).json()["choices"][0]["text"] == "ab"
+
+
+async def test_more_requests_than_it_takes_are_to_come_again() -> None:
+    async with scripted_door(ScriptedGenerator(), most=0) as door:
+        answer = await door.complete()
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+async def test_the_first_failure_of_several_prompts_ends_them_all() -> None:
+    generator = ScriptedGenerator(refuses=Overloaded("full"))
+    async with scripted_door(generator) as door:
+        assert (await door.complete(prompt=["a", "b", "c"])).status_code == 429
+    assert generator.ended_count == len(generator.asked)
+
+
+async def test_without_tokens_only_health_and_the_page_are_open(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    async with scripted_door(ScriptedGenerator(pieces("a")), tokens=tmp_path / "tokens") as door:
+        with capture_logs():
+            for path in ("/v1/models", "/metrics", "/cluster", "/nowhere"):
+                answer = await door.http.get(path)
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/", "/health"):
+            assert (await door.http.get(path)).status_code == 200
+        for scheme in ("Bearer", "bearer"):
+            shown = {"authorization": f"{scheme} two"}
+            assert (await door.http.get("/v1/models", headers=shown)).status_code == 200
+
+
+async def test_pages_of_other_origins_may_call_only_where_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("one\n")
+    asks = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    asks |= {"access-control-request-headers": "authorization,content-type"}
+    async with scripted_door(ScriptedGenerator(), tokens=tmp_path / "tokens") as door:
+        with capture_logs():
+            assert "access-control-allow-origin" not in (await door.http.options(COMPLETIONS, headers=asks)).headers
+    named = ("https://a.example",)
+    async with scripted_door(ScriptedGenerator(), tokens=tmp_path / "tokens", cors_origins=named) as door:
+        answer = await door.http.options(COMPLETIONS, headers=asks)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, named[0])
+        with capture_logs():
+            refused = await door.http.post(COMPLETIONS, json={}, headers={"origin": named[0]})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, named[0])
+
+
+async def test_a_request_is_part_of_its_callers_trace_and_says_so() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with scripted_door(ScriptedGenerator(pieces("a")), tracer=provider.get_tracer("test")) as door:
+        answer = await door.http.post(COMPLETIONS, json={"prompt": "a"}, headers={"traceparent": PARENT})
+    (span,) = exporter.get_finished_spans()
+    assert span.parent and f"{span.parent.span_id:016x}" == PARENT.split("-")[2]
+    assert span.name == f"POST {COMPLETIONS}"
+    assert span.attributes and span.attributes["http.response.status_code"] == 200
+    assert answer.json()["paceline"]["trace_id"] == PARENT.split("-")[1]
+
+
+async def test_a_request_leaves_counts_and_one_line_without_text() -> None:
+    registry = CollectorRegistry()
+    async with scripted_door(ScriptedGenerator(pieces("private", "b")), registry=registry) as door:
+        with capture_logs() as lines:
+            await door.complete(prompt="private")
+            await door.complete(n=0)
+        scraped = (await door.http.get("/metrics")).text
+    assert [(one["event"], one["status"], one["output_tokens"]) for one in lines] == [
+        ("request ended", 200, 2),
+        ("request ended", 400, 0),
+    ]
+    assert lines[0]["request_id"] == "r1" and "private" not in str(lines)
+    assert f'paceline_gateway_requests_total{{path="{COMPLETIONS}",status="200"}} 1.0' in scraped
+    assert "paceline_gateway_requests_running 0.0" in scraped
+    assert "paceline_gateway_output_tokens_total 2.0" in scraped
+
+
+async def test_the_page_fetches_nothing_from_elsewhere() -> None:
+    async with scripted_door(ScriptedGenerator()) as door:
+        index = await door.http.get("/")
+        assert index.status_code == 200 and index.headers["content-type"].startswith("text/html")
+        assert (await door.http.get("/page/page.js")).headers["content-type"].startswith("text/javascript")
+        assert "default-src 'self'" in index.headers["content-security-policy"]
+        for path in ("/page/none", "/page/../app.py", "/page/%2e%2e%2fapp.py"):
+            assert (await door.http.get(path)).status_code == 404
+
+
+async def test_the_cluster_is_told_by_the_names_of_its_types() -> None:
+    async with scripted_door(ScriptedGenerator()) as door:
+        told = (await door.http.get("/cluster")).json()
+    assert told["target"]["model_id"] == "target"
+    assert {"draft", "batch_size", "statistics", "targets", "live_sequence_count"} <= told.keys()

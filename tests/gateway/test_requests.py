@@ -1,0 +1,257 @@
+"""Every field of a body arrives in the request that a coordinator gets, or is refused with its name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.gateway.apis import CHAT, COMPLETION
+from paceline.gateway.errors import HttpError
+from paceline.gateway.reading import parse
+from paceline.types import (
+    Chat,
+    ChatMessage,
+    DraftingOptions,
+    DraftSource,
+    GenerationRequest,
+    ResponseFormat,
+    SamplingParameters,
+    Text,
+    TokenIds,
+    ToolCall,
+)
+
+HI = {"role": "user", "content": "hi"}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
+NOW = {"type": "function", "function": {"name": "now"}}
+
+
+def chat(**asked: Any) -> GenerationRequest:
+    content = json.dumps({"messages": [HI], **asked}).encode()
+    (request,) = CHAT.requests(parse(content, CHAT.body), "hermes")
+    return request
+
+
+def completions(**asked: Any) -> list[GenerationRequest]:
+    content = json.dumps({"prompt": "hi", **asked}).encode()
+    return COMPLETION.requests(parse(content, COMPLETION.body), "hermes")
+
+
+def refused(**asked: Any) -> HttpError:
+    with pytest.raises(HttpError) as found:
+        completions(**asked) if "prompt" in asked else chat(**asked)
+    assert found.value.status == 400
+    return found.value
+
+
+def test_fields_of_sampling_arrive() -> None:
+    sampling = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 4,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "min_tokens": 2,
+        "logit_bias": {"5": 1, "6": -2.5},
+    }
+    expected = SamplingParameters(0.5, 4, 0.9, 0.1, ((5, 1.0), (6, -2.5)), 1.1, 0.2, -0.3, 2)
+    assert chat(**sampling).sampling == completions(**sampling)[0].sampling == expected
+
+
+def test_without_a_temperature_it_is_openais() -> None:
+    assert chat().sampling == SamplingParameters(temperature=1.0)
+    assert chat(top_k=-1, temperature=None).sampling == SamplingParameters(temperature=1.0)
+
+
+def test_fields_of_ends_and_counts_arrive() -> None:
+    asked = chat(stop=["a", "b"], stop_token_ids=[3], ignore_eos=True, n=4, max_tokens=9, seed=-1)
+    assert (asked.stop_strings, asked.stop_token_ids, asked.ignore_end_tokens) == (("a", "b"), (3,), True)
+    assert (asked.completion_count, asked.max_new_tokens, asked.seed) == (4, 9, (1 << 64) - 1)
+    assert chat(max_tokens=9, max_completion_tokens=5, stop="x").max_new_tokens == 5
+    assert chat(stop="x").stop_strings == ("x",)
+    assert chat().max_new_tokens is None
+    assert completions()[0].max_new_tokens == 16
+
+
+def test_a_drawn_seed_is_one_that_javascript_reads() -> None:
+    seeds = [chat().seed for _ in range(20)]
+    assert len(set(seeds)) == 20
+    assert all(seed is not None and seed < 1 << 53 for seed in seeds)
+
+
+def test_log_probabilities_and_echo_arrive() -> None:
+    assert chat().top_logprob_count is None
+    assert chat(logprobs=True).top_logprob_count == 0
+    assert chat(logprobs=True, top_logprobs=4).top_logprob_count == 4
+    (asked,) = completions(logprobs=3, echo=True, max_tokens=0)
+    assert (asked.top_logprob_count, asked.echo_prompt, asked.max_new_tokens) == (3, True, 1)
+
+
+def test_our_own_options_arrive() -> None:
+    ours = {"max_draft_count": 2, "sources": ["draft", "suffix"], "forbidden_sources": ["prediction"]}
+    asked = chat(paceline={**ours, "in_order": True, "draft_model": "small", "tell": True})
+    sources = (DraftSource.DRAFT, DraftSource.SUFFIX)
+    assert asked.drafting == DraftingOptions(sources, True, (DraftSource.PREDICTION,), "small")
+    assert (asked.max_draft_count, asked.tell_rounds) == (2, True)
+
+
+def test_a_prediction_arrives_as_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(prediction={"type": "content", "content": parts}).predicted_output == Text("ab")
+
+
+def test_conversations_arrive_with_their_calls() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    asked = chat(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {
+                "role": "user",
+                "name": "Ann",
+                "content": [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1"}],
+            },
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ],
+        tools=[ADD],
+        chat_template_kwargs={"enable_thinking": False},
+    )
+    assert asked.prompt == Chat(
+        (
+            ChatMessage("system", "be brief"),
+            ChatMessage("user", "1 + 1", "Ann"),
+            ChatMessage("assistant", tool_calls=(ToolCall("c1", "add", '{"a": 1}'),)),
+            ChatMessage("tool", "2", tool_call_id="c1"),
+        ),
+        (json.dumps(ADD),),
+        '{"enable_thinking": false}',
+    )
+
+
+def test_tools_that_may_not_be_called_are_not_shown_to_the_model() -> None:
+    prompt = chat(tools=[ADD], tool_choice="none").prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.tools == ()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", [Text("a")]),
+        (["a", "b"], [Text("a"), Text("b")]),
+        ([1, 2], [TokenIds((1, 2))]),
+        ([[1, 2], [3]], [TokenIds((1, 2)), TokenIds((3,))]),
+    ],
+)
+def test_prompts_arrive_in_each_form(prompt: Any, expected: list[Any]) -> None:
+    assert [one.prompt for one in completions(prompt=prompt)] == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, ResponseFormat(json_schema='{"type": "object"}')),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}},
+            ResponseFormat(json_schema='{"type": "null"}'),
+        ),
+        ({"guided_regex": "a+"}, ResponseFormat(regex="a+")),
+        ({"structured_outputs": {"regex": "b+"}}, ResponseFormat(regex="b+")),
+        ({"structured_outputs": {"grammar": "start: "}}, ResponseFormat(grammar="start: ")),
+        ({"structured_outputs": {"json": {"type": "null"}}}, ResponseFormat(json_schema='{"type": "null"}')),
+    ],
+)
+def test_formats_arrive(asked: dict[str, Any], expected: ResponseFormat | None) -> None:
+    assert chat(**asked).response_format == completions(**asked)[0].response_format == expected
+
+
+def test_several_formats_at_once_are_refused() -> None:
+    error = refused(guided_regex="a", response_format={"type": "json_object"})
+    assert "response_format, guided_regex" in error.message
+    assert refused(tools=[ADD], tool_choice="required", guided_regex="a").param == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 2.5}, "n"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"stop": [1]}, "stop"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [HI, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]"),
+        ({"chat_template_kwargs": {"x": float("inf")}}, "chat_template_kwargs"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"paceline": {"sources": ["magic"]}}, "paceline.sources[0]"),
+        ({"paceline": {"tel": True}}, "paceline.tel"),
+        ({"functions": []}, "functions"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": ["a"] * 257}, "prompt"),
+        ({"prompt": None}, "prompt"),
+    ],
+)
+def test_a_wrong_field_is_named(asked: dict[str, Any], param: str) -> None:
+    error = refused(**asked)
+    assert error.param == param
+    assert error.message.startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options is for streams"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "mul"}}}, "not among tools"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(asked: dict[str, Any], words: str) -> None:
+    assert words in refused(**asked).message
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"messages": "\\ud800"}', b"\xff\xfe", b'{"a": ' * 2000, b'{"n": 1' + b"0" * 5000 + b"}", b"[]", b"1"]
+)
+def test_what_is_no_json_or_no_body_is_refused(content: bytes) -> None:
+    with pytest.raises(HttpError) as found:
+        parse(content, CHAT.body)
+    assert found.value.status == 400
+
+
+def test_fields_that_change_nothing_are_taken() -> None:
+    unknown = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "made_up": [1]}
+    harmless = {"best_of": 1, "suffix": None, "use_beam_search": False}
+    assert completions(**unknown, **harmless, seed=1) == completions(seed=1)
+    assert chat(modalities=["text"], add_generation_prompt=True, parallel_tool_calls=True, seed=1) == chat(seed=1)
+
+
+def test_a_forced_call_is_a_format_of_that_tool_alone() -> None:
+    named = chat(tools=[ADD, NOW], tool_choice={"type": "function", "function": {"name": "now"}}).response_format
+    both = chat(tools=[ADD, NOW], tool_choice="required").response_format
+    assert named and both
+    assert '"now"' in named.grammar and '"add"' not in named.grammar
+    assert '"now"' in both.grammar and '"add"' in both.grammar
+    assert chat(tools=[ADD], tool_choice="auto").response_format is None

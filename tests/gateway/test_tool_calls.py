@@ -1,0 +1,118 @@
+"""Calls of tools are found in any cutting of an output, what is none stays text, and forced outputs are calls."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from paceline.gateway.tool_calls import FINDERS, CallFinder, ToolFormat, forced_calls
+from paceline.types import ResponseFormat
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/whole"}},
+            "required": ["a"],
+            "additionalProperties": False,
+            "$defs": {"whole": {"type": "integer"}},
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+TWO = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+
+def found(finder: CallFinder, *texts: str) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the text and the calls of an output that comes in parts."""
+    parts = [*(finder.feed(text) for text in texts), finder.finish()]
+    calls = [call for part in parts for call in part.calls]
+    assert len({call.id for call in calls}) == len(calls)
+    return "".join(part.text for part in parts), [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("output", "text", "calls"),
+    [
+        ("just text", "just text", []),
+        (ONE, "", [("add", {"a": 1})]),
+        (f"I add.\n{ONE}\n{TWO}\n", "I add.\n", [("add", {"a": 1}), ("now", {})]),
+        (f"{ONE} done", " done", [("add", {"a": 1})]),
+        (ONE.removesuffix("</tool_call>"), "", [("add", {"a": 1})]),
+        ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", []),
+        ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
+        ('<tool_call>{"name": "a", "arguments": {"x": NaN}}', '<tool_call>{"name": "a", "arguments": {"x": NaN}}', []),
+        ("<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
+        ("a < b <tool", "a < b <tool", []),
+    ],
+)
+def test_hermes_calls_are_parted_from_text(output: str, text: str, calls: list[Any]) -> None:
+    assert found(FINDERS["hermes"](), output) == (text, calls)
+
+
+@pytest.mark.parametrize(
+    ("output", "text", "calls"),
+    [
+        ("just text", "just text", []),
+        ('{"name": "add", "parameters": {"a": 1}}', "", [("add", {"a": 1})]),
+        (' <|python_tag|>{"name": "now", "parameters": {}}; {"name": "now"}', "", [("now", {}), ("now", {})]),
+        ('{"answer": 42}', '{"answer": 42}', []),
+        ('{"name": "add", "parameters": {"a": 1}', '{"name": "add", "parameters": {"a": 1}', []),
+        ('{"name": "now"} and text', '{"name": "now"} and text', []),
+        ("<|pyt", "<|pyt", []),
+        ("", "", []),
+    ],
+)
+def test_calls_of_llama_are_whole_outputs(output: str, text: str, calls: list[Any]) -> None:
+    assert found(FINDERS["llama3-json"](), output) == (text, calls)
+
+
+@given(
+    st.sampled_from(sorted(FINDERS)),
+    st.lists(
+        st.sampled_from([ONE, TWO, " ", "\n", "text", "<", "<tool_call>", "</tool_call>", '{"name": "now"}', ";"])
+    ),
+    st.data(),
+)
+def test_how_an_output_is_cut_changes_nothing(form: ToolFormat, parts: list[str], data: st.DataObject) -> None:
+    output = "".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(output)), max_size=6)))
+    texts = [output[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(output)], strict=True)]
+    assert found(FINDERS[form](), *texts) == found(FINDERS[form](), output)
+
+
+def test_text_before_a_call_comes_as_soon_as_it_can_be_no_tag() -> None:
+    finder = FINDERS["hermes"]()
+    assert [finder.feed(text).text for text in ("a <", "b", " <tool_", "x")] == ["a ", "<b", " ", "<tool_x"]
+
+
+def allows(form: ResponseFormat, text: str) -> bool:
+    """Return whether a format allows a whole output."""
+    tokens = LLTokenizer("byte")
+    grammar = form.grammar or LLMatcher.grammar_from_json_schema(form.json_schema)
+    matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(grammar) if form.grammar else grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokens.tokenize_str(text)
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+def test_forced_hermes_calls_follow_their_tools() -> None:
+    form, single = (forced_calls("hermes", [ADD, NOW], several=several) for several in (True, False))
+    assert allows(form, ONE) and allows(single, ONE)
+    assert allows(form, f"{ONE}\n{ONE}") and not allows(single, f"{ONE}\n{ONE}")
+    assert not allows(form, "text") and not allows(form, ONE.replace("1", '"one"'))
+    assert not allows(form, ONE.replace("add", "sub"))
+    assert found(FINDERS["hermes"](), f"{ONE}\n{ONE}")[1] == [("add", {"a": 1})] * 2
+
+
+def test_forced_calls_of_llama_follow_their_tools() -> None:
+    form = forced_calls("llama3-json", [NOW, ADD], several=False)
+    assert allows(form, '{"name": "add", "parameters": {"a": 1}}')
+    assert not allows(form, '{"name": "add", "parameters": {"a": true}}')
+    assert not allows(form, "text")
