@@ -14,7 +14,9 @@ class GatewayMetrics:
             registry=registry,
         )
         self.running = Gauge("paceline_gateway_requests_running", "Requests for outputs in work.", registry=registry)
-        self.tokens = Counter("paceline_gateway_output_tokens", "Tokens of output that were sent.", registry=registry)
+        self.tokens = Counter(
+            "paceline_gateway_output_tokens", "Tokens of output that came from coordinators.", registry=registry
+        )
         self.first_token = Histogram(
             "paceline_gateway_time_to_first_token_seconds",
             "Time from a request to its first token.",

@@ -28,7 +28,7 @@ class RequestRecord:
         metrics.running.inc()
 
     def note_tokens(self, token_count: int) -> None:
-        """Note that so many tokens are about to be sent."""
+        """Note that so many tokens of output came."""
         if token_count and self._first_token_s is None:
             self._first_token_s = self._clock() - self._began_s
             self._metrics.first_token.observe(self._first_token_s)

@@ -41,6 +41,7 @@ from tests.certificates import Authority
 from tests.coordinators import fake_cluster, settings_of
 from tests.fakes.counted_calls import counted_calls, release
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, describe
+from tests.fakes.scripted_generator import ScriptedGenerator, pieces, scripted_door
 from tests.ports import port_for_later
 from tests.prometheus import promtool
 from tests.scrapes import by_label, documented_metrics, value
@@ -354,8 +355,8 @@ async def test_no_series_tells_when_another_was_created(all_registries: list[Col
 
 @pytest.fixture
 async def all_registries(tmp_path: Path) -> list[CollectorRegistry]:
-    """A coordinator's and a model service's registry, after something of every kind was counted."""
-    coordinator, (model, _) = new_registry("coordinator"), model_registry()
+    """A coordinator's, a model service's and a gateway's registry, after something of every kind was counted."""
+    coordinator, (model, _), gateway = new_registry("coordinator"), model_registry(), new_registry("gateway")
     own = Authority(tmp_path).issue("target")
     model.register(CertificateCollector("target", watch_certificates("files", own.certificate, own.key, None)))
     for registry, service in ((coordinator, "coordinator"), (model, "target")):
@@ -364,7 +365,9 @@ async def all_registries(tmp_path: Path) -> list[CollectorRegistry]:
         await client.complete(TEN_TOKENS)
     async with counted_calls(model) as (_, channel):
         await release(channel, "answer")
-    return [coordinator, model]
+    async with scripted_door(ScriptedGenerator(pieces("a")), registry=gateway) as door:
+        await door.complete()
+    return [coordinator, model, gateway]
 
 
 async def test_the_document_names_every_metric_with_its_type_and_labels(

@@ -1,0 +1,215 @@
+"""The gateway's life, on a port of its own: who may connect, how it ends, and what clients that leave or wait cost."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client import CollectorRegistry
+
+from paceline.client import Client, RetryPolicy
+from paceline.errors import AddressInUse, Overloaded, StartupError
+from paceline.gateway.config import GatewaySettings
+from paceline.gateway.generating import generate_all
+from paceline.gateway.serving import running_gateway
+from paceline.process.instruments import Instruments
+from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.types import GenerationRequest, OutputPiece, SamplingParameters, TokenIds, UserMessage
+from tests.certificates import Authority
+from tests.coordinators import fake_server
+from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
+from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces
+
+NOWHERE = "127.0.0.1:1"
+ASKED = {"prompt": [4, 5], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
+HASTY = RetryPolicy(retry_for_s=60, wait_while_full=False)
+
+
+@asynccontextmanager
+async def gateway(coordinator: str, **asked: Any) -> AsyncIterator[str]:
+    settings = GatewaySettings(coordinator=coordinator, port=0, **asked)
+    async with running_gateway(settings, Instruments(CollectorRegistry())) as address:
+        yield address
+
+
+def client(address: str, **how: Any) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=f"{'https' if how else 'http'}://{address}", timeout=60, **how)
+
+
+def trusting(ca: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(ca))
+
+
+async def test_a_replaced_certificate_is_used_from_the_next_connection_on(tmp_path: Path) -> None:
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    own = first.issue("127.0.0.1")
+    async with gateway(NOWHERE, tls_certificate=own.certificate, tls_key=own.key) as address:
+        async with client(address, verify=trusting(first.ca)) as http:
+            assert (await http.get("/")).status_code == 200
+            first.renew(second)
+            assert (await http.get("/")).status_code == 200
+        async with client(address, verify=trusting(second.ca)) as http:
+            assert (await http.get("/")).status_code == 200
+        async with client(address, verify=trusting(first.ca)) as http:
+            with pytest.raises(httpx2.ConnectError):
+                await http.get("/")
+
+
+async def test_what_would_leave_the_machine_unguarded_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="not loopback"):
+        async with gateway(NOWHERE, host="0.0.0.0"):
+            pass
+    with pytest.raises(StartupError, match="not on this machine"):
+        async with gateway("10.0.0.1:7700"):
+            pass
+    (tmp_path / "empty").touch()
+    with pytest.raises(StartupError, match="holds no token"):
+        async with gateway(NOWHERE, token_file=tmp_path / "empty"):
+            pass
+
+
+async def test_a_taken_port_is_named() -> None:
+    async with gateway(NOWHERE) as address:
+        settings = GatewaySettings(coordinator=NOWHERE, port=int(address.rpartition(":")[2]))
+        with pytest.raises(AddressInUse, match="the port is taken"):
+            async with running_gateway(settings, Instruments(CollectorRegistry())):
+                pass
+
+
+async def test_requests_that_run_when_it_stops_come_to_their_end() -> None:
+    verifier = HeldVerifier(1)
+    async with fake_server(FakeDrafter(0.7), verifier, CollectorRegistry()) as server, httpx2.AsyncClient() as http:
+        stopping, begun = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+        async def serve() -> None:
+            async with gateway(server.address) as address:
+                begun.set_result(address)
+                await stopping.wait()
+
+        serving = asyncio.create_task(serve())
+        url = f"http://{await begun}"
+        async with http.stream("POST", url + COMPLETIONS, json=ASKED | {"stream": True}, timeout=60) as response:
+            lines = response.aiter_lines()
+            first = await anext(lines)
+            stopping.set()
+            while (await http.get(f"{url}/health")).status_code == 200:
+                await asyncio.sleep(0.01)
+            assert not serving.done()
+            verifier.open.set()
+            events = [first, *[line async for line in lines if line]]
+        await serving
+    assert events[-1] == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+    assert [one for chunk in chunks for one in chunk["choices"][0]["token_ids"]] == continuation((4, 5), 20)
+
+
+async def test_a_client_that_leaves_before_its_answer_ends_its_request() -> None:
+    verifier = HeldVerifier(0)
+    async with (
+        fake_server(FakeDrafter(0.7), verifier, CollectorRegistry()) as server,
+        gateway(server.address) as address,
+        Client(server.address) as grpc,
+    ):
+        host, _, port = address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps(ASKED).encode()
+        head = (
+            f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
+        writer.write(head.encode() + b"\r\n\r\n" + body)
+        await writer.drain()
+        while not (await grpc.describe()).live_sequence_count:
+            await asyncio.sleep(0.01)
+        writer.close()
+        async with client(address) as http:
+            while 'status="499"} 1.0' not in (await http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+        # The round that it was in ends first.
+        verifier.open.set()
+        while (await grpc.describe()).live_sequence_count:
+            await asyncio.sleep(0.01)
+
+
+async def test_full_coordinators_are_told_at_once_and_one_with_room_is_asked() -> None:
+    full, roomy = HeldVerifier(0), FakeVerifier()
+    registries = (CollectorRegistry(), CollectorRegistry())
+    request = GenerationRequest(TokenIds((4, 5)), 20)
+    async with (
+        fake_server(FakeDrafter(0.7), full, registries[0], queue_limit=1) as one,
+        fake_server(FakeDrafter(0.7), roomy, registries[1]) as other,
+        Client(one.address) as patient,
+        Client(one.address, HASTY) as hasty,
+        Client(f"{one.address},{other.address}", HASTY) as with_another,
+        gateway(one.address) as address,
+        client(address) as http,
+    ):
+        crowd = []
+        for live, waiting in ((1, 0), (1, 1)):
+            crowd.append(asyncio.create_task(patient.complete(request)))
+            while True:
+                now = await patient.describe()
+                if (now.live_sequence_count, now.waiting_sequence_count) == (live, waiting):
+                    break
+                await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded):
+            await hasty.complete(request)
+        answer = await http.post(COMPLETIONS, json=ASKED)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert answer.headers["retry-after"].isdecimal()
+        for _ in range(4):
+            assert (await with_another.complete(request)).token_ids == continuation((4, 5), 20)
+        full.open.set()
+        for task in crowd:
+            assert (await task).token_ids == continuation((4, 5), 20)
+
+
+async def test_no_more_is_read_than_was_written() -> None:
+    """A reader that waits stops the stream behind it, wherever its output comes from."""
+    generator, reads_on = ScriptedGenerator(pieces(*"abcdef")), asyncio.Event()
+    taken: list[str] = []
+
+    async def deliver(_: int, piece: OutputPiece) -> None:
+        taken.append(piece.tokens[0].text)
+        if len(taken) == 2:
+            await reads_on.wait()
+
+    generating = asyncio.create_task(
+        generate_all(generator, [GenerationRequest(TokenIds((4,)))], deliver, lambda *_: None, 60)
+    )
+    while len(taken) < 2:
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert taken == ["a", "b"]
+    reads_on.set()
+    await generating
+    assert taken == [*"abcdef"]
+
+
+QUESTIONS = [f"Tom has {n} apples and eats {n // 3}. How many are left?" for n in range(4, 12)]
+
+
+@pytest.mark.slow
+async def test_up_with_http_gives_the_ids_of_grpc() -> None:
+    options = ClusterOptions(gateway_port=0, kv_memory="64MiB")
+    sampling = SamplingParameters(temperature=0.7)
+
+    async def by_http(http: httpx2.AsyncClient, question: str) -> list[int]:
+        asked = {"max_tokens": 24, "temperature": 0.7, "seed": 3, "return_token_ids": True}
+        messages = [{"role": "user", "content": question}]
+        answer = (await http.post("/v1/chat/completions", json=asked | {"messages": messages})).json()
+        ids: list[int] = answer["choices"][0]["token_ids"]
+        return ids
+
+    async with running_cluster(options) as addresses, Client(addresses.coordinator) as grpc:
+        assert addresses.gateway
+        async with client(addresses.gateway) as http:
+            found = await asyncio.gather(*(by_http(http, one) for one in QUESTIONS))
+        requests = [GenerationRequest(UserMessage(one), 24, sampling=sampling, seed=3) for one in QUESTIONS]
+        expected = await asyncio.gather(*map(grpc.complete, requests))
+    assert found == [one.token_ids for one in expected]
