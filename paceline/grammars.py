@@ -31,6 +31,8 @@ MAX_DIVISORS = 10_000
 STACK_BYTES = 256 << 20
 """Only what a compilation touches of it takes memory."""
 _REASON_CHARACTERS = 200
+_SCHEMA = "%json"
+"""Stands before a JSON Schema within a grammar."""
 _END = "\ufdd0end"
 """Spelling of a token of our own that stands for the end of an output: a model may have several end tokens, or none."""
 
@@ -182,10 +184,25 @@ def _grammar(form: ResponseFormat) -> str:
     if form.regex:
         return LLMatcher.grammar_from_regex(form.regex)
     if form.grammar:
-        if "%json" in form.grammar:
-            raise _refusal("grammar has a %json; give json_schema instead")
-        return LLMatcher.grammar_from_lark(form.grammar)
+        return LLMatcher.grammar_from_lark(_checked_grammar(form.grammar))
     return LLMatcher.grammar_from_json_schema(_checked_schema(form.json_schema))
+
+
+def _checked_grammar(text: str) -> str:
+    """Return a grammar whose schemas are checked as others are, each written anew where it stands."""
+    before, *parts = text.split(_SCHEMA)
+    written, schemas = [before], []
+    for part in parts:
+        part = part.lstrip()
+        try:
+            _, end = json.JSONDecoder().raw_decode(part)
+        except RecursionError as error:
+            raise _refusal("grammar has a schema that is nested too deeply") from error
+        schemas.append(part[:end])
+        written += [_SCHEMA, " ", _checked_schema(part[:end]), part[end:]]
+    if schemas:
+        _checked_schema(f"[{', '.join(schemas)}]")  # their work adds up
+    return "".join(written)
 
 
 def _checked_schema(text: str) -> str:

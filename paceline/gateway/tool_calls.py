@@ -16,6 +16,8 @@ ToolFormat = Literal["hermes", "llama3-json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 Json = dict[str, Any]
+AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+"""White space of forced calls: as templates show calls, by Jinja's `tojson`. Free white space has no end."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _any_call(tools: Sequence[Json], arguments_key: str) -> Json:
         }
         for index, tool in enumerate(tools)
     ]
-    return {"anyOf": calls}
+    return {"anyOf": calls, "x-guidance": AS_TEMPLATES_WRITE}
 
 
 def _parameters(tool: Json) -> Json:

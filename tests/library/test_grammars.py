@@ -100,6 +100,10 @@ def test_what_is_whole_follows_its_format(form: ResponseFormat) -> None:
     assert found
 
 
+DIVIDED = '{"type": "integer", "multipleOf": 999983}'
+DIVIDED_LESS = '{"type": "integer", "multipleOf": 9001}'
+
+
 @pytest.mark.parametrize(
     ("form", "words"),
     [
@@ -111,7 +115,11 @@ def test_what_is_whole_follows_its_format(form: ResponseFormat) -> None:
         (ResponseFormat(regex=r"[^\s\S]"), "no text satisfies it"),
         (ResponseFormat(grammar="start: a\na: a"), "no text satisfies it"),
         (ResponseFormat(grammar='start: "a" b'), "unknown name"),
-        (ResponseFormat(grammar='start: %json {"type": "object"}'), "%json; give json_schema"),
+        (ResponseFormat(grammar="start: %json {"), "Expecting"),
+        (ResponseFormat(grammar='start: %json {"type": "strin"}'), "Invalid type: strin"),
+        (ResponseFormat(grammar="start: a a\na: %json " + DIVIDED), "multipleOf come to 999983"),
+        (ResponseFormat(grammar=f"start: %json {DIVIDED_LESS} | %json {DIVIDED_LESS}"), "multipleOf come to 18002"),
+        (ResponseFormat(grammar="start: %json " + '{"a": ' * 9000 + "1" + "}" * 9000), "deep|recursion"),
         (ResponseFormat(json_schema="{"), "Expecting"),
         (ResponseFormat(json_schema='{"type": "object"}}, {"lark_grammar": "start: /x/"'), "Extra data"),
         (ResponseFormat(json_schema="[1]"), "must be an object or boolean"),
@@ -120,7 +128,7 @@ def test_what_is_whole_follows_its_format(form: ResponseFormat) -> None:
         (ResponseFormat(json_schema='{"enum": []}'), "Unsatisfiable schema"),
         (ResponseFormat(json_schema='{"$ref": "http://127.0.0.1/schema"}'), "does not fetch resources"),
         (ResponseFormat(json_schema='{"a": ' * 9000 + "1" + "}" * 9000), "deep|recursion"),
-        (ResponseFormat(json_schema='{"type": "integer", "multipleOf": 999983}'), "multipleOf come to 999983"),
+        (ResponseFormat(json_schema=DIVIDED), "multipleOf come to 999983"),
     ],
 )
 def test_a_format_that_cannot_be_followed_is_refused_in_one_short_line(form: ResponseFormat, words: str) -> None:
