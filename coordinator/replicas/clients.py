@@ -161,7 +161,7 @@ class RemoteDrafter(_RemoteModel):
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline = ANY_TIME) -> Proposals:
         errors = self._unreadable(rows)
         sent = [row for index, row in enumerate(rows) if index not in errors]
-        if not sent:
+        if errors and not sent:
             return Proposals([*errors.values()])
         request = await _encoded(sent, propose_rows_to_pb)
         proposals = proposals_from_pb(await self._ask(sent, request, deadline.timeout_s))
@@ -190,7 +190,7 @@ class RemoteVerifier(_RemoteModel):
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         errors = self._unreadable(rows)
         sent = [row for index, row in enumerate(rows) if index not in errors]
-        if not sent:
+        if errors and not sent:
             return Verdicts([*errors.values()])
         verdicts = verdicts_from_pb(await self._ask(sent, await _encoded(sent, verify_rows_to_pb), timeout_s))
         return replace(verdicts, results=_with_errors(verdicts.results, errors))
