@@ -1,13 +1,17 @@
 """Service processes that a test may kill, pause and start again at the same port."""
 
 import asyncio
+import multiprocessing
+import os
+import runpy
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.reduction import DupFd
 from pathlib import Path
+from typing import Any
 
 from paceline.client import RetryPolicy, describe_draft, describe_target
 from paceline.types import CacheDescription
@@ -17,6 +21,20 @@ GRACE_S = 10
 IDLE_S = 6
 """Seconds after which a model service drops sequences that no call names, such as a killed coordinator's."""
 PATIENT = RetryPolicy(first_delay_s=0.05, max_delay_s=0.2)
+
+# Each process is forked from one that has the libraries, which take seconds of a core to import.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["torch", "transformers.modeling_utils"])
+
+
+def _run(arguments: Sequence[str], log_path: str | None, stdin: Any, stdout: Any) -> None:
+    """Be `python -m` with these arguments, on these pipes."""
+    os.dup2(stdin.detach(), 0)
+    os.dup2(stdout.detach(), 1)
+    if log_path:
+        os.dup2(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    sys.argv = list(arguments)
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
 class Service:
@@ -29,51 +47,54 @@ class Service:
         self._flags = flags
         self._port = str(port_for_later())
         self.address = ""
-        self.process = self._spawn()
+        self._spawn()
 
-    def _spawn(self) -> subprocess.Popen[str]:
-        with open(self._log_path, "w") if self._log_path else nullcontext() as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", self._module, *self._flags, "--port", self._port, "--stop-with-stdin", "true"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+    def _spawn(self) -> None:
+        stdin, self._stdin = os.pipe()
+        read, stdout = os.pipe()
+        self._stdout = os.fdopen(read)
+        arguments = (self._module, *self._flags, "--port", self._port, "--stop-with-stdin", "true")
+        target = (arguments, self._log_path, DupFd(stdin), DupFd(stdout))
+        self._process = _processes.Process(target=_run, args=target, daemon=True)
+        self._process.start()
+        os.close(stdin)
+        os.close(stdout)
 
     def wait_until_listening(self) -> None:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
+        line = self._stdout.readline()
         assert " listening on " in line, f"{self._module} ended before it listened"
         self.address = line.split()[-1]
 
     def kill(self) -> None:
         """Kill as `kill -9`, which notifies nobody."""
-        self.process.kill()
+        self._process.kill()
         self._ended()
 
     def _ended(self) -> int:
-        # Not `communicate`, which would write to a paused process.
-        status = self.process.wait(60)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe:
-                pipe.close()
-        return status
+        self._process.join(60)
+        os.close(self._stdin)
+        self._stdout.close()
+        assert self._process.exitcode is not None, f"{self._module} does not end"
+        return self._process.exitcode
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process.pid
+        os.kill(self._process.pid, number)
 
     def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     async def terminate(self) -> int:
         """Send SIGTERM; return the exit status."""
-        self.process.terminate()
+        self._process.terminate()
         return await asyncio.to_thread(self._ended)
 
     async def start_again(self) -> None:
         """Start it at the same port, after it ended."""
-        self.process = self._spawn()
+        self._spawn()
         await asyncio.to_thread(self.wait_until_listening)
 
     async def restart(self) -> None:
@@ -86,7 +107,7 @@ class Service:
         return (await describe(self.address)).cache
 
     def close(self) -> None:
-        if self.process.returncode is None:
+        if self._process.is_alive():
             self.resume()
             self.kill()
 

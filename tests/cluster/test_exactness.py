@@ -15,7 +15,16 @@ from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention import short as short_attention
 from paceline.engine.options import EngineOptions, Layout
 from paceline.measure.peers.reference import HuggingFaceReference
-from paceline.types import GenerationRequest, PolicyName, ProposeRow, SamplingParameters, TokenIds, Usage, UserMessage
+from paceline.types import (
+    GenerationRequest,
+    PolicyName,
+    ProposeRow,
+    SamplingParameters,
+    TokenIds,
+    Usage,
+    UserMessage,
+    VerifyRow,
+)
 from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
 from tests.clusters import Cluster, cluster
@@ -87,9 +96,10 @@ def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:
         if row.prepare_count:
             is_done.clear()
 
-    def late_verify(self: Verifier, *rows: Any) -> Any:
-        is_done.wait(0.2)
-        return verify(self, *rows)
+    def late_verify(self: Verifier, rows: Sequence[VerifyRow], *rest: Any) -> Any:
+        if any(row.draft_token_ids for row in rows):  # nothing is prepared for others
+            is_done.wait(0.2)
+        return verify(self, rows, *rest)
 
     monkeypatch.setattr(Preparing, "work", watched_work)
     monkeypatch.setattr(Preparing, "follow", watched_follow)
