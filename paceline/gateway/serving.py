@@ -11,6 +11,7 @@ from paceline.client import Client
 from paceline.gateway.app import make_app
 from paceline.gateway.config import GatewaySettings
 from paceline.gateway.endpoint import Gateway
+from paceline.gateway.http import Http
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
 from paceline.gateway.page import Page
@@ -82,6 +83,7 @@ async def _listening(settings: GatewaySettings, app: object) -> AsyncIterator[st
     """Let clients call while the block runs."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=Http,
         lifespan="off",
         ws="none",
         log_config=None,
