@@ -67,7 +67,7 @@ async def running_gateway(
         app = make_app(gateway, watched.registry, page or Page(), tokens, settings.cors_origins)
         watching = asyncio.create_task(model.watch())
         try:
-            async with _listening(settings, app) as address:
+            async with listening(settings, app) as address:
                 try:
                     yield address
                 finally:
@@ -79,8 +79,8 @@ async def running_gateway(
 
 
 @asynccontextmanager
-async def _listening(settings: GatewaySettings, app: object) -> AsyncIterator[str]:
-    """Let clients call while the block runs."""
+async def listening(settings: GatewaySettings, app: object) -> AsyncIterator[str]:
+    """Let clients call while the block runs; yield HOST:PORT."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=Http,
