@@ -1,9 +1,10 @@
 """The parts of the benchmark: each runs what it needs, prints what it finds, and returns whether it is as promised."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 
@@ -154,7 +155,7 @@ async def _failover(_: Sizes) -> bool:
     return outlived == OUTLIVING
 
 
-PARTS: Mapping[str, Callable[[Sizes], Awaitable[bool]]] = {
+PARTS: Mapping[str, Callable[[Sizes], Coroutine[Any, Any, bool]]] = {
     "pair": _pair,
     "formats": _formats,
     "calls": _calls,

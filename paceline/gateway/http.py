@@ -9,6 +9,8 @@ NO_HTTP = invalid("the request is no HTTP/1.1 that can be read; its line, its he
 
 
 class Http(H11Protocol):
+    """A connection. What breaks HTTP's rules is answered here, before the application or in its place."""
+
     def send_400_response(self, msg: str) -> None:
         """Answer in the form of all errors, unless the answer has begun already, and hang up."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -17,4 +19,6 @@ class Http(H11Protocol):
             head = h11.Response(status_code=NO_HTTP.status, headers=headers)
             for event in (head, h11.Data(data=NO_HTTP.body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
+        if self.cycle:
+            self.cycle.disconnected = True  # so that what the application says from now on is dropped
         self.transport.close()

@@ -97,12 +97,12 @@ async def listening(settings: GatewaySettings, app: object) -> AsyncIterator[str
         config.ssl = server_context(settings.tls_certificate, settings.tls_key)
     with bound(*settings.listens) as listener:
         server = _Server(config)
-        serving, listening = asyncio.create_task(server.serve([listener])), asyncio.create_task(server.listening.wait())
+        serving, begun = asyncio.create_task(server.serve([listener])), asyncio.create_task(server.listening.wait())
         try:
-            await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, begun}, return_when=asyncio.FIRST_COMPLETED)
             yield f"{settings.host}:{listener.getsockname()[1]}"
         finally:
-            listening.cancel()
+            begun.cancel()
             server.should_exit = True
             await serving
 

@@ -1,18 +1,21 @@
 """Bodies of requests to the gateway, each with a defect: drawn as the JSON, or as the bytes that are none."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
+Json = dict[str, Any]
 Values = st.SearchStrategy[Any]
 Bodies = st.SearchStrategy[tuple[str, bytes]]
 """Paths with bodies."""
+Fields = dict[str, tuple[str, ...]]
+"""Kinds of JSON by field."""
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-HI = {"role": "user", "content": "hi"}
-GOOD: Mapping[str, dict[str, Any]] = {
+HI: Mapping[str, Any] = {"role": "user", "content": "hi"}
+GOOD: Mapping[str, Json] = {
     COMPLETIONS: {"prompt": "hi", "max_tokens": 2},
     CHAT: {"messages": [HI], "max_tokens": 2},
 }
@@ -33,7 +36,7 @@ _KINDS: Mapping[str, Values] = {
     "object": st.dictionaries(st.text(max_size=8), VALUES, min_size=1, max_size=3),
 }
 _NUMBER = ("integer", "fraction")
-_FIELDS: Mapping[str, tuple[str, ...]] = {
+_FIELDS: Fields = {
     **dict.fromkeys(("stream", "ignore_eos", "return_token_ids"), ("flag",)),
     **dict.fromkeys(("n", "seed", "max_tokens", "top_k", "min_tokens"), ("integer",)),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _NUMBER),
@@ -45,7 +48,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "stop_token_ids": ("list",),
 }
 """Kinds of JSON that a field of both paths takes, beside null."""
-_OWN_FIELDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_OWN_FIELDS: Mapping[str, Fields] = {
     COMPLETIONS: _FIELDS | {"prompt": ("text", "list"), "logprobs": ("integer",), "echo": ("flag",)},
     CHAT: _FIELDS
     | {
@@ -71,70 +74,79 @@ _FLOATS: Mapping[str, tuple[float, float]] = {
     "presence_penalty": (-2, 2),
 }
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "01", "+1", ".5", "1.", "0x10", "1_0", "9" * 5000)
-_BROKEN_TEXT = (b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\x80", b"\xc0\xaf", b"\x00", b"\n")
-_BROKEN_TEXT += (rb"\ud800", rb"\ude00\ud83d", rb"\x41", rb"\u12", b'"')
+_BROKEN_TEXT = [b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\x80", b"\xc0\xaf", b"\x00", b"\n"]
+_BROKEN_TEXT += [rb"\ud800", rb"\ude00\ud83d", rb"\x41", rb"\u12", b'"']
+_SCHEMA = "json_schema"
 _ENCODINGS = ("utf-16", "utf-16-be", "utf-32", "utf-8-sig")
 
 
-def _call(**asked: Any) -> dict[str, Any]:
+def _each(field: str, *values: Any) -> list[Json]:
+    return [{field: one} for one in values]
+
+
+def _call(**asked: Any) -> Json:
     return {"type": "function", "function": asked}
 
 
-_WRONG: Mapping[str, tuple[dict[str, Any], ...]] = {
-    COMPLETIONS: (
-        *({"prompt": one} for one in ([], [-1], [LARGEST + 1], [1, "a"], ["a", 1], ["a"] * 257, [10**9], [[1], "a"])),
-        *({"prompt": one} for one in (None, {}, [None], [[[1]]], [True], [1.0])),
-        {"max_tokens": 0},
-        {"logprobs": 21},
-        {"suffix": "x"},
-        {"best_of": 2},
-    ),
-    CHAT: (
-        *({"messages": one} for one in ([], None, {}, [1], [[]], [None], [{}], [{"role": "user"}], [HI, HI, "x"])),
-        *({"messages": [HI | {"role": one}]} for one in ("robot", "", 3, None, "USER", [])),
-        *({"messages": [HI | {"content": one}]} for one in (3, {}, [1], [{"type": "image_url"}], [{"type": "text"}])),
-        *({"messages": [HI | {"name": one}]} for one in (3, [], {})),
-        *({"messages": [{"role": "assistant", "tool_calls": one}]} for one in ([1], [{}], 3, [{"id": "x"}], {})),
-        {"messages": [{"role": "assistant", "tool_calls": [_call(name="f") | {"id": "x"}]}]},
-        *({"tools": [one]} for one in (1, {}, _call(), _call(name="a b"), _call(name=""), _call(name="f" * 65))),
-        *({"tools": [one]} for one in (_call(name=3), _call(name="f", parameters=3), {"type": "x", "function": {}})),
-        *({"tool_choice": one} for one in ("maybe", {}, "required", _call(name="f"), _call(), {"type": "function"})),
-        {"tools": [_call(name="f")], "tool_choice": _call(name="g")},
-        {"tools": [_call(name="f", parameters={"type": "nonsense"})], "tool_choice": "required"},
-        {"tools": [_call(name="f")], "tool_choice": "required", "guided_regex": "a"},
-        {"top_logprobs": 2},
-        {"logprobs": True, "top_logprobs": 21},
-        {"max_completion_tokens": 0},
-        {"functions": []},
-        {"function_call": "auto"},
-        {"audio": {}},
-        {"modalities": ["audio"]},
-        {"continue_final_message": True},
-        {"add_generation_prompt": False},
-    ),
-}
-_WRONG_EITHER: tuple[dict[str, Any], ...] = (
+_WRONG_PROMPTS: Sequence[Json] = (
+    *_each("prompt", [], [-1], [LARGEST + 1], [1, "a"], ["a", 1], ["a"] * 257, [10**9], [[1], "a"], None, {}, [None]),
+    *_each("prompt", [[[1]]], [True], [1.0]),
+    *_each("max_tokens", 0),
+    *_each("logprobs", 21),
+    *_each("suffix", "x"),
+    *_each("best_of", 2),
+)
+_WRONG_CHATS: Sequence[Json] = (
+    *_each("messages", [], None, {}, [1], [[]], [None], [{}], [{"role": "user"}], [HI, HI, "x"]),
+    *_each("messages", *([{**HI, **one}] for one in _each("role", "robot", "", 3, None, "USER", []))),
+    *_each("messages", *([{**HI, **one}] for one in _each("content", 3, {}, [1], [{"type": "text"}], [{"type": "x"}]))),
+    *_each("messages", *([{**HI, **one}] for one in _each("name", 3, [], {}))),
+    *_each("messages", *([{"role": "assistant", **one}] for one in _each("tool_calls", [1], [{}], 3, [{"id": "x"}]))),
+    *_each("messages", [{"role": "assistant", "tool_calls": [_call(name="f") | {"id": "x"}]}]),
+    *_each("tools", [1], [{}], [_call()], [_call(name="a b")], [_call(name="")], [_call(name="f" * 65)], 3),
+    *_each("tools", [_call(name=3)], [_call(name="f", parameters=3)], [{"type": "x", "function": {}}]),
+    *_each("tool_choice", "maybe", {}, "required", _call(name="f"), _call(), {"type": "function"}),
+    {"tools": [_call(name="f")], "tool_choice": _call(name="g")},
+    {"tools": [_call(name="f", parameters={"type": "nonsense"})], "tool_choice": "required"},
+    {"tools": [_call(name="f")], "tool_choice": "required", "guided_regex": "a"},
+    {"top_logprobs": 2},
+    {"logprobs": True, "top_logprobs": 21},
+    *_each("max_completion_tokens", 0),
+    *_each("functions", []),
+    *_each("function_call", "auto"),
+    *_each("audio", {}),
+    *_each("modalities", ["audio"]),
+    *_each("continue_final_message", True),
+    *_each("add_generation_prompt", False),
+)
+_WRONG_EITHER: Sequence[Json] = (
     {"stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {"include_usage": "yes"}},
-    *({"logit_bias": one} for one in ({"x": 1}, {"1": 101}, {"-1": 1}, {"1": None}, {"9" * 5000: 1}, {str(10**9): 1})),
-    *({"stop": one} for one in ([1], [None], ["x" * 2000], [["a"]])),
-    *({"stop_token_ids": one} for one in ([-1], [LARGEST + 1], [1.5], ["a"], [10**9])),
-    *({"paceline": one} for one in ({"tel": True}, {"sources": ["magic"]}, {"sources": "draft"}, {"tell": 1})),
-    *({"paceline": one} for one in ({"max_draft_count": -1}, {"draft_model": 3})),
-    *({"prediction": one} for one in ({}, {"type": "x"}, {"type": "content"}, {"type": "content", "content": 3})),
-    *({"response_format": one} for one in ({}, {"type": "xml"}, {"type": "json_schema"}, {"type": 3})),
-    *({"response_format": {"type": "json_schema", "json_schema": one}} for one in (3, {}, {"name": "n"}, [])),
-    *({"structured_outputs": one} for one in ({"choice": ["a"]}, {"regex": 3}, {"regex": ""}, {"x": 1})),
-    *({"structured_outputs": {"json": one}} for one in ("{", "[]", {"type": "nonsense"}, {"$ref": "#/none"}, 3)),
-    *({"structured_outputs": {"grammar": one}} for one in ("", "start", "start: other", "no: /a/", "start: /(/")),
-    *({"guided_regex": one} for one in ("(", "[", "a{3,2}", "*", "a" * 70_000, r"\p{None}", "(?<=a)b", "")),
+    *_each("logit_bias", {"x": 1}, {"1": 101}, {"-1": 1}, {"1": None}, {"9" * 5000: 1}, {str(10**9): 1}),
+    *_each("stop", [1], [None], ["x" * 2000], [["a"]]),
+    *_each("stop_token_ids", [-1], [LARGEST + 1], [1.5], ["a"], [10**9]),
+    *_each("paceline", {"tel": True}, {"sources": ["magic"]}, {"sources": "draft"}, {"tell": 1}),
+    *_each("paceline", {"max_draft_count": -1}, {"draft_model": 3}),
+    *_each("prediction", {}, {"type": "x"}, {"type": "content"}, {"type": "content", "content": 3}),
+    *_each("response_format", {}, {"type": "xml"}, {"type": _SCHEMA}, {"type": 3}),
+    *_each("response_format", *({"type": _SCHEMA, **one} for one in _each(_SCHEMA, 3, {}, {"name": "n"}, []))),
+    *_each("structured_outputs", {"choice": ["a"]}, {"regex": 3}, {"regex": ""}, {"x": 1}),
+    *_each("structured_outputs", *_each("json", "{", "[]", {"type": "nonsense"}, {"$ref": "#/none"}, 3)),
+    *_each("structured_outputs", *_each("grammar", "", "start", "start: other", "no: /a/", "start: /(/")),
+    *_each("guided_regex", "(", "[", "a{3,2}", "*", "a" * 70_000, r"\p{None}", "(?<=a)b", ""),
     {"guided_regex": "a", "response_format": {"type": "json_object"}},
     {"guided_regex": "a", "ignore_eos": True},
-    {"repetition_penalty": 0},
-    {"repetition_penalty": -1},
-    {"use_beam_search": True},
-    *({name: {}} for name in ("guided_json", "guided_grammar", "guided_choice", "prompt_logprobs")),
+    *_each("repetition_penalty", 0, -1),
+    *_each("use_beam_search", True),
+    *_each("guided_json", {}),
+    *_each("guided_grammar", {}),
+    *_each("guided_choice", {}),
+    *_each("prompt_logprobs", {}),
 )
+_WRONG: Mapping[str, Sequence[Json]] = {
+    COMPLETIONS: (*_WRONG_PROMPTS, *_WRONG_EITHER),
+    CHAT: (*_WRONG_CHATS, *_WRONG_EITHER),
+}
 
 
 def _encoded(path: str, **changes: Any) -> tuple[str, bytes]:
@@ -199,7 +211,7 @@ def _no_body(path: str, value: Any) -> tuple[str, bytes]:
     return path, json.dumps(value).encode()
 
 
-def _without_prompt(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_prompt(fields: dict[str, Any]) -> Json:
     return {name: value for name, value in fields.items() if name not in ("prompt", "messages")}
 
 
@@ -211,7 +223,7 @@ BAD_BODIES: Mapping[str, Bodies] = {
     "too deep": _too_deep(),
     "no object": st.builds(_no_body, _PATHS, VALUES.filter(lambda value: not isinstance(value, dict))),
     "no prompt": st.builds(_no_body, _PATHS, st.dictionaries(st.text(max_size=8), VALUES).map(_without_prompt)),
-    "wrong fields": st.sampled_from([(path, one) for path in GOOD for one in (*_WRONG[path], *_WRONG_EITHER)]).map(
+    "wrong fields": st.sampled_from([(path, one) for path in GOOD for one in _WRONG[path]]).map(
         lambda one: _encoded(one[0], **one[1])
     ),
     "an unknown model": st.builds(lambda path, name: _encoded(path, model=f"no {name}"), _PATHS, st.text(max_size=20)),

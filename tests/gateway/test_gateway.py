@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -127,7 +128,9 @@ async def test_the_openai_client_reads_both_forms_and_the_errors() -> None:
             await client.completions.create(model="another", prompt=[4], max_tokens=1)
 
 
-async def test_bad_requests_get_a_status_of_400s_and_the_error_form_and_the_gateway_stays_well() -> None:
+async def test_bad_requests_get_a_status_of_400s_and_the_error_form_and_the_gateway_stays_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     drawn: list[BadRequest] = []
 
     @settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None)
@@ -143,6 +146,7 @@ async def test_bad_requests_get_a_status_of_400s_and_the_error_form_and_the_gate
         right = (await it.http.post(COMPLETIONS, json=body((4, 5)))).json()
         assert right["choices"][0]["token_ids"] == continuation((4, 5), 20)
         assert (await it.http.get("/health")).status_code == 200
+    assert not [one.message for one in caplog.records if one.levelno >= logging.ERROR]
 
 
 async def test_a_body_that_is_far_too_large_gets_its_answer() -> None:
