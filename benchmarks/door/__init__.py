@@ -1,4 +1,5 @@
 """What the HTTP door promises and costs, measured beside gRPC.
 
-`http` is the client, `exact`, `formats` and `cost` do the work, `__main__` prints what they find.
+`http` is the door and its client; `exact`, `cost`, `formats`, `calls`, `malformed` and `failover` do the work; `parts`
+prints what they find.
 """

@@ -3,7 +3,7 @@
 import asyncio
 
 from benchmarks.coordinator import instant_models
-from benchmarks.door.http import http_client
+from benchmarks.door.http import running_door
 from benchmarks.processes import coordinator_process
 from paceline.process.launcher import running_service
 
@@ -23,11 +23,7 @@ async def outlived_count(stream_count: int) -> int:
         flags = ["--draft", draft, "--target", target, "--batch-size", str(BATCH_SIZE), *quiet]
         async with running_service("coordinator", flags) as one, running_service("coordinator", flags) as other:
             doomed = coordinator_process()
-            addresses = f"{one.address},{other.address}"
-            async with (
-                running_service("paceline.gateway", ["--coordinator", addresses, "--port", "0", *quiet]) as door,
-                http_client(f"http://{door.address}") as http,
-            ):
+            async with running_door(f"{one.address},{other.address}") as http:
                 ids = range(FIRST_ID, FIRST_ID + stream_count)
                 bodies = [{"prompt": [one], "max_tokens": MAX_NEW_TOKENS, "temperature": 0} for one in ids]
                 streams = [asyncio.create_task(http.stream(body)) for body in bodies]

@@ -1,4 +1,4 @@
-"""A client of the door that reads streams and times them. Knows nothing of gRPC."""
+"""The door as a process, and a client of it that reads streams and times them. Knows nothing of gRPC."""
 
 import json
 import time
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
+
+from paceline.process.launcher import running_service
 
 MOST_CONNECTIONS = 512
 DATA = "data: "
@@ -29,9 +31,13 @@ class Answer:
 class HttpClient:
     """Sends completions, each with its token ids, and raises for every status but 200."""
 
-    def __init__(self, url: str, http: httpx2.AsyncClient) -> None:
-        self._url = url
+    def __init__(self, address: str, http: httpx2.AsyncClient) -> None:
+        self.address = address
+        self._url = f"http://{address}"
         self._http = http
+
+    async def is_well(self) -> bool:
+        return (await self._http.get(f"{self._url}/health")).status_code == httpx2.codes.OK
 
     async def complete(self, body: Mapping[str, Any], path: str = "/v1/completions") -> Answer:
         """Return the answer at its end."""
@@ -80,8 +86,12 @@ def _add(answer: Answer, choice: Mapping[str, Any], said: Mapping[str, Any]) -> 
 
 
 @asynccontextmanager
-async def http_client(url: str) -> AsyncIterator[HttpClient]:
-    """Yield a client with as many connections as it has streams."""
+async def running_door(coordinators: str, *flags: str) -> AsyncIterator[HttpClient]:
+    """Run a gateway; yield a client of it, with as many connections as it has streams."""
+    own = ["--coordinator", coordinators, "--port", "0", "--log-level", "error", *flags]
     limits = httpx2.Limits(max_connections=MOST_CONNECTIONS, max_keepalive_connections=MOST_CONNECTIONS)
-    async with httpx2.AsyncClient(limits=limits, timeout=15) as http:
-        yield HttpClient(url, http)
+    async with (
+        running_service("paceline.gateway", own) as door,
+        httpx2.AsyncClient(limits=limits, timeout=15) as http,
+    ):
+        yield HttpClient(door.address, http)

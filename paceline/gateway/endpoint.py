@@ -117,7 +117,9 @@ class _Call(Generic[BodyT]):
             if body.stream
             else self._whole(WholeAnswer(*parts), requests)
         )
-        return await unless_client_leaves(self.request.receive, work)
+        done = await unless_client_leaves(self.request.receive, work)
+        # Many clients go when they have read the last event, while the coordinator still says that it has ended.
+        return done or self._events.is_whole
 
     async def _streamed(self, answer: StreamedAnswer[BodyT], requests: list[GenerationRequest]) -> None:
         self.answer = answer

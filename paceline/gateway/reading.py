@@ -12,8 +12,6 @@ from paceline.gateway.errors import HttpError, invalid
 BODY_TIMEOUT_S = 60.0
 LONG_BODY_BYTES = 64 << 10
 """Bodies from this size on are parsed in a thread, so that no stream waits for them."""
-CLOSE = {"connection": "close"}
-"""What is left of the body is not read, so the connection cannot go on."""
 BodyT = TypeVar("BodyT", bound=BaseModel)
 _FIELDS = {
     field.alias or name
@@ -37,8 +35,12 @@ async def read_body(request: Request, kind: type[BodyT], max_bytes: int) -> Body
 
 
 async def _received(request: Request, max_bytes: int) -> bytes:
+    """Return the body. The server reads away what is left of a body that is refused.
+
+    A connection that closed in its midst would be reset, and most clients would never see the answer.
+    """
     too_large = HttpError(
-        413, f"the body is larger than the {max_bytes} bytes that are taken", code="request_too_large", headers=CLOSE
+        413, f"the body is larger than the {max_bytes} bytes that are taken", code="request_too_large"
     )
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
@@ -51,7 +53,7 @@ async def _received(request: Request, max_bytes: int) -> bytes:
                 if len(content) > max_bytes:
                     raise too_large
     except TimeoutError:
-        raise HttpError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s", headers=CLOSE) from None
+        raise HttpError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from None
     return bytes(content)
 
 

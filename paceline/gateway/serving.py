@@ -11,6 +11,7 @@ from paceline.client import Client
 from paceline.gateway.app import make_app
 from paceline.gateway.config import GatewaySettings
 from paceline.gateway.endpoint import Gateway
+from paceline.gateway.http import Http
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
 from paceline.gateway.page import Page
@@ -66,7 +67,7 @@ async def running_gateway(
         app = make_app(gateway, watched.registry, page or Page(), tokens, settings.cors_origins)
         watching = asyncio.create_task(model.watch())
         try:
-            async with _listening(settings, app) as address:
+            async with listening(settings, app) as address:
                 try:
                     yield address
                 finally:
@@ -78,10 +79,11 @@ async def running_gateway(
 
 
 @asynccontextmanager
-async def _listening(settings: GatewaySettings, app: object) -> AsyncIterator[str]:
-    """Let clients call while the block runs."""
+async def listening(settings: GatewaySettings, app: object) -> AsyncIterator[str]:
+    """Let clients call while the block runs; yield HOST:PORT."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=Http,
         lifespan="off",
         ws="none",
         log_config=None,
@@ -95,12 +97,12 @@ async def _listening(settings: GatewaySettings, app: object) -> AsyncIterator[st
         config.ssl = server_context(settings.tls_certificate, settings.tls_key)
     with bound(*settings.listens) as listener:
         server = _Server(config)
-        serving, listening = asyncio.create_task(server.serve([listener])), asyncio.create_task(server.listening.wait())
+        serving, begun = asyncio.create_task(server.serve([listener])), asyncio.create_task(server.listening.wait())
         try:
-            await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, begun}, return_when=asyncio.FIRST_COMPLETED)
             yield f"{settings.host}:{listener.getsockname()[1]}"
         finally:
-            listening.cancel()
+            begun.cancel()
             server.should_exit = True
             await serving
 

@@ -24,6 +24,8 @@ class EventStream:
         self._send = send
         self._turn = asyncio.Lock()
         self.is_begun = False
+        self.is_whole = False
+        """Whether the last event has been sent."""
 
     async def send(self, events: bytes) -> None:
         if not events:
@@ -33,6 +35,7 @@ class EventStream:
                 self.is_begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            self.is_whole = events.endswith(DONE)
 
     async def end(self) -> None:
         async with self._turn:

@@ -10,15 +10,18 @@ from typing import Any
 import httpx2
 from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from paceline.client import OnAccepted
 from paceline.errors import PacelineError
 from paceline.gateway.app import make_app
+from paceline.gateway.config import GatewaySettings
 from paceline.gateway.endpoint import Gateway
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
 from paceline.gateway.page import Page
 from paceline.gateway.running import Running
+from paceline.gateway.serving import listening
 from paceline.security.tokens import KnownTokens
 from paceline.types import (
     ClusterDescription,
@@ -101,10 +104,8 @@ class Door:
         return await self.http.post(COMPLETIONS, json={"prompt": "hi", **asked})
 
 
-@asynccontextmanager
-async def scripted_door(
+async def _app(
     generator: ScriptedGenerator,
-    *,
     names: tuple[str, ...] = (),
     tokens: Path | None = None,
     cors_origins: Sequence[str] = (),
@@ -112,14 +113,27 @@ async def scripted_door(
     tracer: Tracer | None = None,
     registry: CollectorRegistry | None = None,
     **own: Any,
-) -> AsyncIterator[Door]:
-    """Yield a client of a gateway that asks the generator, without a network between them."""
+) -> tuple[Starlette, Gateway]:
     registry = registry or CollectorRegistry()
     model = ServedModel(generator, names)
     await model.look()
     settings: dict[str, Any] = {"tool_format": "hermes", "max_body_bytes": 1 << 20, "timeout_s": 60.0, **own}
     gateway = Gateway(generator, model, Running(most), GatewayMetrics(registry), tracer, **settings)
-    app = make_app(gateway, registry, Page(), KnownTokens(tokens) if tokens else None, cors_origins)
+    return make_app(gateway, registry, Page(), KnownTokens(tokens) if tokens else None, cors_origins), gateway
+
+
+@asynccontextmanager
+async def scripted_door(generator: ScriptedGenerator, **settings: Any) -> AsyncIterator[Door]:
+    """Yield a client of a gateway that asks the generator, without a network between them."""
+    app, gateway = await _app(generator, **settings)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as http:
         yield Door(http, gateway)
+
+
+@asynccontextmanager
+async def scripted_url(generator: ScriptedGenerator) -> AsyncIterator[str]:
+    """Serve a gateway that asks the generator; yield its URL."""
+    app, _ = await _app(generator)
+    async with listening(GatewaySettings(coordinator="127.0.0.1:1", port=0), app) as address:
+        yield f"http://{address}"

@@ -2,24 +2,21 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.fuzzing.arena import Arena, arena
 from tests.fuzzing.calls import METHODS, Call, calls
 from tests.fuzzing.connections import streams
+from tests.fuzzing.drawing import for_each
 
 BATCHES = 100
 """Batches of calls drawn from one seed."""
 BATCHES_BETWEEN_CHECKS = 5
 CONNECTION_BATCHES = 10
-
-Drawn = TypeVar("Drawn")
 
 
 @contextmanager
@@ -56,34 +53,7 @@ def attack_until(runner: asyncio.Runner, attacked: Arena, input_count: int, firs
     contents = st.lists(streams(attacked.recorded), min_size=1, max_size=5)
     chosen_seed = first_seed
     while not is_enough():
-        _for_each(contents, CONNECTION_BATCHES, chosen_seed, lambda batch: runner.run(attacked.disturb(batch)))
-        _for_each(batches, BATCHES, chosen_seed, send)
+        for_each(contents, CONNECTION_BATCHES, chosen_seed, lambda batch: runner.run(attacked.disturb(batch)))
+        for_each(batches, BATCHES, chosen_seed, send)
         runner.run(attacked.check())
         chosen_seed += 1
-
-
-def _for_each(strategy: st.SearchStrategy[Drawn], count: int, chosen_seed: int, use: Callable[[Drawn], None]) -> None:
-    """Draw `count` values from one seed; stop at the first use that raises."""
-    problems: list[Exception] = []
-
-    @seed(chosen_seed)
-    @settings(
-        max_examples=count,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
-    @given(strategy)
-    def draw(drawn: Drawn) -> None:
-        # Hidden from hypothesis, which would repeat it on services that it may have harmed.
-        if not problems:
-            try:
-                use(drawn)
-            except Exception as problem:
-                problems.append(problem)
-
-    draw()
-    if problems:
-        raise problems[0]

@@ -1,6 +1,7 @@
 """Who gets in, what is said to those who do not, and what a request leaves behind."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ from paceline.errors import (
     TokenizerNotFound,
     Unauthenticated,
 )
+from paceline.gateway.apis import COMPLETION
+from paceline.gateway.endpoint import Endpoint
+from paceline.gateway.sse import DONE
+from paceline.types import GenerationRequest, OutputPiece
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces, scripted_door
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -223,6 +228,35 @@ async def test_a_request_leaves_counts_and_one_line_without_text() -> None:
     assert f'paceline_gateway_requests_total{{path="{COMPLETIONS}",status="200"}} 1.0' in scraped
     assert "paceline_gateway_requests_running 0.0" in scraped
     assert "paceline_gateway_output_tokens_total 2.0" in scraped
+
+
+class Lingering(ScriptedGenerator):
+    """Does not come to an end after its last piece."""
+
+    async def generate(self, request: GenerationRequest, **asked: Any) -> AsyncGenerator[OutputPiece, None]:
+        async for piece in super().generate(request, **asked):
+            yield piece
+        await asyncio.Event().wait()
+
+
+async def test_a_client_that_goes_after_the_last_event_has_had_its_answer() -> None:
+    has_read, scope = asyncio.Event(), {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    body = [{"type": "http.request", "body": b'{"prompt": "a", "stream": true}'}]
+
+    async def receive() -> Any:
+        if body:
+            return body.pop()
+        await has_read.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message.get("body", b"").endswith(DONE):
+            has_read.set()
+
+    async with scripted_door(Lingering(pieces("a"))) as door:
+        with capture_logs() as lines:
+            await Endpoint(COMPLETION, door.gateway)(scope, receive, send)
+    assert [one["status"] for one in lines] == [200]
 
 
 async def test_the_page_fetches_nothing_from_elsewhere() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from typing import Any
 import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
@@ -22,6 +22,8 @@ from paceline.process.instruments import Instruments
 from paceline.types import GenerationRequest, SamplingParameters, TokenIds
 from tests.coordinators import fake_server, prompts
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+from tests.fuzzing.bad_requests import MAX_BODY_BYTES, BadRequest, bad_requests
+from tests.fuzzing.http_answers import answer_to, complaint
 
 COMPLETIONS = "/v1/completions"
 
@@ -31,6 +33,10 @@ class Door:
     http: httpx2.AsyncClient
     url: str
     grpc: Client
+
+    @property
+    def address(self) -> str:
+        return self.url.removeprefix("http://")
 
 
 @asynccontextmanager
@@ -122,40 +128,46 @@ async def test_the_openai_client_reads_both_forms_and_the_errors() -> None:
             await client.completions.create(model="another", prompt=[4], max_tokens=1)
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=4,
-)
-FIELDS = ["prompt", "messages", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "logprobs", "logit_bias"]
-FIELDS += ["stream", "stream_options", "paceline", "model", "top_k", "prediction", "echo", "tools", "stop_token_ids"]
+async def test_bad_requests_get_a_status_of_400s_and_the_error_form_and_the_gateway_stays_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drawn: list[BadRequest] = []
 
+    @settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(bad_requests())
+    def draw(one: BadRequest) -> None:
+        drawn.append(one)
 
-async def test_bad_bodies_get_a_status_of_400s_and_the_error_form_and_the_gateway_stays_well() -> None:
-    answers: list[httpx2.Response] = []
-
-    @settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
-    @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5) | VALUES, st.booleans())
-    def collect(value: Any, is_chat: bool) -> None:
-        bodies.append((json.dumps(value).encode(), is_chat))
-
-    bodies: list[tuple[bytes, bool]] = [(one, False) for one in (b"", b"{", b"\xff", b"[" * 100_000, b'{"a": 1e999}')]
-    collect()
-    async with door(max_body_bytes=1 << 16) as it:
-        for content, is_chat in bodies:
-            path = "/v1/chat/completions" if is_chat else COMPLETIONS
-            answers.append(
-                await it.http.post(path, content=content, headers={"content-type": "application/json"}, timeout=30)
-            )
+    draw()
+    async with door(max_body_bytes=MAX_BODY_BYTES) as it:
+        for one in drawn:
+            answer = await answer_to(it.address, one.content)
+            assert not complaint(answer), one
         right = (await it.http.post(COMPLETIONS, json=body((4, 5)))).json()
         assert right["choices"][0]["token_ids"] == continuation((4, 5), 20)
         assert (await it.http.get("/health")).status_code == 200
-    for answer in answers:
-        assert answer.status_code < 500, answer.text
-        if answer.status_code != 200:
-            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
-            assert answer.json()["error"]["message"]
-    assert sum(answer.status_code == 200 for answer in answers) < len(answers) / 2
+    assert not [one.message for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+async def test_a_body_that_is_far_too_large_gets_its_answer() -> None:
+    """A connection that is closed amid its request is reset, and the answer lost."""
+    async with door(max_body_bytes=1000) as it:
+        answer = await it.http.post(COMPLETIONS, json={"prompt": "x" * (16 << 20)})
+    assert answer.status_code == 413
+
+
+async def test_chunks_that_break_after_an_answer_end_the_connection_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with door() as it:
+        reader, writer = await asyncio.open_connection(*it.address.split(":"))
+        writer.write(head.encode())
+        status, _, length = (await reader.readuntil(b"\r\n\r\n")).partition(b"content-length: ")
+        assert b" 415 " in status
+        await reader.readexactly(int(length.split()[0]))
+        writer.write(b"no size\r\n")
+        assert await reader.read() == b""
+        writer.close()
+    assert [one.message for one in caplog.records] == ["Invalid HTTP request received."]
 
 
 async def test_paths_methods_sizes_and_tokens_are_refused_in_the_same_form(tmp_path: Path) -> None:

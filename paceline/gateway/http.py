@@ -1,0 +1,24 @@
+"""HTTP on a connection: uvicorn's, with our answer to what is no HTTP. Knows no paths."""
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from paceline.gateway.errors import invalid
+
+NO_HTTP = invalid("the request is no HTTP/1.1 that can be read; its line, its headers or its chunks are broken")
+
+
+class Http(H11Protocol):
+    """A connection. What breaks HTTP's rules is answered here, before the application or in its place."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer in the form of all errors, unless the answer has begun already, and hang up."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            length = str(len(NO_HTTP.body))
+            headers = [("content-type", "application/json"), ("content-length", length), ("connection", "close")]
+            head = h11.Response(status_code=NO_HTTP.status, headers=headers)
+            for event in (head, h11.Data(data=NO_HTTP.body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        if self.cycle:
+            self.cycle.disconnected = True  # so that what the application says from now on is dropped
+        self.transport.close()
