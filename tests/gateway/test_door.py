@@ -131,6 +131,7 @@ async def test_while_no_coordinator_answers_the_gateway_is_not_well_but_asks() -
     generator = ScriptedGenerator(pieces("a"), is_away=PeerUnavailable("away"))
     async with scripted_door(generator) as door:
         assert (await door.http.get("/health")).status_code == 503
+        assert (await door.http.get("/health/live")).status_code == 200
         assert (await door.http.get("/cluster")).status_code == 503
         assert (await door.complete(model="any")).json()["model"] == "any"
         assert (await door.complete()).json()["model"] == "target"
@@ -146,6 +147,7 @@ async def test_a_gateway_that_drains_takes_nothing_new_and_finishes_what_it_has(
         while not door.gateway.running.is_draining:
             await asyncio.sleep(0)
         assert (await door.http.get("/health")).status_code == 503
+        assert (await door.http.get("/health/live")).status_code == 200
         assert (await door.complete()).status_code == 503
         held.set()
         await draining
@@ -173,7 +175,7 @@ async def test_without_tokens_only_health_and_the_page_are_open(tmp_path: Path) 
                 answer = await door.http.get(path)
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
                 assert answer.json()["error"]["code"] == "invalid_api_key"
-        for path in ("/", "/health"):
+        for path in ("/", "/health", "/health/live"):
             assert (await door.http.get(path)).status_code == 200
         for scheme in ("Bearer", "bearer"):
             shown = {"authorization": f"{scheme} two"}

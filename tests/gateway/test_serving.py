@@ -17,7 +17,7 @@ from paceline.errors import AddressInUse, Overloaded, StartupError
 from paceline.gateway.config import GatewaySettings
 from paceline.gateway.generating import generate_all
 from paceline.gateway.serving import running_gateway
-from paceline.process.instruments import Instruments
+from paceline.process.instruments import Instruments, instruments
 from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.types import GenerationRequest, OutputPiece, SamplingParameters, TokenIds, UserMessage
 from tests.certificates import Authority
@@ -79,6 +79,14 @@ async def test_a_taken_port_is_named() -> None:
         with pytest.raises(AddressInUse, match="the port is taken"):
             async with running_gateway(settings, Instruments(CollectorRegistry())):
                 pass
+
+
+async def test_its_metrics_may_have_a_port_of_their_own() -> None:
+    settings = GatewaySettings(coordinator=NOWHERE, port=0, metrics_port=0)
+    with instruments("gateway", settings) as watched:
+        assert watched.metrics_url
+        async with running_gateway(settings, watched), httpx2.AsyncClient() as http:
+            assert "paceline_gateway_requests" in (await http.get(watched.metrics_url)).text
 
 
 async def test_requests_that_run_when_it_stops_come_to_their_end() -> None:
