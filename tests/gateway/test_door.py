@@ -210,6 +210,16 @@ async def test_a_request_is_part_of_its_callers_trace_and_says_so() -> None:
     assert answer.json()["paceline"]["trace_id"] == PARENT.split("-")[1]
 
 
+async def test_a_gateway_that_traces_nothing_passes_its_callers_trace_on() -> None:
+    generator = ScriptedGenerator(pieces("a"))
+    sent = {"traceparent": PARENT, "tracestate": "vendor=1"}
+    async with scripted_door(generator) as door:
+        for headers in (sent, {}, {"traceparent": PARENT, "tracestate": "x" * 10_000}, {"traceparent": "\u00e9"}):
+            raw = [(name, value.encode("latin-1")) for name, value in headers.items()]
+            assert (await door.http.post(COMPLETIONS, json={"prompt": "a"}, headers=raw)).status_code == 200
+    assert generator.trace_headers == [sent, {}, {"traceparent": PARENT}, {}]
+
+
 async def test_a_request_leaves_counts_and_one_line_without_text() -> None:
     registry = CollectorRegistry()
     async with scripted_door(ScriptedGenerator(pieces("private", "b")), registry=registry) as door:

@@ -24,6 +24,7 @@ from tests.certificates import Authority
 from tests.coordinators import fake_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces
+from tests.spans import Spans, until
 
 NOWHERE = "127.0.0.1:1"
 ASKED = {"prompt": [4, 5], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
@@ -174,6 +175,20 @@ async def test_full_coordinators_are_told_at_once_and_one_with_room_is_asked() -
         full.open.set()
         for task in crowd:
             assert (await task).token_ids == continuation((4, 5), 20)
+
+
+async def test_a_callers_trace_reaches_a_coordinator_behind_a_gateway_that_traces_nothing() -> None:
+    spans, trace_id, span_id = Spans(), f"{7:032x}", f"{8:016x}"
+    async with (
+        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), tracer=spans.tracer) as server,
+        gateway(server.address) as address,
+        client(address) as http,
+    ):
+        for stream in (False, True):
+            headers = {"traceparent": f"00-{trace_id}-{span_id}-01"}
+            assert (await http.post(COMPLETIONS, json=ASKED | {"stream": stream}, headers=headers)).status_code == 200
+        await until(lambda: len(spans("generate")) == 2)
+    assert [(one.trace_id, one.parent_id) for one in spans("generate")] == [(trace_id, span_id)] * 2
 
 
 async def test_no_more_is_read_than_was_written() -> None:
