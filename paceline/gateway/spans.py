@@ -1,4 +1,4 @@
-"""The span of a request, below its caller's. Without a tracer that one is passed on, and OpenTelemetry is not loaded."""
+"""The span of a request, below its caller's. Without a tracer that is passed on, and OpenTelemetry is not loaded."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
