@@ -20,6 +20,7 @@ from paceline.gateway.endpoint import Endpoint, Gateway
 from paceline.gateway.errors import HANDLERS, SHUTTING_DOWN, HttpError, http_error
 from paceline.gateway.page import Page
 from paceline.security.tokens import KnownTokens
+from paceline.types import ClusterDescription
 
 WELL = {"status": "ok"}
 
@@ -76,7 +77,12 @@ class _Paths:
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def cluster(self, _: Request) -> Response:
-        return _json(asdict(await self._gateway.generator.describe_once()))
+        return described(await self._gateway.generator.describe_once())
+
+
+def described(cluster: ClusterDescription) -> Response:
+    """Return what coordinators say of a cluster, in the names of their own types."""
+    return _json(asdict(cluster))
 
 
 def _model(name: str) -> dict[str, Any]:

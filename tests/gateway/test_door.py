@@ -215,7 +215,7 @@ async def test_a_gateway_that_traces_nothing_passes_its_callers_trace_on() -> No
     sent = {"traceparent": PARENT, "tracestate": "vendor=1"}
     async with scripted_door(generator) as door:
         for headers in (sent, {}, {"traceparent": PARENT, "tracestate": "x" * 10_000}, {"traceparent": "\u00e9"}):
-            raw = [(name, value.encode("latin-1")) for name, value in headers.items()]
+            raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
             assert (await door.http.post(COMPLETIONS, json={"prompt": "a"}, headers=raw)).status_code == 200
     assert generator.trace_headers == [sent, {}, {"traceparent": PARENT}, {}]
 
