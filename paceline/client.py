@@ -14,9 +14,9 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from opentelemetry.trace import Tracer
@@ -58,6 +58,7 @@ __all__ = [
 
 DESCRIBE_TIMEOUT_S = 10.0
 OnAccepted = Callable[[GenerationAccepted], None]
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,18 @@ class Client:
             await channel.close()
 
     async def generate(
-        self, request: GenerationRequest, *, timeout_s: float | None = None, on_accepted: OnAccepted | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        timeout_s: float | None = None,
+        on_accepted: OnAccepted | None = None,
+        trace_headers: Mapping[str, str] = NO_HEADERS,
     ) -> AsyncGenerator[OutputPiece, None]:
         """Yield pieces as rounds commit them; the last of each output has its finish. Closing the iterator cancels.
 
         `timeout_s` covers the whole output with all retries. Usage counts only the rounds of the last call.
-        `on_accepted` is called whenever a coordinator has queued the request, again after a retry.
+        `on_accepted` is called whenever a coordinator has queued the request, again after a retry. `trace_headers`,
+        such as `traceparent`, make the request part of that trace; they are for clients without a tracer.
         """
         ends_at_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
         rest = _seeded(request)
@@ -198,7 +205,7 @@ class Client:
             remaining_s = None if ends_at_s is None else max(0.0, ends_at_s - self._clock())
             asked = self._next
             try:
-                async for piece in self._stream(rest, remaining_s, accept):
+                async for piece in self._stream(rest, remaining_s, accept, trace_headers):
                     received.add(piece)
                     outage.over()
                     yield piece
@@ -236,12 +243,11 @@ class Client:
         return True
 
     async def _stream(
-        self, request: GenerationRequest, timeout_s: float | None, accept: OnAccepted
+        self, request: GenerationRequest, timeout_s: float | None, accept: OnAccepted, trace_headers: Mapping[str, str]
     ) -> AsyncGenerator[OutputPiece, None]:
         with translated_errors():
-            call = self._stubs[self._next].GenerateText(
-                request_to_pb(request), timeout=timeout_s, metadata=self._security.metadata()
-            )
+            metadata = (*self._security.metadata(), *trace_headers.items())
+            call = self._stubs[self._next].GenerateText(request_to_pb(request), timeout=timeout_s, metadata=metadata)
             try:
                 async for message in call:
                     # Acceptance is no progress and must not end an outage, because the request still waits.

@@ -6,7 +6,7 @@ Owns what a format may cost. `llguidance` parses; nothing here knows of logits, 
 import json
 import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -41,7 +41,13 @@ class Grammars:
     """The compiled formats of the outputs of one tokenizer. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        """Read the vocabulary, which takes a second for a large one. One that cannot be read refuses every format."""
+        self._vocabulary: LLTokenizer | None = None
+        self._failure = ""
+        try:
+            self._vocabulary = _vocabulary(tokenizer)
+        except ValueError as error:
+            self._failure = f"the model's tokenizer cannot be followed: {error}"
         self._compiled = lru_cache(COMPILED_COUNT)(self._compile)
 
     def begin(self, form: ResponseFormat) -> "Progress":
@@ -55,21 +61,11 @@ class Grammars:
             is_complex = progress.error and not progress.error.startswith("NoExtension")
             raise _refusal(progress.error if is_complex else "no text satisfies it")
 
-    @cached_property
+    @property
     def _tokens(self) -> LLTokenizer:
-        """The tokenizer as the parser reads it; this takes a second for a large vocabulary."""
-        own = Tokenizer.from_str(self._tokenizer.to_str())
-        own.no_truncation()
-        own.no_padding()
-        known = own.get_vocab(with_added_tokens=True).values()
-        own.add_special_tokens([AddedToken(_END, normalized=False)])
-        end_id = own.token_to_id(_END)
-        try:
-            if end_id in known:
-                raise ValueError("its ids have gaps")
-            return LLTokenizer(own.to_str(), eos_token=end_id)
-        except ValueError as error:
-            raise _refusal(f"the model's tokenizer cannot be followed: {error}") from error
+        if self._vocabulary is None:
+            raise _refusal(self._failure)
+        return self._vocabulary
 
     def _compile(self, form: ResponseFormat) -> LLMatcher:
         try:
@@ -80,6 +76,19 @@ class Grammars:
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         return matcher
+
+
+def _vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    """Return the tokenizer as the parser reads it. Raise ValueError when it cannot read it."""
+    own = Tokenizer.from_str(tokenizer.to_str())
+    own.no_truncation()
+    own.no_padding()
+    known = own.get_vocab(with_added_tokens=True).values()
+    own.add_special_tokens([AddedToken(_END, normalized=False)])
+    end_id = own.token_to_id(_END)
+    if end_id in known:
+        raise ValueError("its ids have gaps")
+    return LLTokenizer(own.to_str(), eos_token=end_id)
 
 
 class Progress:

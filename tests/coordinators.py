@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass
 from typing import Any
 
+from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 
 from coordinator.background import background
@@ -162,10 +163,11 @@ async def dispatching(
     *,
     clocks: Clocks = SYSTEM_CLOCKS,
     registry: CollectorRegistry | None = None,
+    tracer: Tracer | None = None,
     **asked: Any,
 ) -> AsyncIterator[Dispatched]:
     """Run a coordinator's parts over replicas that were looked at once; what is asked for are settings."""
-    settings, watched = settings_of(**asked), Instruments(registry or CollectorRegistry())
+    settings, watched = settings_of(**asked), Instruments(registry or CollectorRegistry(), tracer)
     async with background() as tasks:
         parts = wired(settings, tasks, watched, clocks)
         model, dispatcher, models = parts.model, parts.dispatcher, parts.drafts

@@ -10,12 +10,14 @@ import yaml
 
 from coordinator.config import CoordinatorSettings
 from draft_service.config import DraftSettings
-from paceline.process.settings import ServiceSettings
+from paceline.gateway.config import GatewaySettings
+from paceline.process.settings import ProcessSettings
 from target_service.config import TargetSettings
 
 KUBERNETES = Path(__file__).parent.parent / "deploy" / "kubernetes"
 OVERLAYS = sorted(folder.name for folder in (KUBERNETES / "overlays").iterdir())
-SETTINGS: dict[str, type[ServiceSettings]] = {
+SETTINGS: dict[str, type[ProcessSettings]] = {
+    "gateway": GatewaySettings,
     "coordinator": CoordinatorSettings,
     "draft": DraftSettings,
     "target": TargetSettings,
@@ -33,7 +35,7 @@ class Workload:
     """A Deployment or StatefulSet with one container."""
 
     component: str
-    """coordinator, draft or target"""
+    """gateway, coordinator, draft or target"""
     spec: Resource
     environment: dict[str, str]
 

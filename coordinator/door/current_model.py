@@ -10,17 +10,17 @@ Judges every target and draft, the first target too. Knows nothing of rounds or 
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
 
 from coordinator.door.admission import Admission
-from coordinator.door.served import Served, check_pair, check_same_model, differing_field, named
+from coordinator.door.served import Served, check_pair, check_same_model, differing_field, named, read_served
 from coordinator.protocols import Remote, RemoteTarget
 from coordinator.replicas.replica import CHECK_TIMEOUT_S, Replica
 from coordinator.requests.generation import Generation
 from paceline.errors import IncompatiblePair, ModelChanged, ModelNotUsable, PacelineError, PeerUnavailable
-from paceline.text import TextCodec
 from paceline.types import ModelDescription
 
 log = structlog.get_logger()
@@ -98,11 +98,11 @@ class CurrentModel:
         if before and differing_field(model, before.served.target) is None:
             self._resize(before.served, model)
             return
-        text = await _read_tokenizer(replica.remote, model)
+        served = await _read_served(replica.remote, model)
         if self._admission is not before or self._targets.has_fitting(replica):
             await self.check_target(replica, model)  # another was faster
             return
-        self._admission = self._make_admission(Served(model, text))
+        self._admission = self._make_admission(served)
         self._other_kernels.clear()
         if before:
             self._end_all(before.served.target, model)
@@ -121,7 +121,7 @@ class CurrentModel:
         if model.lasting == served.target.lasting:
             return
         self._tell_kernels(model)
-        self._admission = self._make_admission(Served(model, served.text))
+        self._admission = self._make_admission(replace(served, target=model))
         longest, before = model.longest_sequence, served.target.longest_sequence
         if longest >= before:
             return
@@ -159,14 +159,13 @@ class CurrentModel:
         )
 
 
-async def _read_tokenizer(remote: RemoteTarget, model: ModelDescription) -> TextCodec | None:
-    """Return the model's tokenizer. Raise PeerUnavailable when another model took its address meanwhile."""
+async def _read_served(remote: RemoteTarget, model: ModelDescription) -> Served:
+    """Return the model with its tokenizer. Raise PeerUnavailable when another model took its address meanwhile."""
     files = await remote.download_tokenizer()
     again = await remote.describe(CHECK_TIMEOUT_S)
     if (again.identity, again.lasting) != (model.identity, model.lasting):
         raise PeerUnavailable(f"{named(model)} was replaced while its tokenizer was read")
     try:
-        # In a thread: a large tokenizer takes half a second to load.
-        return await asyncio.to_thread(TextCodec, files) if files else None
+        return await asyncio.to_thread(read_served, model, files)
     except ModelNotUsable as error:
         raise IncompatiblePair(error.message) from error

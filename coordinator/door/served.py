@@ -3,12 +3,11 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 from paceline.errors import IncompatiblePair
 from paceline.grammars import Grammars
 from paceline.text import TextCodec, check_same_tokenizer
-from paceline.types import ModelDescription
+from paceline.types import ModelDescription, TokenizerFiles
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SAME = "start all with the same model and settings; a new one is taken over when no target of the old one is left"
@@ -20,13 +19,18 @@ class Served:
 
     target: ModelDescription
     """Description by the first target; other targets must be like it."""
-    text: TextCodec | None
+    text: TextCodec | None = None
     """Tokenizer; None when the models have none: then only token ids can pass."""
+    grammars: Grammars | None = None
+    """What checks formats of outputs; None without a tokenizer."""
 
-    @cached_property
-    def grammars(self) -> Grammars | None:
-        """What checks formats of outputs; None without a tokenizer."""
-        return Grammars(self.text.tokenizer) if self.text else None
+
+def read_served(target: ModelDescription, files: TokenizerFiles | None) -> Served:
+    """Return the model with its tokenizer: a large one takes seconds. Raise ModelNotUsable when it cannot be read."""
+    if files is None:
+        return Served(target)
+    text = TextCodec(files)
+    return Served(target, text, Grammars(text.tokenizer))
 
 
 def named(model: ModelDescription) -> str:

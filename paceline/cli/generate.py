@@ -1,4 +1,4 @@
-"""`paceline generate`: one prompt, streamed."""
+"""`paceline generate`: one prompt or conversation, streamed."""
 
 import json
 import time
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.connection import Connection, connected, with_connection_flags
+from paceline.cli.conversation import ConversationFlags, with_conversation_flags
 from paceline.cli.options import (
     Chat,
     DraftingFlags,
@@ -22,6 +23,7 @@ from paceline.cli.options import (
     as_prompt,
     by_source,
     draft_limit,
+    read_text,
     run_async,
     teller,
     with_cluster_flags,
@@ -29,7 +31,6 @@ from paceline.cli.options import (
     with_flags,
     with_sampling_flags,
 )
-from paceline.errors import InvalidRequest
 from paceline.process.launcher import ClusterOptions
 from paceline.types import (
     ClusterDescription,
@@ -60,8 +61,8 @@ class FormatFlags:
         """Return what a request says. Raise InvalidRequest for a file that cannot be read."""
         schema = self.json_schema or ""
         if schema and not schema.lstrip().startswith("{"):
-            schema = _read("json_schema", Path(schema))
-        grammar = _read("grammar", self.grammar) if self.grammar else ""
+            schema = read_text("json_schema", Path(schema))
+        grammar = read_text("grammar", self.grammar) if self.grammar else ""
         form = ResponseFormat(schema, self.regex or "", grammar)
         return None if form == ResponseFormat() else form
 
@@ -71,11 +72,14 @@ with_format_flags = with_flags("form", FormatFlags, FormatFlags)
 
 @with_cluster_flags
 @with_connection_flags
+@with_conversation_flags
 @with_drafting_flags
 @with_format_flags
 @with_sampling_flags
 def command(
-    prompt: Annotated[str, typer.Argument(help="What to continue or answer.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to continue or answer. Unset: the conversation of --messages.")
+    ] = None,
     max_new_tokens: MaxNewTokens = 256,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the output; may be repeated.")] = None,
     speculation: Speculation = True,
@@ -91,17 +95,19 @@ def command(
     sampling: SamplingParameters,
     drafting: DraftingFlags,
     form: FormatFlags,
+    conversation: ConversationFlags,
     connection: Connection,
     options: ClusterOptions,
 ) -> None:
-    """Stream the answer to one prompt."""
+    """Stream the answer to one prompt, or to a conversation."""
     limit = draft_limit(speculation, options)
     drafting_options, response_format = drafting.options(), form.response_format()
-    predicted_output = Text(_read("prediction", prediction)) if prediction else None
+    given = conversation.prompt(prompt, chat)
+    predicted_output = Text(read_text("prediction", prediction)) if prediction else None
 
     def request(cluster: ClusterDescription) -> GenerationRequest:
         return GenerationRequest(
-            as_prompt(prompt, chat, cluster),
+            as_prompt(given, chat, cluster) if isinstance(given, str) else given,
             max_new_tokens=max_new_tokens,
             stop_strings=tuple(stop or ()),
             max_draft_count=limit,
@@ -113,14 +119,6 @@ def command(
         )
 
     run_async(_generate(connection, options, request, timeout_s, as_json=as_json))
-
-
-def _read(field: str, path: Path) -> str:
-    try:
-        # With the file's own line ends: an output may have any.
-        return path.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"--{field.replace('_', '-')} {path} cannot be read: {error}", field=field) from error
 
 
 async def _generate(

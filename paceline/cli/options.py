@@ -238,6 +238,14 @@ def teller(console: Console) -> Tell:
     return lambda words: console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
+def read_text(field: str, path: Path) -> str:
+    """Return a file's text, with its own line ends; `-` is standard input. Raise InvalidRequest when there is none."""
+    try:
+        return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--{field.replace('_', '-')} {path} cannot be read: {error}", field=field) from error
+
+
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a command's work. SIGTERM ends it as Ctrl-C does: in order, with no service left behind."""
 

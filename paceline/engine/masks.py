@@ -6,7 +6,6 @@ kept of each sequence; `paceline.grammars` says what a format allows.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from tokenizers import Tokenizer
@@ -24,12 +23,13 @@ _EIGHT_BITS = (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool().view(to
 
 class Masks:
     def __init__(self, tokenizer: TokenizerFiles | None) -> None:
-        self._tokenizer = tokenizer
+        # Made when the model is loaded, so that no call waits for the vocabulary.
+        self._grammars = Grammars(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else None
         self._kept: OrderedDict[str, tuple[ResponseFormat, Progress]] = OrderedDict()
 
     def check(self, form: ResponseFormat) -> None:
         """Raise InvalidRequest for a format that cannot be followed."""
-        self._grammars.check(form)
+        self._known_grammars().check(form)
 
     def forget(self, sequence_id: str) -> None:
         self._kept.pop(sequence_id, None)
@@ -62,19 +62,17 @@ class Masks:
             allowed[len(rows) :] = not progress.error
         return allowed
 
-    @cached_property
-    def _grammars(self) -> Grammars:
-        """Made for the first format: a large vocabulary takes a second."""
-        if self._tokenizer is None:
+    def _known_grammars(self) -> Grammars:
+        if self._grammars is None:
             raise InvalidRequest(
                 "response_format is set, and the model has no tokenizer; leave it out", field="response_format"
             )
-        return Grammars(Tokenizer.from_str(self._tokenizer.tokenizer_json))
+        return self._grammars
 
     def _progress(self, sequence_id: str, form: ResponseFormat) -> Progress:
         kept = self._kept.get(sequence_id)
         if kept is None or kept[0] != form:
-            kept = self._kept[sequence_id] = form, self._grammars.begin(form)
+            kept = self._kept[sequence_id] = form, self._known_grammars().begin(form)
         self._kept.move_to_end(sequence_id)
         if len(self._kept) > KEPT_COUNT:
             self._kept.popitem(last=False)

@@ -8,7 +8,9 @@ from paceline.gateway.errors import HttpError
 from paceline.security.tokens import KnownTokens
 
 log = structlog.get_logger()
-OPEN_PATHS = ("/", "/health")
+LIVENESS_PATH = "/health/live"
+"""Says that the process answers, whatever its coordinators do: a restart would help none of them."""
+OPEN_PATHS = ("/", "/health", LIVENESS_PATH)
 PAGE_PATH = "/page/"
 REFUSED = HttpError(
     401,

@@ -14,12 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from paceline.gateway.access import BearerTokens
+from paceline.gateway.access import LIVENESS_PATH, BearerTokens
 from paceline.gateway.apis import APIS
 from paceline.gateway.endpoint import Endpoint, Gateway
 from paceline.gateway.errors import HANDLERS, SHUTTING_DOWN, HttpError, http_error
 from paceline.gateway.page import Page
 from paceline.security.tokens import KnownTokens
+from paceline.types import ClusterDescription
+
+WELL = {"status": "ok"}
 
 
 def make_app(
@@ -32,6 +35,7 @@ def make_app(
         Route("/v1/models", paths.models),
         Route("/v1/models/{name:path}", paths.model),
         Route("/health", paths.health),
+        Route(LIVENESS_PATH, paths.life),
         Route("/metrics", paths.metrics),
         Route("/cluster", paths.cluster),
         Route("/", page.answer),
@@ -64,13 +68,21 @@ class _Paths:
             raise SHUTTING_DOWN
         if self._gateway.model.failure:
             raise http_error(self._gateway.model.failure)
-        return _json({"status": "ok"})
+        return _json(WELL)
+
+    async def life(self, _: Request) -> Response:
+        return _json(WELL)
 
     async def metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def cluster(self, _: Request) -> Response:
-        return _json(asdict(await self._gateway.generator.describe_once()))
+        return described(await self._gateway.generator.describe_once())
+
+
+def described(cluster: ClusterDescription) -> Response:
+    """Return what coordinators say of a cluster, in the names of their own types."""
+    return _json(asdict(cluster))
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class GatewaySettings(ProcessSettings):
     token_file: Path | None = Field(
         default=None,
         description="file of tokens, one a line, of which clients must show one as `Authorization: Bearer`; read again "
-        "when it changes; only /health and the page are open then; unset: none is needed",
+        "when it changes; only /health, /health/live and the page are open then; unset: none is needed",
     )
     tls_certificate: Path | None = Field(
         default=None, description="PEM file of the certificate chain to serve with; read again when it changes"

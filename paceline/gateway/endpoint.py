@@ -9,16 +9,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from paceline.client import NO_HEADERS
 from paceline.gateway.answer import Answer, StreamedAnswer, WholeAnswer
 from paceline.gateway.apis import Api, BodyT
 from paceline.gateway.errors import SHUTTING_DOWN, HttpError, answer_to
-from paceline.gateway.generating import Generator, generate_all, unless_client_leaves
+from paceline.gateway.generating import Deliver, Generator, generate_all, unless_client_leaves
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
 from paceline.gateway.reading import read_body
 from paceline.gateway.record import CLIENT_LEFT, RequestRecord
 from paceline.gateway.running import Running
-from paceline.gateway.spans import request_span
+from paceline.gateway.spans import callers_trace, request_span
 from paceline.gateway.sse import EventStream, event
 from paceline.gateway.tool_calls import ToolFormat
 from paceline.observe.logs import active_span
@@ -128,8 +129,7 @@ class _Call(Generic[BodyT]):
             self._record.note_tokens(len(piece.tokens))
             await self._events.send(answer.write(prompt_index, piece))
 
-        gateway = self._gateway
-        await generate_all(gateway.generator, requests, deliver, answer.account.accept, gateway.timeout_s)
+        await self._generate(requests, deliver, answer)
         await self._events.end()
 
     async def _whole(self, answer: WholeAnswer[BodyT], requests: list[GenerationRequest]) -> None:
@@ -139,10 +139,16 @@ class _Call(Generic[BodyT]):
             self._record.note_tokens(len(piece.tokens))
             answer.add(prompt_index, piece)
 
-        gateway = self._gateway
-        await generate_all(gateway.generator, requests, deliver, answer.account.accept, gateway.timeout_s)
+        await self._generate(requests, deliver, answer)
         response = Response(answer.body(), media_type="application/json")
         await response(self.request.scope, self.request.receive, self._send)
+
+    async def _generate(self, requests: list[GenerationRequest], deliver: Deliver, answer: Answer[BodyT]) -> None:
+        gateway = self._gateway
+        # A tracer sends the gateway's own span, which is a child of the caller's.
+        headers = NO_HEADERS if gateway.tracer else callers_trace(self.request.headers)
+        accept, timeout_s = answer.account.accept, gateway.timeout_s
+        await generate_all(gateway.generator, requests, deliver, accept, timeout_s, headers)
 
     async def _fail(self, error: HttpError) -> None:
         self._record.status, self._record.error_code = error.status, error.code

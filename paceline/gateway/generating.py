@@ -1,13 +1,13 @@
 """Running the requests of one call, side by side, until all outputs are there or the client has gone."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from starlette.types import Receive
 
-from paceline.client import OnAccepted
+from paceline.client import NO_HEADERS, OnAccepted
 from paceline.tasks import side_by_side
 from paceline.types import ClusterDescription, GenerationAccepted, GenerationRequest, OutputPiece
 
@@ -20,19 +20,31 @@ class Generator(Protocol):
     """What the gateway asks of coordinators; `paceline.client.Client` is one."""
 
     def generate(
-        self, request: GenerationRequest, *, timeout_s: float | None = None, on_accepted: OnAccepted | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        timeout_s: float | None = None,
+        on_accepted: OnAccepted | None = None,
+        trace_headers: Mapping[str, str] = NO_HEADERS,
     ) -> AsyncGenerator[OutputPiece, None]: ...
 
     async def describe_once(self) -> ClusterDescription: ...
 
 
 async def generate_all(
-    generator: Generator, requests: Sequence[GenerationRequest], deliver: Deliver, accept: Accept, timeout_s: float
+    generator: Generator,
+    requests: Sequence[GenerationRequest],
+    deliver: Deliver,
+    accept: Accept,
+    timeout_s: float,
+    trace_headers: Mapping[str, str] = NO_HEADERS,
 ) -> None:
     """Deliver all pieces. The first failure ends all requests, and is raised."""
 
     async def generate(index: int, request: GenerationRequest) -> None:
-        pieces = generator.generate(request, timeout_s=timeout_s, on_accepted=lambda one: accept(index, one))
+        pieces = generator.generate(
+            request, timeout_s=timeout_s, on_accepted=lambda one: accept(index, one), trace_headers=trace_headers
+        )
         async with aclosing(pieces):
             async for piece in pieces:
                 await deliver(index, piece)

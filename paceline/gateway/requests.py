@@ -31,7 +31,7 @@ SEED_BITS = 53
 
 def chat_requests(body: ChatBody, tool_format: ToolFormat) -> list[GenerationRequest]:
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    request = _request(body, _conversation(body), tool_format)
+    request = _request(body, conversation_of(body), tool_format)
     return [
         replace(request, max_new_tokens=limit, top_logprob_count=(body.top_logprobs or 0) if body.logprobs else None)
     ]
@@ -91,7 +91,8 @@ def _prediction(body: GenerationBody) -> Prediction | None:
     return Text(body.prediction.content) if body.prediction and body.prediction.content else None
 
 
-def _conversation(body: ChatBody) -> Chat:
+def conversation_of(body: ChatBody) -> Chat:
+    """Return a body's messages, with the tools that may be called. Raise HttpError that names a wrong message."""
     messages = tuple(_message(one, f"messages[{index}]") for index, one in enumerate(body.messages))
     # Tools that may not be called are not shown to the model.
     tools = tuple(as_json(one, "tools") for one in body.tools or () if body.calls_tools)

@@ -17,26 +17,22 @@ from paceline.gateway.models import ServedModel
 from paceline.gateway.page import Page
 from paceline.gateway.running import Running
 from paceline.gateway.tls import server_context
-from paceline.observe.metrics import count_tasks, new_registry
-from paceline.observe.spans.setup import tracing
-from paceline.process.instruments import Instruments
+from paceline.process.instruments import Instruments, instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.security.plaintext import check_listening
 from paceline.security.tokens import KnownTokens
 from paceline.wire import termination
-from paceline.wire.ports import bound
+from paceline.wire.ports import Listening, bound
 
 CUT_OFF_S = 1
 """Seconds that requests have to end once their time is up and they are cancelled."""
 
 
 async def serve(settings: GatewaySettings) -> None:
-    registry = new_registry("gateway")
-    count_tasks(registry, "gateway")
-    with tracing("gateway", settings.trace_file) as tracer:
-        async with running_gateway(settings, Instruments(registry, tracer)) as address:
+    with instruments("gateway", settings) as watched:
+        async with running_gateway(settings, watched) as address:
             freeze_heap()
-            announce("paceline.gateway", address, None)
+            announce("paceline.gateway", address, watched.metrics_url)
             await termination(stop_with_stdin=settings.stop_with_stdin)
 
 
@@ -95,7 +91,7 @@ async def listening(settings: GatewaySettings, app: object) -> AsyncIterator[str
     config.load()
     if settings.tls_certificate and settings.tls_key:
         config.ssl = server_context(settings.tls_certificate, settings.tls_key)
-    with bound(*settings.listens) as listener:
+    with bound(Listening("--port", settings.host, settings.port)) as listener:
         server = _Server(config)
         serving, begun = asyncio.create_task(server.serve([listener])), asyncio.create_task(server.listening.wait())
         try:

@@ -1,4 +1,4 @@
-"""The span of a request, below its caller's. Without a tracer OpenTelemetry is not loaded."""
+"""The span of a request, below its caller's. Without a tracer that is passed on, and OpenTelemetry is not loaded."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -6,6 +6,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+MAX_HEADER_CHARACTERS = 512
+"""gRPC's metadata takes 8 KiB in all; W3C asks for no more than this."""
+
+
+def callers_trace(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that name the caller's trace, but for values that metadata cannot carry."""
+    found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+    return {
+        name: value
+        for name, value in found.items()
+        if value.isascii() and value.isprintable() and len(value) <= MAX_HEADER_CHARACTERS
+    }
 
 
 @contextmanager

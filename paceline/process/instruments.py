@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from paceline.observe.metrics import count_tasks, metrics_served, new_registry
 from paceline.observe.spans.setup import tracing
-from paceline.process.settings import ServiceSettings
+from paceline.process.settings import ProcessSettings
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -25,7 +25,7 @@ class Instruments:
 
 
 @contextmanager
-def instruments(role: str, settings: ServiceSettings) -> Iterator[Instruments]:
+def instruments(role: str, settings: ProcessSettings) -> Iterator[Instruments]:
     """Serve metrics and send spans by the settings while the block runs. Call it in the service's event loop.
 
     Raise AddressInUse or StartupError.

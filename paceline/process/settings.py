@@ -55,6 +55,13 @@ class ProcessSettings(BaseSettings):
         description="address to listen on; 0.0.0.0: all of this machine's, which needs TLS or --plaintext true",
     )
     port: Port = Field(default=0, description="port to listen on; 0 takes any free one, which the service prints")
+    metrics_host: str = Field(
+        default="127.0.0.1", description="address to serve metrics on, over plain HTTP and to whoever can reach it"
+    )
+    metrics_port: Port | None = Field(
+        default=None,
+        description="port to serve Prometheus metrics on; 0 takes any free one; unset: metrics are not served",
+    )
     shutdown_grace_s: Seconds = Field(
         default=10,
         description="time from SIGTERM until running calls are cut off; a model service waits half of it for its "
@@ -75,7 +82,13 @@ class ProcessSettings(BaseSettings):
     @property
     def listens(self) -> tuple[Listening, ...]:
         """The places where the process will listen."""
-        return (Listening("--port", self.host, self.port),)
+        return self._asked_for(
+            ("--port", self.host, self.port), ("--metrics-port", self.metrics_host, self.metrics_port)
+        )
+
+    @staticmethod
+    def _asked_for(*places: tuple[str, str, int | None]) -> tuple[Listening, ...]:
+        return tuple(Listening(flag, host, port) for flag, host, port in places if port is not None)
 
 
 class ServiceSettings(ProcessSettings, SecuritySettings):
@@ -84,21 +97,9 @@ class ServiceSettings(ProcessSettings, SecuritySettings):
     # Else that of the last class it is made of holds.
     model_config = ProcessSettings.model_config
 
-    metrics_host: str = Field(
-        default="127.0.0.1", description="address to serve metrics on, over plain HTTP and to whoever can reach it"
-    )
-    metrics_port: Port | None = Field(
-        default=None,
-        description="port to serve Prometheus metrics on; 0 takes any free one; unset: metrics are not served",
-    )
-
     @property
     def listens(self) -> tuple[Listening, ...]:
-        more = (
-            ("--metrics-port", self.metrics_host, self.metrics_port),
-            ("--health-port", self.host, self.health_port),
-        )
-        return (*super().listens, *(Listening(flag, host, port) for flag, host, port in more if port is not None))
+        return (*super().listens, *self._asked_for(("--health-port", self.host, self.health_port)))
 
 
 class ModelServiceSettings(ServiceSettings):

@@ -17,6 +17,8 @@ from paceline.cli.app import app
 from paceline.client import Client, Completion
 from paceline.errors import InvalidRequest
 from paceline.types import (
+    Chat,
+    ChatMessage,
     ClusterDescription,
     DraftingOptions,
     DraftSource,
@@ -25,6 +27,7 @@ from paceline.types import (
     ResponseFormat,
     Text,
     TokenIds,
+    ToolCall,
 )
 from tests.coordinators import fake_cluster
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
@@ -130,6 +133,59 @@ def test_the_request_has_the_format_of_the_flag_or_its_file(
     assert [one.response_format for one in asked] == [form]
     # The fake models have no tokenizer.
     assert isinstance(result.exception, InvalidRequest)
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+MESSAGES = [
+    {"role": "developer", "content": "be brief"},
+    {"role": "user", "content": [{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}]},
+    {"role": "assistant", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "4"},
+]
+CONVERSATION = (
+    ChatMessage("system", "be brief"),
+    ChatMessage("user", "2 + 2?"),
+    ChatMessage("assistant", tool_calls=(ToolCall("c1", "add", "{}"),)),
+    ChatMessage("tool", "4", tool_call_id="c1"),
+)
+
+
+@pytest.mark.parametrize("is_piped", [False, True])
+def test_a_conversation_comes_from_a_file_or_standard_input_as_the_gateway_reads_it(
+    is_piped: bool, asked: list[GenerationRequest], tmp_path: Path
+) -> None:
+    messages, tools = tmp_path / "messages.json", tmp_path / "tools.json"
+    messages.write_text(json.dumps(MESSAGES))
+    tools.write_text(json.dumps([TOOL]))
+    flags = ["--messages", "-" if is_piped else str(messages), "--tools", str(tools)]
+    CliRunner().invoke(app, ["generate", *flags], input=messages.read_bytes() if is_piped else None)
+    (prompt,) = [one.prompt for one in asked]
+    assert isinstance(prompt, Chat)
+    assert prompt.messages == CONVERSATION
+    assert [json.loads(one) for one in prompt.tools] == [TOOL]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages", "words"),
+    [
+        ([], None, "PROMPT or --messages is needed, and neither is given"),
+        (["hello"], "[]", "PROMPT or --messages is needed, and both are given"),
+        (["--raw"], "[]", "--raw has no template for --messages"),
+        (["hello", "--tools", "-"], None, "--tools needs --messages"),
+        ([], "{", "--messages - is no JSON"),
+        ([], "{}", "--messages: messages"),
+        ([], "[]", "--messages: messages"),
+        ([], '[{"role": "user"}]', "--messages: messages[0].content is missing"),
+    ],
+)
+def test_what_is_no_conversation_is_named_before_anything_starts(
+    arguments: list[str], messages: str | None, words: str
+) -> None:
+    flags = [] if messages is None else ["--messages", "-"]
+    result = CliRunner().invoke(app, ["generate", *arguments, *flags], input=messages)
+    assert isinstance(result.exception, InvalidRequest)
+    assert words in result.exception.message
 
 
 def test_without_flags_a_request_says_nothing_of_drafts(asked: list[GenerationRequest]) -> None:

@@ -17,12 +17,13 @@ from paceline.client import NO_RETRIES, Client
 from paceline.errors import InvalidRequest, ModelChanged, PeerUnavailable
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
-from paceline.types import GenerationRequest, ModelIdentity, ReplicaState, TokenIds, TokenizerFiles
+from paceline.types import GenerationRequest, ModelIdentity, ReplicaState, ResponseFormat, TokenIds, TokenizerFiles
 from tests.checkpoints import write_model
 from tests.clusters import model_server
 from tests.coordinators import Dispatched, dispatching, generation_server
 from tests.fakes.dispatches import SteppedVerifier, output, submit, until, whole
 from tests.fakes.model_services import FakeDrafter
+from tests.fakes.tokenizers import byte_tokenizer
 from tests.ports import port_for_later
 
 pytestmark = pytest.mark.review  # C2
@@ -184,6 +185,25 @@ async def test_a_tokenizer_that_cannot_be_read_refuses_its_target_and_nothing_el
         await running.targets[0].look()
         assert running.targets[0].state is ReplicaState.REFUSED
         assert "the tokenizer cannot be read" in str(running.targets[0].error)
+
+
+async def test_the_vocabulary_of_formats_is_read_with_a_model_and_kept_when_its_limits_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only = target(OLD)
+    async with dispatching([], [only]) as running:
+        await lose(running, 0)
+        become(only, NEW, "second")
+        only.tokenizer = TokenizerFiles(byte_tokenizer().to_str())
+        await running.targets[0].look()
+        monkeypatch.setattr("paceline.grammars.LLTokenizer", lambda *_, **__: pytest.fail("the vocabulary is read"))
+        await lose(running, 0)
+        become(only, NEW, "third", longest=500)
+        await running.targets[0].look()
+        assert running.model.target.longest_sequence == 500
+        grammars = running.model.admission.served.grammars
+        assert grammars
+        grammars.check(ResponseFormat(regex="(ab)+"))
 
 
 async def test_drafts_are_judged_by_the_target_that_is_served_now() -> None:

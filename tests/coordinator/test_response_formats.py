@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.door.served import Served
+from coordinator.door.served import Served, read_served
 from paceline.errors import InvalidRequest
-from paceline.text import TextCodec
 from paceline.types import GREEDY, GenerationRequest, ReceivedOutput, ResponseFormat, TokenIds, TokenizerFiles
 from tests.coordinators import admission
 from tests.fakes.model_services import describe
@@ -15,7 +14,7 @@ from tests.fakes.tokenizers import byte_tokenizer
 
 END, STOP = 256, 300
 TARGET = replace(describe("target"), vocabulary_size=320, end_token_ids=(END,))
-SERVED = Served(TARGET, TextCodec(TokenizerFiles(byte_tokenizer().to_str())))
+SERVED = read_served(TARGET, TokenizerFiles(byte_tokenizer().to_str()))
 WORD = ResponseFormat(regex="(ab)+")
 ASKED = GenerationRequest(TokenIds((1, 2, 3)), response_format=WORD)
 A, B = byte_tokenizer().encode("ab", add_special_tokens=False).ids
@@ -32,7 +31,7 @@ def test_a_rule_has_the_format_and_every_token_that_ends_the_output() -> None:
 @pytest.mark.parametrize(
     ("served", "changes", "words"),
     [
-        (Served(TARGET, None), {}, "is set, and the models have no tokenizer"),
+        (Served(TARGET), {}, "is set, and the models have no tokenizer"),
         (SERVED, {"ignore_end_tokens": True}, "and ignore_end_tokens are both set"),
         (replace(SERVED, target=replace(TARGET, end_token_ids=())), {}, "is set, and the model has no end token"),
         (SERVED, {"response_format": ResponseFormat()}, "cannot be followed: 0 of json_schema"),
@@ -44,6 +43,13 @@ def test_a_format_that_cannot_be_followed_is_refused(served: Served, changes: di
     with pytest.raises(InvalidRequest, match=f"^response_format {words}") as refusal:
         admission(served).admit(replace(ASKED, **changes))
     assert refusal.value.field == "response_format"
+
+
+def test_no_request_waits_for_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = read_served(TARGET, TokenizerFiles(byte_tokenizer().to_str()))
+    monkeypatch.setattr("paceline.grammars.LLTokenizer", lambda *_, **__: pytest.fail("the vocabulary is read"))
+    for form in (WORD, ResponseFormat(json_schema='{"type": "integer"}')):
+        assert admission(served).admit(replace(ASKED, response_format=form)).generations
 
 
 def test_an_output_goes_on_where_it_follows_the_format_and_is_refused_where_it_does_not() -> None:

@@ -29,6 +29,17 @@ CLIENTS = (
     Pod("a client in a namespace with the label", "shop", CLIENT, {"paceline-client": "true"}),
     Pod("an ingress with both labels", "ingress", {**INGRESS, "paceline-client": "true"}, {"paceline-client": "true"}),
 )
+HTTP_CLIENT = {"app": "shop", "paceline-http-client": "true"}
+HTTP_CLIENTS = (
+    Pod("an HTTP client in the namespace", "paceline", HTTP_CLIENT),
+    Pod("an HTTP client in a namespace with its label", "shop", HTTP_CLIENT, {"paceline-http-client": "true"}),
+    Pod(
+        "an ingress with both HTTP labels",
+        "ingress",
+        {**INGRESS, "paceline-http-client": "true"},
+        {"paceline-http-client": "true"},
+    ),
+)
 PROMETHEUS = Pod("Prometheus", "monitoring", {"app.kubernetes.io/name": "prometheus"})
 COLLECTOR = Pod("the OpenTelemetry collector", "observability", {"app.kubernetes.io/name": "opentelemetry-collector"})
 OUTSIDE = Pod("addresses outside, such as the model hub", address="203.0.113.7")
@@ -38,6 +49,7 @@ STRANGERS = (
     Pod("a pod of another namespace", "shop", {"app": "shop"}, {"paceline-client": "true"}),
     Pod("a pod beside us", "paceline", {"app": "debug"}),
     Pod("a client whose namespace was not let in", "other", CLIENT),
+    Pod("an HTTP client whose namespace was not let in", "other", HTTP_CLIENT),
     Pod("a coordinator of another project", "paceline", {"app.kubernetes.io/component": "coordinator"}),
     Pod(
         "our coordinator's twin elsewhere",
@@ -56,13 +68,14 @@ OTHERS = (
     NAMES_AT_THE_SERVICE,
     OPENSHIFT_NAMES,
     *CLIENTS,
+    *HTTP_CLIENTS,
     PROMETHEUS,
     COLLECTOR,
     OUTSIDE,
     OUTSIDE_6,
     *STRANGERS,
 )
-PORTS = (22, 53, 80, 443, 3000, 4317, 4318, 5353, 6443, 8080, 9090, 10250, *range(7698, 7725))
+PORTS = (22, 53, 80, 443, 3000, 4317, 4318, 5353, 6443, 8000, 8080, 9090, 10250, *range(7698, 7725))
 """What is tried on every pair: ours and their neighbours, and what the others listen at."""
 
 
@@ -126,7 +139,7 @@ def rows() -> list[tuple[str, str, str, str]]:
 
 def _place(one: Connection) -> tuple[int, int, str, int]:
     protocol, _, port = one.port.partition(" ")
-    names = [pod.name for pod in (*CLIENTS, PROMETHEUS)] + list(SETTINGS) + [pod.name for pod in OTHERS]
+    names = [pod.name for pod in (*CLIENTS, *HTTP_CLIENTS, PROMETHEUS)] + list(SETTINGS) + [pod.name for pod in OTHERS]
     return names.index(one.source), names.index(one.destination), protocol, int(port)
 
 

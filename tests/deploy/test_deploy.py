@@ -10,8 +10,10 @@ import yaml
 import paceline
 from coordinator.config import CoordinatorSettings
 from paceline.errors import ModelNotUsable
+from paceline.gateway.access import LIVENESS_PATH, OPEN_PATHS
+from paceline.gateway.config import GatewaySettings
 from paceline.observe.spans.protocols import otlp_protocol
-from paceline.process.settings import ModelServiceSettings, ServiceSettings
+from paceline.process.settings import ModelServiceSettings, ProcessSettings, ServiceSettings
 from tests.manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -44,8 +46,10 @@ BESIDE_BLUE = [("cpu", "green"), ("production", "production-green"), ("air-gappe
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 each_workload = pytest.mark.parametrize(
-    ("overlay", "component"), [(overlay, component) for overlay in OVERLAYS for component in SETTINGS]
+    ("overlay", "component"),
+    [(overlay, component) for overlay in OVERLAYS for component in workloads(resources(overlay))],
 )
+with_gateway = pytest.mark.parametrize("overlay", [one for one in OVERLAYS if "gateway" in workloads(resources(one))])
 
 
 def workload(overlay: str, component: str) -> Workload:
@@ -56,7 +60,7 @@ def named(overlay: str, component: str) -> str:
     return f"paceline-{component}{'-green' if colour(overlay) == 'green' else ''}"
 
 
-def settings(one: Workload, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
+def settings(one: Workload, monkeypatch: pytest.MonkeyPatch) -> ProcessSettings:
     """Return the settings that the service would read from the container's variables."""
     with monkeypatch.context() as patched:
         for name, value in one.environment.items():
@@ -75,11 +79,13 @@ def test_every_variable_is_a_setting(overlay: str, component: str) -> None:
 def test_ports_are_those_the_service_opens(overlay: str, component: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = workload(overlay, component)
     told = settings(one, monkeypatch)
-    assert one.ports == {"grpc": told.port, "metrics": told.metrics_port, "health": told.health_port}
+    own = "grpc" if isinstance(told, ServiceSettings) else "http"
+    health = {"health": told.health_port} if isinstance(told, ServiceSettings) else {}
+    assert one.ports == {own: told.port, "metrics": told.metrics_port, **health}
     assert (told.host, told.metrics_host) == ("0.0.0.0", "0.0.0.0")
     service = of_kind(resources(overlay), "Service")[named(overlay, component)]["spec"]
     (port,) = service["ports"]
-    assert (port["port"], port["targetPort"]) == (told.port, "grpc")
+    assert (port["port"], port["targetPort"]) == (told.port, own)
     if (overlay, component) != ("moved", "coordinator"):
         assert service["selector"].items() <= one.labels.items()
 
@@ -89,8 +95,49 @@ def test_probes_ask_the_health_port(overlay: str, component: str, monkeypatch: p
     one = workload(overlay, component)
     told = settings(one, monkeypatch)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        # No service name: the overall health, which survives a renamed service.
-        assert one.container[probe]["grpc"] == {"port": told.health_port}
+        if isinstance(told, ServiceSettings):
+            # No service name: the overall health, which survives a renamed service.
+            assert one.container[probe]["grpc"] == {"port": told.health_port}
+        else:
+            asked = one.container[probe]["httpGet"]
+            assert asked["port"] == "http" and asked["path"] in OPEN_PATHS
+
+
+@with_gateway
+def test_coordinators_make_the_gateway_ready_and_their_absence_restarts_it_never(
+    overlay: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = workload(overlay, "gateway")
+    told = settings(one, monkeypatch)
+    assert isinstance(told, GatewaySettings)
+    asked = {probe: one.container[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert [one["path"] for one in asked.values()] == [LIVENESS_PATH, "/health", LIVENESS_PATH]
+    assert {one.get("scheme", "HTTP") for one in asked.values()} == {"HTTPS" if told.tls_certificate else "HTTP"}
+
+
+@with_gateway
+def test_the_gateway_calls_the_service_that_clients_call_as_it_wants_to_be_called_and_asks_for_tokens(
+    overlay: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = workloads(resources(overlay))
+    told, coordinator = settings(found["gateway"], monkeypatch), settings(found["coordinator"], monkeypatch)
+    assert isinstance(told, GatewaySettings) and isinstance(coordinator, CoordinatorSettings)
+    assert told.coordinator == f"paceline-coordinator:{coordinator.port}"
+    assert (told.coordinator_ca is None, told.tls_certificate is None) == (coordinator.tls_certificate is None,) * 2
+    assert (told.coordinator_token_file is None) is (coordinator.token_file is None)
+    assert told.plaintext is coordinator.plaintext
+    secrets = {one["name"]: one["secret"]["secretName"] for one in found["gateway"].pod["volumes"]}
+    assert told.token_file and secrets[told.token_file.parent.name] == "paceline-gateway-tokens"
+    if told.coordinator_token_file:
+        assert secrets[told.coordinator_token_file.parent.name] == "paceline-tokens"
+        assert secrets["tls"] == "paceline-gateway-tls"
+
+
+def test_the_gateway_is_of_no_colour_and_stays_when_one_stops() -> None:
+    labels = workload("production", "gateway").labels
+    assert "app.kubernetes.io/instance" not in labels
+    assert "gateway" not in str(resources("production-green"))
+    assert workload("moved", "gateway").spec == workload("http", "gateway").spec
 
 
 @each_overlay
@@ -109,10 +156,10 @@ def test_the_coordinator_waits_for_targets_as_long_as_they_may_take(
 @each_overlay
 def test_a_rollout_is_given_up_only_after_the_longest_start(overlay: str) -> None:
     """Review D2: a rollout failed after 600 s, and the coordinator may take 3,700 s to start."""
-    (deployment,) = of_kind(resources(overlay), "Deployment").values()
     longest_s = startup_s(workloads(resources(overlay))["coordinator"])
-    # Besides its start, a pod is placed on a node and its image is pulled.
-    assert deployment["spec"]["progressDeadlineSeconds"] >= longest_s + 240
+    for deployment in of_kind(resources(overlay), "Deployment").values():
+        # Besides its start, a pod is placed on a node and its image pulled. A gateway is ready when a coordinator is.
+        assert deployment["spec"]["progressDeadlineSeconds"] >= longest_s + 240
 
 
 def test_the_documented_rollout_on_gpus_waits_for_the_longest_start() -> None:
@@ -174,7 +221,8 @@ def test_selectors_find_the_pods(overlay: str, component: str) -> None:
     for selector in (one.spec["selector"], budget["selector"], spread["labelSelector"]):
         assert selector["matchLabels"].items() <= one.labels.items()
         assert selector["matchLabels"]["app.kubernetes.io/component"] == component
-        assert selector["matchLabels"]["app.kubernetes.io/instance"] == colour(overlay)
+        instance = selector["matchLabels"].get("app.kubernetes.io/instance")
+        assert instance == (None if component == "gateway" else colour(overlay))
     assert of_kind(found, "ServiceAccount")[one.pod["serviceAccountName"]]["automountServiceAccountToken"] is False
 
 
@@ -281,11 +329,14 @@ def test_certificates_bear_the_names_that_are_called_and_let_in(overlay: str, mo
     }
     for component in ("draft", "target"):
         told = settings(workloads(found)[component], monkeypatch)
+        assert isinstance(told, ModelServiceSettings)
         assert f"paceline-{component}" in names[f"paceline-{component}-tls"]
         assert told.allowed_names <= names["paceline-coordinator-tls"]
         assert told.allowed_names and not told.plaintext
         assert secrets[component] == {f"paceline-{component}-tls"}
     assert secrets["coordinator"] == {"paceline-coordinator-tls", "paceline-tokens"}
+    assert secrets["gateway"] == {"paceline-gateway-tls", "paceline-gateway-tokens", "paceline-tokens"}
+    assert {"paceline-gateway", "paceline-gateway.paceline", "localhost"} <= names["paceline-gateway-tls"]
 
 
 @pytest.mark.review
@@ -362,11 +413,11 @@ def test_green_reads_blues_weights_and_secrets(blue: str, green: str) -> None:
 
 
 def test_once_clients_are_moved_blue_keeps_its_names_and_runs_nothing() -> None:
-    moved, cpu = resources("moved"), resources("cpu")
+    moved, http = resources("moved"), resources("http")
     coordinator = workloads(resources("green"))["coordinator"]
     assert of_kind(moved, "Service")["paceline-coordinator"]["spec"]["selector"].items() <= coordinator.labels.items()
-    assert {one["metadata"]["name"] for one in moved} == {one["metadata"]["name"] for one in cpu}
-    assert all(one.spec["replicas"] == 0 for one in workloads(moved).values())
+    assert {one["metadata"]["name"] for one in moved} == {one["metadata"]["name"] for one in http}
+    assert all((one.spec["replicas"] == 0) is (name != "gateway") for name, one in workloads(moved).items())
 
 
 @each_workload
@@ -390,9 +441,12 @@ def test_the_pod_monitor_finds_every_pod_and_its_port() -> None:
         assert endpoint["port"] in one.ports
 
 
-@pytest.mark.parametrize("component", SETTINGS)
+COMPOSE: dict[str, Resource] = yaml.safe_load((KUBERNETES.parent / "compose.yaml").read_text())["services"]
+
+
+@pytest.mark.parametrize("component", COMPOSE)
 def test_every_variable_of_the_compose_file_is_a_setting_and_its_grace_is_enough(component: str) -> None:
-    service = yaml.safe_load((KUBERNETES.parent / "compose.yaml").read_text())["services"][component]
+    service = COMPOSE[component]
     prefix = str(SETTINGS[component].model_config["env_prefix"])
     told = {name.removeprefix(prefix).lower(): value for name, value in service["environment"].items()}
     assert set(told) <= set(SETTINGS[component].model_fields)

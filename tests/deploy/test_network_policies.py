@@ -11,6 +11,7 @@ import yaml
 from tests.deploy.connections import (
     CLIENTS,
     COLLECTOR,
+    HTTP_CLIENTS,
     NAMES,
     NAMES_AT_THE_SERVICE,
     OPENSHIFT_NAMES,
@@ -23,7 +24,7 @@ from tests.deploy.connections import (
     page,
 )
 from tests.fakes.networks import Pod, connects
-from tests.manifests import KUBERNETES, OVERLAYS, SETTINGS, Resource, of_kind, resources
+from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources
 
 DOWNLOADING = {"gpu", "node-weights", "production", "production-green"}
 TRACING = {"production", "production-green"}
@@ -38,14 +39,20 @@ def expected(overlay: str) -> set[Connection]:
         dns |= {(NAMES_AT_THE_SERVICE.name, "TCP 53"), (NAMES_AT_THE_SERVICE.name, "UDP 53")}
     traces = {(COLLECTOR.name, "TCP 4317"), (COLLECTOR.name, "TCP 4318")} if overlay in TRACING else set()
     hub = {(OUTSIDE.name, "TCP 443"), (OUTSIDE_6.name, "TCP 443")} if overlay in DOWNLOADING else set()
+    http = {
+        *(Connection(client.name, "gateway", "TCP 8000") for client in HTTP_CLIENTS),
+        Connection("gateway", "coordinator", "TCP 7700"),
+        Connection(PROMETHEUS.name, "gateway", "TCP 7713"),
+    }
     return {
+        *(http if "gateway" in ours(overlay) else ()),
         *(Connection(client.name, "coordinator", "TCP 7700") for client in CLIENTS),
         Connection("coordinator", "draft", "TCP 7701"),
         Connection("coordinator", "target", "TCP 7702"),
         Connection(PROMETHEUS.name, "coordinator", "TCP 7710"),
         Connection(PROMETHEUS.name, "draft", "TCP 7711"),
         Connection(PROMETHEUS.name, "target", "TCP 7712"),
-        *(Connection(one, *other) for one, other in product(SETTINGS, dns | traces)),
+        *(Connection(one, *other) for one, other in product(ours(overlay), dns | traces)),
         *(Connection(one, *other) for one, other in product(("draft", "target"), hub)),
     }
 

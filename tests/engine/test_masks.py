@@ -32,6 +32,13 @@ def ids(allowed: torch.Tensor) -> list[set[int]]:
     return [set(row.nonzero()[:, 0].tolist()) for row in allowed]
 
 
+def test_no_row_waits_for_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = masks()
+    monkeypatch.setattr("paceline.grammars.LLTokenizer", lambda *_, **__: pytest.fail("the vocabulary is read"))
+    made.check(WORD)
+    assert made.allowed("s", rule(), PROMPT, (), SIZE).any()
+
+
 def test_the_end_is_allowed_exactly_where_the_output_is_whole() -> None:
     found = masks().allowed("s", rule(), PROMPT, (A, B, A, B, C), SIZE)
     ends = {END, STOP}

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvicorn
@@ -15,7 +15,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from paceline.gateway.app import described
 from paceline.gateway.page import Page
+from paceline.types import (
+    CircuitState,
+    ClusterDescription,
+    ClusterStatistics,
+    DraftSource,
+    HopTime,
+    ModelDescription,
+    ReplicaDescription,
+    ReplicaState,
+    SourceUsage,
+)
+from tests.fakes.model_services import describe
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class ScriptedGateway:
         return self._unauthorized(request) or JSONResponse({"object": "list", "data": [{"id": "scripted:target"}]})
 
     async def _cluster(self, request: Request) -> Response:
-        return self._unauthorized(request) or JSONResponse(CLUSTER)
+        return self._unauthorized(request) or described(CLUSTER)
 
     async def _complete(self, request: Request) -> Response:
         if refused := self._unauthorized(request):
@@ -157,45 +170,37 @@ def serving(gateway: ScriptedGateway) -> Iterator[str]:
             thread.join()
 
 
-def _model(model_id: str, parameter_count: int) -> dict[str, Any]:
-    return {
-        "model_id": model_id,
-        "device": "cpu",
-        "dtype": "float32",
-        "numerics": "strict",
-        "kernels": "compiled",
-        "parameter_count": parameter_count,
-        "vocabulary_size": 4096,
-    }
+def _model(model_id: str, parameter_count: int) -> ModelDescription:
+    return replace(describe(model_id), parameter_count=parameter_count)
 
 
-_HOP = {"wire_s": 0.6, "queued_s": 0.4, "executed_s": 5.1}
-CLUSTER = {
-    "target": _model("scripted:target", 8_483_616),
-    "draft": _model("scripted:draft", 918_144),
-    "batch_size": 8,
-    "draft_count": None,
-    "policy": "continuous",
-    "lane_count": 2,
-    "live_sequence_count": 2,
-    "waiting_sequence_count": 0,
-    "statistics": {
-        "round_count": 1204,
-        "drafted_count": 5120,
-        "accepted_count": 3712,
-        "committed_count": 4916,
-        "round_s": 14.2,
-        "propose": _HOP,
-        "verify": _HOP,
-        "sources": [
-            {"source": "draft", "model": "scripted:draft", "drafted": 4210, "accepted": 2990},
-            {"source": "suffix", "model": "", "drafted": 640, "accepted": 465},
-            {"source": "prediction", "model": "", "drafted": 270, "accepted": 257},
-        ],
-    },
-    "targets": [
-        {"address": "127.0.0.1:7702", "state": "up", "sequence_count": 2, "circuit": "closed"},
-        {"address": "127.0.0.1:7704", "state": "draining", "sequence_count": 0, "circuit": "closed"},
-    ],
-    "drafts": [{"address": "127.0.0.1:7701", "state": "down", "sequence_count": 0, "circuit": "half_open"}],
-}
+_HOP = HopTime(0.6, 0.4, 5.1)
+CLUSTER = ClusterDescription(
+    target=_model("scripted:target", 8_483_616),
+    draft=_model("scripted:draft", 918_144),
+    batch_size=8,
+    draft_count=None,
+    policy="continuous",
+    lane_count=2,
+    live_sequence_count=2,
+    waiting_sequence_count=0,
+    statistics=ClusterStatistics(
+        round_count=1204,
+        drafted_count=5120,
+        accepted_count=3712,
+        committed_count=4916,
+        round_s=14.2,
+        propose=_HOP,
+        verify=_HOP,
+        sources=(
+            SourceUsage(DraftSource.DRAFT, "scripted:draft", 4210, 2990),
+            SourceUsage(DraftSource.SUFFIX, "", 640, 465),
+            SourceUsage(DraftSource.PREDICTION, "", 270, 257),
+        ),
+    ),
+    targets=(
+        ReplicaDescription("127.0.0.1:7702", ReplicaState.UP, 2, CircuitState.CLOSED),
+        ReplicaDescription("127.0.0.1:7704", ReplicaState.DRAINING, 0, CircuitState.CLOSED),
+    ),
+    drafts=(ReplicaDescription("127.0.0.1:7701", ReplicaState.DOWN, 0, CircuitState.HALF_OPEN),),
+)

@@ -1,7 +1,7 @@
 """What a gateway asks, without a coordinator: it notes the requests and answers with what it was told."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from paceline.client import OnAccepted
+from paceline.client import NO_HEADERS, OnAccepted
 from paceline.errors import PacelineError
 from paceline.gateway.app import make_app
 from paceline.gateway.config import GatewaySettings
@@ -64,13 +64,21 @@ class ScriptedGenerator:
     waits_for: asyncio.Event | None = None
     """Awaited before the last piece; None: nothing is."""
     asked: list[GenerationRequest] = field(default_factory=list)
+    trace_headers: list[Mapping[str, str]] = field(default_factory=list)
+    """Those of each request."""
     ended_count: int = 0
     """Requests that ended, however."""
 
     async def generate(
-        self, request: GenerationRequest, *, timeout_s: float | None = None, on_accepted: OnAccepted | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        timeout_s: float | None = None,
+        on_accepted: OnAccepted | None = None,
+        trace_headers: Mapping[str, str] = NO_HEADERS,
     ) -> AsyncGenerator[OutputPiece, None]:
         self.asked.append(request)
+        self.trace_headers.append(trace_headers)
         try:
             if self.refuses:
                 raise self.refuses

@@ -136,6 +136,7 @@ async def test_while_no_coordinator_answers_the_gateway_is_not_well_but_asks() -
     generator = ScriptedGenerator(pieces("a"), is_away=PeerUnavailable("away"))
     async with scripted_door(generator) as door:
         assert (await door.http.get("/health")).status_code == 503
+        assert (await door.http.get("/health/live")).status_code == 200
         assert (await door.http.get("/cluster")).status_code == 503
         assert (await door.complete(model="any")).json()["model"] == "any"
         assert (await door.complete()).json()["model"] == "target"
@@ -151,6 +152,7 @@ async def test_a_gateway_that_drains_takes_nothing_new_and_finishes_what_it_has(
         while not door.gateway.running.is_draining:
             await asyncio.sleep(0)
         assert (await door.http.get("/health")).status_code == 503
+        assert (await door.http.get("/health/live")).status_code == 200
         assert (await door.complete()).status_code == 503
         held.set()
         await draining
@@ -178,7 +180,7 @@ async def test_without_tokens_only_health_and_the_page_are_open(tmp_path: Path) 
                 answer = await door.http.get(path)
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
                 assert answer.json()["error"]["code"] == "invalid_api_key"
-        for path in ("/", "/health"):
+        for path in ("/", "/health", "/health/live"):
             assert (await door.http.get(path)).status_code == 200
         for scheme in ("Bearer", "bearer"):
             shown = {"authorization": f"{scheme} two"}
@@ -211,6 +213,16 @@ async def test_a_request_is_part_of_its_callers_trace_and_says_so() -> None:
     assert span.name == f"POST {COMPLETIONS}"
     assert span.attributes and span.attributes["http.response.status_code"] == 200
     assert answer.json()["paceline"]["trace_id"] == PARENT.split("-")[1]
+
+
+async def test_a_gateway_that_traces_nothing_passes_its_callers_trace_on() -> None:
+    generator = ScriptedGenerator(pieces("a"))
+    sent = {"traceparent": PARENT, "tracestate": "vendor=1"}
+    async with scripted_door(generator) as door:
+        for headers in (sent, {}, {"traceparent": PARENT, "tracestate": "x" * 10_000}, {"traceparent": "\u00e9"}):
+            raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+            assert (await door.http.post(COMPLETIONS, json={"prompt": "a"}, headers=raw)).status_code == 200
+    assert generator.trace_headers == [sent, {}, {"traceparent": PARENT}, {}]
 
 
 async def test_a_request_leaves_counts_and_one_line_without_text() -> None:

@@ -209,7 +209,13 @@ def test_the_stop_button_takes_the_place_and_the_focus_of_send(browser: Browser)
 def test_the_cluster_is_shown_with_its_models_and_replicas(browser: Browser) -> None:
     with opened(browser, ScriptedGateway()) as page:
         shown = page.get_by_role("region", name="Cluster")
-        for words in ("scripted:target", "8.48 M parameters", "down, circuit half open", "73 % of 5.12 k drafts"):
+        for words in (
+            "scripted:target",
+            "8.48 M parameters",
+            "down, circuit half open",
+            "73 % of 5.12 k drafts",
+            "71 %",
+        ):
             expect(shown).to_contain_text(words)
 
 

@@ -17,13 +17,14 @@ from paceline.errors import AddressInUse, Overloaded, StartupError
 from paceline.gateway.config import GatewaySettings
 from paceline.gateway.generating import generate_all
 from paceline.gateway.serving import running_gateway
-from paceline.process.instruments import Instruments
+from paceline.process.instruments import Instruments, instruments
 from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.types import GenerationRequest, OutputPiece, SamplingParameters, TokenIds, UserMessage
 from tests.certificates import Authority
 from tests.coordinators import fake_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces
+from tests.spans import Spans, until
 
 NOWHERE = "127.0.0.1:1"
 ASKED = {"prompt": [4, 5], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
@@ -79,6 +80,14 @@ async def test_a_taken_port_is_named() -> None:
         with pytest.raises(AddressInUse, match="the port is taken"):
             async with running_gateway(settings, Instruments(CollectorRegistry())):
                 pass
+
+
+async def test_its_metrics_may_have_a_port_of_their_own() -> None:
+    settings = GatewaySettings(coordinator=NOWHERE, port=0, metrics_port=0)
+    with instruments("gateway", settings) as watched:
+        assert watched.metrics_url
+        async with running_gateway(settings, watched), httpx2.AsyncClient() as http:
+            assert "paceline_gateway_requests" in (await http.get(watched.metrics_url)).text
 
 
 async def test_requests_that_run_when_it_stops_come_to_their_end() -> None:
@@ -166,6 +175,20 @@ async def test_full_coordinators_are_told_at_once_and_one_with_room_is_asked() -
         full.open.set()
         for task in crowd:
             assert (await task).token_ids == continuation((4, 5), 20)
+
+
+async def test_a_callers_trace_reaches_a_coordinator_behind_a_gateway_that_traces_nothing() -> None:
+    spans, trace_id, span_id = Spans(), f"{7:032x}", f"{8:016x}"
+    async with (
+        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), tracer=spans.tracer) as server,
+        gateway(server.address) as address,
+        client(address) as http,
+    ):
+        for stream in (False, True):
+            headers = {"traceparent": f"00-{trace_id}-{span_id}-01"}
+            assert (await http.post(COMPLETIONS, json=ASKED | {"stream": stream}, headers=headers)).status_code == 200
+        await until(lambda: len(spans("generate")) == 2)
+    assert [(one.trace_id, one.parent_id) for one in spans("generate")] == [(trace_id, span_id)] * 2
 
 
 async def test_no_more_is_read_than_was_written() -> None:

@@ -40,6 +40,13 @@ def test_the_picture_of_the_demo_shows_its_prompts_and_fetches_nothing() -> None
     assert not [prompt for prompt in SHOWN if prompt not in words]
 
 
+def test_the_readme_shows_the_page_in_light_and_dark_by_small_files() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in ("docs/page.png", "docs/page-dark.png"):
+        assert f'"{path}"' in readme
+        assert (ROOT / path).stat().st_size < 200_000
+
+
 def test_the_architecture_names_a_file_of_every_room() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     rooms = {path.parent for path in (ROOT / "coordinator").rglob("*.py")}

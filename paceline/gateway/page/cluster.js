@@ -59,8 +59,8 @@ function acceptance(statistics) {
     const source = knownSource(one.source);
     const name = one.model ? `${SOURCES[source]}, ${one.model}` : SOURCES[source];
     const meter = make("meter", source);
-    Object.assign(meter, { max: one.drafted || 1, value: one.accepted });
-    const share = make("span", "share", percent(one.accepted, one.drafted));
+    Object.assign(meter, { max: one.drafted_count || 1, value: one.accepted_count });
+    const share = make("span", "share", percent(one.accepted_count, one.drafted_count));
     meters.append(make("label", "metered", make("span", "", name), meter, share));
   }
   card.append(meters);
