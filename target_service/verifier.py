@@ -11,7 +11,7 @@ from math import isnan
 
 from torch import Tensor
 
-from paceline.checks import check_row, check_token_ids, check_top_logprob_count
+from paceline.checks import MAX_PROPOSED_COUNT, check_row, check_token_ids, check_top_logprob_count
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Outcome, Runner, ScoredPart
@@ -111,6 +111,10 @@ class Verifier:
         _check_scoring(row)
         check_token_ids(row.draft_token_ids, self.runner.limits.vocabulary_size, "draft_token_ids")
         check_row(row, self.runner.limits, len(row.draft_token_ids))
+        if not 0 <= row.propose_count <= MAX_PROPOSED_COUNT:
+            raise InvalidRequest(
+                f"propose_count is {row.propose_count}; ask for 0 to {MAX_PROPOSED_COUNT}", field="propose_count"
+            )
         if row.following_count and row.draft_token_ids:
             raise InvalidRequest(
                 f"draft_token_ids has {len(row.draft_token_ids)} entries, but {row.following_count} committed tokens "
