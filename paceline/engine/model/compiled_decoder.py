@@ -32,6 +32,10 @@ class CompiledDecoder:
         self._dtype = plain.dtype
 
     @property
+    def hidden_size(self) -> int:
+        return self.plain.hidden_size
+
+    @property
     def kernels(self) -> str:
         return f"{type(self).__name__} {self.plain.way}, {self._kernels.name}"
 
@@ -45,22 +49,45 @@ class CompiledDecoder:
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        plain, rows = self.plain, self._kernels.rows_of(attention)
+        rows = self._kernels.rows_of(attention)
         if rows is None:
-            return plain.logits(token_ids, positions, wanted, attention)
+            return self.plain.logits(token_ids, positions, wanted, attention)
+        return self._head(*self._through(token_ids, wanted, attention, rows))
+
+    def features(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, attention: Attention
+    ) -> torch.Tensor:
+        rows = self._kernels.rows_of(attention)
+        if rows is None:
+            return self.plain.features(token_ids, positions, wanted, attention)
+        hidden, added = self._through(token_ids, wanted, attention, rows)
+        return hidden.add_(added)
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        return self._head(features, None)
+
+    def _head(self, hidden: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+        return self.plain.head(self._add_and_norm(hidden, added, self.plain.norm))
+
+    def _through(
+        self, token_ids: torch.Tensor, wanted: torch.Tensor | None, attention: Attention, rows: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the layers; return two parts [W, H] of their output that are still to be added."""
+        plain = self.plain
         assert isinstance(attention, PagedAttention | DenseAttention | TableAttention)
         hidden, added = plain.embedded(token_ids), None
         for layer in plain.layers:
             projected = layer.projection(self._add_and_norm(hidden, added, layer.before_attention))
             attended = self._attend(layer, projected, rows, attention.memory(layer.number))
-            if layer is plain.layers[-1]:
+            if layer is plain.layers[-1] and wanted is not None:
                 # As in a plain decoder, the last layer's output is needed for the wanted tokens alone.
                 hidden, attended = hidden[wanted], attended[wanted]
             added = self._normed(layer.output(attended), layer.after_attention)
             normed = self._add_and_norm(hidden, added, layer.before_feed_forward)
             gated = self._kernels.gate(layer.gate_and_up(normed), self._dtype)
             added = self._normed(layer.down(gated), layer.after_feed_forward)
-        return plain.head(self._add_and_norm(hidden, added, plain.norm))
+        assert added is not None
+        return hidden, added
 
     def _add_and_norm(self, hidden: torch.Tensor, added: torch.Tensor | None, norm: Norm | None) -> torch.Tensor:
         assert norm  # see `can_compile`

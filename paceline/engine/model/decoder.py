@@ -5,7 +5,7 @@ a backend's kernels. `self_check` compares the result with the model's own forwa
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
@@ -37,6 +37,24 @@ class Decoder(Protocol):
 
     def is_row_independent(self, layout: str) -> bool:
         """Return whether over a cache of this layout no result depends on the other rows of a call, to the last bit."""
+        ...
+
+
+@runtime_checkable
+class FeatureDecoder(Decoder, Protocol):
+    """A decoder that gives its features, which are what goes into its last norm."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    def features(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, attention: Attention
+    ) -> torch.Tensor:
+        """Run one packed row as `logits` does, up to the last norm. Return [W, H]; [T, H] for None."""
+        ...
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        """Turn features [W, H], which stay as they are, into logits [W, V]."""
         ...
 
 

@@ -42,17 +42,28 @@ class PlainDecoder:
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
+        return self.logits_of(self.features(token_ids, positions, wanted, attention))
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(features))
+
+    def features(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, attention: Attention
+    ) -> torch.Tensor:
         hidden = self.embedded(token_ids)
         turn = self.turns.at(positions[0])
         for layer in self.layers[:-1]:
             hidden = layer(hidden, turn, attention)
         # For a prompt's other tokens the last layer only has to store keys and values.
-        hidden = self.layers[-1](hidden, turn, attention, wanted)
-        return self.head(self.norm(hidden))
+        return self.layers[-1](hidden, turn, attention, wanted)
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the vectors [T, hidden size] of [1, T]."""
         return F.embedding(token_ids[0], self.embedding).float()
+
+    @property
+    def hidden_size(self) -> int:
+        return self.embedding.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:

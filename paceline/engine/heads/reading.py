@@ -1,0 +1,52 @@
+"""Files of heads: a folder with `config.json` and `model.safetensors`.
+
+The configuration has the kind, what the kind's constructor takes, and the target's own configuration.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig
+
+from paceline.engine.heads.clover import Clover
+from paceline.engine.heads.clover2 import Clover2
+from paceline.engine.heads.eagle import Eagle
+from paceline.engine.heads.interface import Heads, HeadsModule
+from paceline.engine.heads.medusa import Medusa
+from paceline.errors import ModelNotUsable
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+KINDS: dict[str, type[Any]] = {one.kind: one for one in (Medusa, Clover, Clover2, Eagle)}
+
+
+def new_heads(kind: str, config: Any, **settings: Any) -> Any:
+    """Make untrained heads for a target with this configuration of transformers."""
+    return KINDS[kind](config, **settings)
+
+
+def write_heads(heads: Heads, config: Any, folder: Path) -> None:
+    """Write heads; `config` is the target's configuration."""
+    assert isinstance(heads, nn.Module)
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"kind": heads.kind, "settings": heads.settings(), "target": config.to_dict()}
+    (folder / CONFIG).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    save_file({name: one.contiguous() for name, one in heads.state_dict().items()}, folder / WEIGHTS)
+
+
+def read_heads(folder: Path) -> tuple[HeadsModule, Any]:
+    """Return heads and their target's configuration. Raise ModelNotUsable."""
+    try:
+        told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        target = dict(told["target"])
+        config = AutoConfig.for_model(target.pop("model_type"), **target)
+        heads: HeadsModule = new_heads(told["kind"], config, **told["settings"])
+        heads.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ModelNotUsable(f"--heads {folder} cannot be read: {error!r}; give a folder of heads, or none") from error
+    heads.eval()
+    return heads.to(torch.float32), config
