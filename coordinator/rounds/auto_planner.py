@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coordinator.requests.generation import Generation
-from coordinator.rounds.costs import BENDS, CAUGHT_UP, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, TOKEN, RoundCosts, RoundWork
 from coordinator.rounds.outlook import NO_OPTION, Option, Outlook, Prices
 from coordinator.rounds.outlooks import MAX_GUESSED, Outlooks
 from coordinator.rounds.round_report import DraftCall, RoundReport
 from coordinator.rounds.wishes import Wish
 from coordinator.smoothing import smoothed
+from paceline.types import DraftSource
 
 MAX_AUTO = 12
 """Most tokens that a draft service is asked for."""
@@ -46,9 +47,10 @@ it. A trial may also take longer than its drafts are worth. So only an extremely
 class AutoPlanner:
     leeway: ClassVar[float] = AUTO_LEEWAY
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, heads_count: int = 0) -> None:
+        """`heads_count` is the most tokens that the target's heads draft."""
         self._lanes = lanes
-        self._outlooks = Outlooks(MAX_AUTO)
+        self._outlooks = Outlooks(MAX_AUTO, heads_count)
         self._searches: dict[int, _Search] = {}
 
     def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
@@ -112,9 +114,11 @@ class _Search:
         if not self._rounds_left:
             self._decide(outlooks)
         self._rounds_left -= 1
-        chosen = self._chosen(outlooks, self._count, self._prices(len(outlooks), self._bend_count))
+        prices = self._prices(len(outlooks), self._bend_count)
+        chosen = self._chosen(outlooks, self._count, prices)
         return {
-            one.generation: one.wish(asked, at_hand) for one, (asked, at_hand) in zip(outlooks, chosen, strict=True)
+            one.generation: one.wish(asked, at_hand, _heads_count(one, asked, prices))
+            for one, (asked, at_hand) in zip(outlooks, chosen, strict=True)
         }
 
     def observe(self, work: RoundWork, cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
@@ -153,13 +157,16 @@ class _Search:
         models = costs.models
         return Prices(
             goodput * costs.drafted_price(bend_count),
+            goodput * costs.price(HEADS),
             {model: goodput * costs.price(TOKEN, model) for model in models},
             {model: goodput * costs.price(CAUGHT_UP, model) for model in models},
         )
 
-    def _chosen(self, outlooks: Sequence[Outlook], count: int, prices: Prices) -> list[tuple[Option, Option]]:
+    def _chosen(
+        self, outlooks: Sequence[Outlook], count: int, prices: Prices, *, expecting_heads: bool = False
+    ) -> list[tuple[Option, Option]]:
         """Return for each row what to ask for, and what to take at hand."""
-        at_hand = [one.at_hand(prices, MAX_GUESSED) for one in outlooks]
+        at_hand = [one.at_hand(prices, MAX_GUESSED, expecting_heads=expecting_heads) for one in outlooks]
         if not count:
             return [(NO_OPTION, one) for one in at_hand]
         asked = [one.asked(prices, count) for one in outlooks]
@@ -186,7 +193,7 @@ class _Search:
         return best
 
     def _promise_at(self, outlooks: Sequence[Outlook], count: int, bend_count: int) -> _Promise:
-        chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count))
+        chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count), expecting_heads=True)
         options = [ask if ask.count else own for ask, own in chosen]
         tokens = len(outlooks) + sum(one.tokens for one in options)
         catching_up = sum(
@@ -194,7 +201,8 @@ class _Search:
             for outlook, one in zip(outlooks, options, strict=True)
             if one.model
         )
-        work = RoundWork(len(outlooks), sum(one.count for one in options), 0, _calls(options))
+        heads_count = sum(one.count for one in options if one.source is DraftSource.HEADS)
+        work = RoundWork(len(outlooks), sum(one.count for one in options), 0, _calls(options), heads_count)
         time = self._costs.predict(work) + catching_up
         return _Promise(tokens, time, work.row_count + work.drafted_count, bend_count)
 
@@ -229,6 +237,14 @@ class _Search:
                 trial.ended, trial.lost = self._spent, 0.0
                 return count
         return best
+
+
+def _heads_count(outlook: Outlook, asked: Option, prices: Prices) -> int:
+    """Return the tokens that the target's heads should draft for the next round: none if another source is better."""
+    expected = outlook.at_hand(prices, MAX_GUESSED, expecting_heads=True)
+    if expected.source is not DraftSource.HEADS or asked.count and outlook.prefers(asked, expected):
+        return 0
+    return expected.count
 
 
 def _calls(options: Sequence[Option]) -> dict[str, DraftCall]:

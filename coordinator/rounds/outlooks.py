@@ -22,9 +22,10 @@ LIKELIER_STEPS = 20
 
 
 class Outlooks:
-    def __init__(self, max_drawn: int) -> None:
-        """`max_drawn` is the most tokens that a draft service is asked for."""
+    def __init__(self, max_drawn: int, heads_count: int = 0) -> None:
+        """`max_drawn` is the most tokens to ask a draft service for, `heads_count` the target's heads."""
         self._max_drawn = max_drawn
+        self._heads_count = heads_count
         self._places: dict[str, PlaceAcceptance] = {}
         self._calibrations: dict[DraftSource, Calibration] = {}
         self._lengths = OutputLengths()
@@ -71,7 +72,11 @@ class Outlooks:
         # Only what a draft service has missed is weighed against what is still to come.
         has_missed = any(one.caught_up_count for one in drawn.values())
         remaining = self._lengths.remaining(generation) if has_missed else generation.output.remaining_count
-        return Outlook(generation, guesses, guess_chances, drawn, remaining)
+        heads_chances: Sequence[float] = ()
+        if self._heads_count and most and generation.drafting.allows(DraftSource.HEADS):
+            would = Guess((0,) * self._heads_count, 0, (1.0,) * self._heads_count)
+            heads_chances = self._calibration(DraftSource.HEADS).chances(would)[:most]
+        return Outlook(generation, guesses, guess_chances, drawn, remaining, heads_chances)
 
     def _chances(self, generation: Generation, model: str, known: dict[tuple[str, int], list[float]]) -> list[float]:
         usual = self._at(model).rate
@@ -96,7 +101,19 @@ def _guesses(generation: Generation) -> dict[DraftSource, Guess]:
     guessers = generation.guessers if most > 0 else {}
     order = generation.drafting.sources if generation.drafting.in_order else guessers
     found = ((source, guessers[source].guess(generation.token_ids, most)) for source in order if source in guessers)
-    return {source: guess for source, guess in found if guess and guess.token_ids}
+    guesses = {source: guess for source, guess in found if guess and guess.token_ids}
+    if heads := _of_heads(generation, most):
+        guesses[DraftSource.HEADS] = heads
+    return guesses
+
+
+def _of_heads(generation: Generation, most: int) -> Guess | None:
+    """Return what the target's heads drafted in the last round, if it is about the text as it is."""
+    drafted = generation.heads_draft
+    if drafted is None or drafted.length != len(generation.token_ids) or most < 1:
+        return None
+    token_ids = drafted.token_ids[:most]
+    return Guess(token_ids, 0, (1.0,) * len(token_ids)) if token_ids else None
 
 
 def _missed(generation: Generation, model: str) -> int:

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from coordinator.protocols import Deadline, Drafter, Verifies
 from coordinator.replicas.plausibility import scored_count
-from coordinator.requests.generation import Generation
+from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.rounds.prompt_shares import prompt_shares
 from coordinator.rounds.round_report import NEW_TO_DRAFT, DraftCall, RoundReport, RowReport, Shortage
 from coordinator.rounds.wishes import Wish
@@ -130,7 +130,7 @@ async def run_round(
     asked = await _propose(wishes, drafters, limits, deadline, clock)
     drafts = _drafts(wishes, asked, limits)
     rows = [
-        one.verify_row(drafts[one].token_ids, drafts[one].source, share)
+        one.verify_row(drafts[one].token_ids, drafts[one].source, share, wishes[one].propose_count)
         for one, share in zip(group, shares, strict=True)
     ]
     began = clock()
@@ -151,6 +151,7 @@ async def run_round(
         failed,
         {model: one.call for model, one in asked.items()},
         sum(one.prepared_count for one in asked.values()),
+        sum(row.propose_count for row in rows),
     )
 
 
@@ -328,6 +329,7 @@ def _most_drafts(generation: Generation, limits: RoundLimits) -> int:
 
 def _commit(generation: Generation, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:
     length, before = len(generation.token_ids), generation.usage
+    generation.heads_draft = HeadsDraft(length + verdict.accepted_count + 1, verdict.draft_token_ids)
     if draft.source is DraftSource.DRAFT:
         # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
         generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)
