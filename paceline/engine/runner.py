@@ -84,7 +84,7 @@ class Runner:
         self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check, self._masks.check)
         """Rules of the sequences in the cache; freed with them."""
         self._options = options
-        self._heads = heads and HeadsDrafts(heads, model, self.cache, self.choosing, self.choose)
+        self._heads = HeadsDrafts(heads, model, self.cache, self.choosing, self.choose) if heads else None
         self.passes = make_passes(model, self.cache, options, self._heads)
         self._clock = clock
         self.on_pass = on_pass

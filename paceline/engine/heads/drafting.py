@@ -98,7 +98,7 @@ class HeadsDrafts:
     def take(self, pieces: Sequence[Piece], features: Tensor) -> None:
         """Take the features [T, H] that a pass made of its pieces' tokens."""
         counts = [len(one.token_ids) if self.of_all else one.logit_count for one in pieces]
-        for piece, part in zip(pieces, features.split(counts), strict=True):
+        for piece, part in zip(pieces, torch.split(features, counts), strict=True):
             base_length = piece.length - len(part)
             known = self._waiting.get(piece.sequence_id)
             if self.of_all and known and known.start <= base_length <= known.stop:

@@ -27,7 +27,8 @@ class Eagle(HeadsModule):
         return self.follow(self.norm(features), embedded)
 
     def follow(self, state: Tensor, embedded: Tensor) -> Tensor:
-        return self.fc(torch.cat((embedded, state), dim=-1))
+        entering: Tensor = self.fc(torch.cat((embedded, state), dim=-1))
+        return entering
 
     def output(self, state: Tensor, place: int) -> Tensor:
         return state

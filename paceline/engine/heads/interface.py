@@ -4,66 +4,48 @@ Features are what goes into the target's last norm. A kind is a module, so that 
 arithmetic. It knows nothing of vocabularies, caches and sequences; leading dimensions may be any.
 """
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 
-class Heads(Protocol):
+class HeadsModule(nn.Module):
     kind: ClassVar[str]
     """Its name in the files of heads."""
-    repeats_layers: ClassVar[bool]
+    repeats_layers: ClassVar[bool] = False
     """Whether each further draft goes through the layers, behind the tokens before it."""
-    looks_back: ClassVar[bool]
+    looks_back: ClassVar[bool] = True
     """Whether a draft depends on the drafts before it."""
-    draft_count: int
-    """Most tokens that are drafted after one."""
-    body: Any
-    """Layers that keep keys and values, as transformers' model of the target's architecture; None without any."""
+
+    def __init__(self, draft_count: int) -> None:
+        """`draft_count` is the most tokens that are drafted after one."""
+        super().__init__()
+        self.draft_count = draft_count
+        self.body: Any = None
+        """Layers that keep keys and values, as transformers' model of the target's architecture; None without any."""
 
     def enter(self, features: Tensor, embedded: Tensor) -> Tensor:
         """Return what goes into the layers, [..., H], from features [..., H] of tokens.
 
         `embedded` [..., H] are the embeddings of the tokens that follow them.
         """
-        ...
+        return features
 
     def leave(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """Return the state from which the first token is drafted, from what the layers made of `enter`'s result."""
-        ...
+        return hidden
 
     def follow(self, state: Tensor, embedded: Tensor) -> Tensor:
         """Return the state after one more token, with this embedding.
 
         With `repeats_layers` it goes through the layers and `leave` before the next token is drafted.
         """
-        ...
+        raise NotImplementedError
 
     def output(self, state: Tensor, place: int) -> Tensor:
         """Return what the target's head reads, [..., H], for the draft at `place`, from 0."""
-        ...
+        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Return what the file of heads says beside the weights; the constructor takes the same."""
-        ...
-
-
-class HeadsModule(nn.Module):
-    """What most kinds have in common."""
-
-    repeats_layers: ClassVar[bool] = False
-    looks_back: ClassVar[bool] = True
-
-    def __init__(self, draft_count: int) -> None:
-        super().__init__()
-        self.draft_count = draft_count
-        self.body: Any = None
-
-    def enter(self, features: Tensor, embedded: Tensor) -> Tensor:
-        return features
-
-    def leave(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        return hidden
-
-    def settings(self) -> dict[str, Any]:
         return {"draft_count": self.draft_count}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.engine.heads.interface import Heads, HeadsModule
+from paceline.engine.heads.interface import HeadsModule
 from paceline.engine.heads.layers import HeadLayers, with_products
 from paceline.engine.heads.reading import read_heads
 from paceline.engine.model.compiled_decoder import CompiledDecoder
@@ -17,7 +17,7 @@ NO_HEADS = "none"
 
 @dataclass(frozen=True)
 class LoadedHeads:
-    heads: Heads
+    heads: HeadsModule
     target: PlainDecoder
     """Whose embeddings and head they share."""
     layers: HeadLayers | None

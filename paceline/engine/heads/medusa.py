@@ -25,4 +25,5 @@ class Medusa(HeadsModule):
         return state
 
     def output(self, state: Tensor, place: int) -> Tensor:
-        return self.blocks[place](state)
+        made: Tensor = self.blocks[place](state)
+        return made

@@ -1,13 +1,23 @@
 """The parts that heads are made of."""
 
-from typing import Any
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AutoModel
 
 
-class Norm(nn.Module):
+class Part(nn.Module):
+    """A module whose calls have a type."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *values: Tensor) -> Tensor: ...
+
+
+class Norm(Part):
     """Root mean square norm in float32."""
 
     def __init__(self, size: int, epsilon: float) -> None:
@@ -19,7 +29,7 @@ class Norm(nn.Module):
         return F.rms_norm(values.float(), self.weight.shape, self.weight.float(), self.epsilon)
 
 
-class ResidualBlock(nn.Module):
+class ResidualBlock(Part):
     """Medusa's: x + SiLU(W x + b)."""
 
     def __init__(self, size: int) -> None:
@@ -32,7 +42,7 @@ class ResidualBlock(nn.Module):
         return values + F.silu(self.linear(values))
 
 
-class AttentionDecoder(nn.Module):
+class AttentionDecoder(Part):
     """Clover's: lets a state look at one token, head by head.
 
     With one key a softmax would be constant, so the likeness of query and key itself is the weight of the value: their
@@ -61,9 +71,11 @@ class AttentionDecoder(nn.Module):
         )
         if self._by_cosine:
             likeness = F.cosine_similarity(query, key, dim=-1).unsqueeze(-1)
-            return state + (likeness * value).flatten(-2)
-        likeness = (query * key).sum(-1, keepdim=True) * query.shape[-1] ** -0.5
-        return state + F.silu((likeness * value).flatten(-2))
+            seen: Tensor = (likeness * value).flatten(-2)
+        else:
+            likeness = (query * key).sum(-1, keepdim=True) * query.shape[-1] ** -0.5
+            seen = F.silu((likeness * value).flatten(-2))
+        return state + seen
 
 
 def unit(embedded: Tensor) -> Tensor:
@@ -73,15 +85,12 @@ def unit(embedded: Tensor) -> Tensor:
 
 def new_body(config: Any, layer_count: int) -> nn.Module:
     """Return transformers' model of this architecture with so many layers, without embeddings and last norm."""
-    from copy import deepcopy
-
-    from transformers import AutoModel
-
     own = deepcopy(config)
     own.num_hidden_layers, own.vocab_size, own.pad_token_id = layer_count, 1, None
     if getattr(own, "layer_types", None):
         own.layer_types = own.layer_types[-layer_count:]
-    body: Any = AutoModel.from_config(own, attn_implementation="sdpa")
+    new: Any = AutoModel
+    body: Any = new.from_config(own, attn_implementation="sdpa")
     body.embed_tokens, body.norm = None, nn.Identity()
     module: nn.Module = body
     return module

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoConfig
 
 from paceline.engine.heads.clover import Clover
 from paceline.engine.heads.clover2 import Clover2
 from paceline.engine.heads.eagle import Eagle
-from paceline.engine.heads.interface import Heads, HeadsModule
+from paceline.engine.heads.interface import HeadsModule
 from paceline.engine.heads.medusa import Medusa
 from paceline.errors import ModelNotUsable
 
@@ -29,9 +28,8 @@ def new_heads(kind: str, config: Any, **settings: Any) -> Any:
     return KINDS[kind](config, **settings)
 
 
-def write_heads(heads: Heads, config: Any, folder: Path) -> None:
+def write_heads(heads: HeadsModule, config: Any, folder: Path) -> None:
     """Write heads; `config` is the target's configuration."""
-    assert isinstance(heads, nn.Module)
     folder.mkdir(parents=True, exist_ok=True)
     told = {"kind": heads.kind, "settings": heads.settings(), "target": config.to_dict()}
     (folder / CONFIG).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")

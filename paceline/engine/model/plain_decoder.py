@@ -63,7 +63,8 @@ class PlainDecoder:
 
     @property
     def hidden_size(self) -> int:
-        return self.embedding.shape[1]
+        size: int = self.embedding.shape[1]
+        return size
 
     @property
     def dtype(self) -> torch.dtype:
