@@ -81,6 +81,8 @@ class HeadsDraft:
     length: int
     """Committed tokens that they follow."""
     token_ids: tuple[int, ...]
+    asked_count: int
+    """Tokens that they were asked for; without their state of the sequence they give none."""
 
 
 @dataclass(eq=False)

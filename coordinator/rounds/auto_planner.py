@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from coordinator.requests.generation import Generation
 from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.heads_trials import HeadsTrials
 from coordinator.rounds.outlook import NO_OPTION, Option, Outlook, Prices
 from coordinator.rounds.outlooks import MAX_GUESSED, Outlooks
 from coordinator.rounds.round_report import DraftCall, RoundReport
@@ -109,6 +110,7 @@ class _Search:
         self._best_tokens: float | None = None
         self._best_time: float | None = None
         self._trials: dict[int, _Trial] = {}
+        self._heads_trials = HeadsTrials()
 
     def plan(self, outlooks: Sequence[Outlook]) -> dict[Generation, Wish]:
         if not self._rounds_left:
@@ -116,15 +118,34 @@ class _Search:
         self._rounds_left -= 1
         prices = self._prices(len(outlooks), self._bend_count)
         chosen = self._chosen(outlooks, self._count, prices)
+        heads_counts = self._heads_counts(outlooks, [asked for asked, _ in chosen], prices)
         return {
-            one.generation: one.wish(asked, at_hand, _heads_count(one, asked, prices))
-            for one, (asked, at_hand) in zip(outlooks, chosen, strict=True)
+            one.generation: one.wish(asked, at_hand, heads_count)
+            for one, (asked, at_hand), heads_count in zip(outlooks, chosen, heads_counts, strict=True)
         }
+
+    def _heads_counts(self, outlooks: Sequence[Outlook], asked: Sequence[Option], prices: Prices) -> list[int]:
+        """Return the tokens that the target's heads should draft for the next round of each row."""
+        counts = [_heads_count(one, ask, prices) for one, ask in zip(outlooks, asked, strict=True)]
+        if any(counts):
+            is_due = self._heads_trials.is_due(self._heads_worth(outlooks, counts))
+            return [0] * len(counts) if is_due else counts
+        if any(ask.count for ask in asked) or any(DraftSource.HEADS in one.guesses for one in outlooks):
+            return counts  # a trial shows most in rounds of its own: to draft in one, to verify in the next
+        most = [len(one.heads_chances) for one in outlooks]
+        return most if any(most) and self._heads_trials.is_due(-self._heads_worth(outlooks, most)) else counts
+
+    def _heads_worth(self, outlooks: Sequence[Outlook], counts: Sequence[int]) -> float:
+        """Return the time that drafts of the target's heads are expected to save, beyond what they cost."""
+        tokens = sum(sum(one.heads_chances[:count]) for one, count in zip(outlooks, counts, strict=True))
+        price = self._costs.price(HEADS) + self._costs.drafted_price(self._bend_count)
+        return tokens / (self._goodput or len(outlooks)) - price * sum(counts)
 
     def observe(self, work: RoundWork, cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
         self._costs.add(work, cycle_s)
         time = cycle_s / self._costs.unit_s
         self._spent += time
+        self._heads_trials.passed(time)
         if not is_decoding:
             return  # prompts come with any count
         if self._count == self._best:

@@ -87,6 +87,11 @@ class Outlook:
                 best = option
                 if self._in_order:
                     break
+        if best is NO_OPTION and not expecting_heads and DraftSource.HEADS in self.guess_chances:
+            # They are drafted already: verified, they show what verifying costs and what they are worth.
+            chances = self.guess_chances[DraftSource.HEADS][:most]
+            tokens = sum(chances)
+            best = Option(len(chances), tokens, tokens - prices.drafted * len(chances), DraftSource.HEADS)
         return best
 
     def _expected_chances(self) -> Mapping[DraftSource, Sequence[float]]:

@@ -151,7 +151,7 @@ async def run_round(
         failed,
         {model: one.call for model, one in asked.items()},
         sum(one.prepared_count for one in asked.values()),
-        sum(row.propose_count for row in rows),
+        sum(row.propose_count for row, one in zip(rows, verdicts.results, strict=True) if isinstance(one, Verdict)),
     )
 
 
@@ -173,7 +173,7 @@ def _take(
         verdict = _scored(generation, row, result)
         if isinstance(verdict, Verdict):
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
-            reports.append(_commit(generation, draft, verdict, seen))
+            reports.append(_commit(generation, row, draft, verdict, seen))
         elif isinstance(verdict, Prefilled):
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
             generation.target_taken_count = verdict.cached_length - row.base_length
@@ -327,9 +327,9 @@ def _most_drafts(generation: Generation, limits: RoundLimits) -> int:
     return min(generation.max_draft_count, generation.output.remaining_count - 1)
 
 
-def _commit(generation: Generation, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:
+def _commit(generation: Generation, row: VerifyRow, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:
     length, before = len(generation.token_ids), generation.usage
-    generation.heads_draft = HeadsDraft(length + verdict.accepted_count + 1, verdict.draft_token_ids)
+    generation.heads_draft = HeadsDraft(length + verdict.accepted_count + 1, verdict.draft_token_ids, row.propose_count)
     if draft.source is DraftSource.DRAFT:
         # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
         generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)
