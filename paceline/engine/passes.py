@@ -10,6 +10,7 @@ import torch
 from paceline.engine.interfaces import Attention, KvCache, Span
 from paceline.engine.model.decoder import FeatureDecoder
 from paceline.engine.model.model import LoadedModel
+from paceline.engine.model.taps import Taps
 from paceline.engine.threads import kernels_alone, pass_threads
 
 STRICT_ROWS = 64
@@ -46,8 +47,13 @@ class Features(Protocol):
         """Whether features of all tokens are wanted, and not only of those with logits."""
         ...
 
+    @property
+    def tapped_layers(self) -> Sequence[int]:
+        """Layers of the model of which what goes in is wanted beside the features; only for all tokens."""
+        ...
+
     def take(self, pieces: Sequence[Piece], features: torch.Tensor) -> None:
-        """Take the features [T, H] of the pieces' tokens."""
+        """Take the features [T, H] of the pieces' tokens, or [T, (1 + layers) * H] with tapped layers."""
         ...
 
 
@@ -98,8 +104,12 @@ class FastPasses:
         if self._features is None:
             return decoder.logits(token_ids, positions, wanted, attention), None
         assert isinstance(decoder, FeatureDecoder)
-        features = decoder.features(token_ids, positions, None if self._features.of_all else wanted, attention)
-        return decoder.logits_of(features[wanted] if self._features.of_all else features), features
+        if not self._features.of_all:
+            features = decoder.features(token_ids, positions, wanted, attention)
+            return decoder.logits_of(features), features
+        taps = Taps(self._features.tapped_layers)
+        features = decoder.features(token_ids, positions, None, attention, taps)
+        return decoder.logits_of(features[wanted]), taps.beside(features)
 
 
 def threads_of(model: LoadedModel, token_count: int) -> AbstractContextManager[object]:

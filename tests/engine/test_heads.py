@@ -1,7 +1,8 @@
 """Heads in the engine: what they draft over pages and many calls is what their modules give of the whole text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from paceline.engine.heads.drafting import MOST_WAITING
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.heads.reading import new_heads, write_heads
 from paceline.engine.loading import load_model
+from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.conversion import convert
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import ModelNotUsable, StartupError
@@ -29,6 +32,7 @@ from tests.checkpoints import FAMILIES, write_model
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.device_kernels import loading
 from tests.heads import DRAFT_COUNT, KINDS, drafts_of_modules, write_random_heads
+from tests.published_heads import drafts_of, drafts_of_eagle3, write_eagle, write_eagle3, write_speculators
 
 OPTIONS = EngineOptions(kv_memory="1MiB", page_tokens=4)
 PROMPT = tuple(range(20, 57))
@@ -77,6 +81,68 @@ def test_drafts_are_those_of_the_modules(
         verdict = go_on(verifier, text, drafts)
         assert verdict.draft_token_ids == tuple(drafts_of_modules(folder, target, text))
     assert verifier.runner.cache.length("a") == len(text) - 1
+
+
+PUBLISHED: dict[str, Callable[[Path, Path], Path]] = {
+    "EAGLE": write_eagle,
+    "EAGLE with biases": partial(write_eagle, has_bias=True),
+    "speculators": partial(write_speculators, layernorms=False),
+    "speculators with norms": partial(write_speculators, layernorms=True),
+}
+
+
+@pytest.mark.parametrize("form", PUBLISHED)
+def test_heads_in_the_files_of_others_draft_as_these_say(
+    form: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    folder = PUBLISHED[form](tmp_path / "heads", target)
+    verifier = verifier_with(folder, target)
+    (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=3))
+    text = [*PROMPT, first.next_token_id]
+    assert first.draft_token_ids == tuple(drafts_of(folder, target, text, 3))
+    for drafts in (first.draft_token_ids, (5, 6)):
+        verdict = go_on(verifier, text, drafts)
+        assert verdict.draft_token_ids == tuple(drafts_of(folder, target, text, 3))
+
+
+@pytest.mark.parametrize("fixed_shapes", [False, True], ids=["ragged", "fixed shapes"])
+@pytest.mark.parametrize("form", ["EAGLE-3", "speculators", "speculators, normed residual"])
+def test_eagle_3_reads_several_layers_and_drafts_some_tokens_only(
+    form: str, fixed_shapes: bool, tmp_path: Path
+) -> None:
+    target = write_model(tmp_path / "target", "Llama", num_hidden_layers=6)
+    folder = write_eagle3(
+        tmp_path / "heads", target, is_speculators=form != "EAGLE-3", is_residual_normed="normed" in form
+    )
+    with loading(fixed_shapes=fixed_shapes):
+        verifier = verifier_with(folder, target)
+    (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=3))
+    text = [*PROMPT, first.next_token_id]
+    assert first.draft_token_ids == tuple(drafts_of_eagle3(folder, target, text, 3))
+    for drafts in (first.draft_token_ids, (5, 6)):
+        verdict = go_on(verifier, text, drafts)
+        assert verdict.draft_token_ids == tuple(drafts_of_eagle3(folder, target, text, 3))
+    sampled = ChoiceRule(SamplingParameters(temperature=2.0, top_p=0.9, repetition_penalty=1.2), seed=5)
+    (verdict,) = verified(verifier, VerifyRow("b", 0, PROMPT, (), sampled, propose_count=3))
+    assert all(one % 3 == 1 for one in verdict.draft_token_ids) and len(verdict.draft_token_ids) == 3
+
+
+def test_eagle_3_for_a_deeper_target_is_refused(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    target = pairs["Llama"].target
+    folder = write_eagle3(tmp_path / "heads", target, is_speculators=True)
+    with pytest.raises(ModelNotUsable, match="layers 1, 2, 4, and the target has 2 layers"):
+        load_heads(str(folder), load_model(str(target)))
+
+
+def test_pickled_heads_are_converted_first(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    target = pairs["Llama"].target
+    model = load_model(str(target))
+    pickled = write_eagle(tmp_path / "pickled", target, is_pickled=True)
+    with pytest.raises(ModelNotUsable, match="paceline convert"):
+        load_heads(str(pickled), model)
+    convert(str(pickled), tmp_path / "heads")
+    assert load_heads(str(tmp_path / "heads"), model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,6 +224,37 @@ def test_heads_that_give_no_numbers_cost_drafts_alone(
     (verdict,) = verified(verifier_with(tmp_path / "heads", target), row)
     (plain,) = verified(Verifier(Runner(load_model(str(target)), OPTIONS)), row)
     assert verdict == plain
+
+
+@pytest.mark.parametrize("kind", ["clover", "clover2", "eagle"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_their_layers_are_compiled_where_the_targets_are(
+    family: str, kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs[family].target
+    model = load_model(str(target))
+    heads = load_heads(str(write_random_heads(tmp_path / "heads", kind, target)), model)
+    assert heads and heads.layers
+    assert heads.layers.is_compiled == isinstance(model.decoder, CompiledDecoder)
+
+
+@pytest.mark.parametrize(("kind", "product_count"), [("medusa", 1), ("clover", DRAFT_COUNT)])
+def test_drafts_that_depend_on_no_others_share_a_product_over_the_vocabulary(
+    kind: str, product_count: int, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", kind, target), target)
+    drafts, counts = verifier.runner._heads, list[int]()
+    assert drafts
+    head = drafts._head
+
+    def counted(values: torch.Tensor) -> torch.Tensor:
+        counts.append(len(values))
+        return head(values)
+
+    drafts._head = counted
+    verified(verifier, *(VerifyRow(str(n), 0, PROMPT[n:], (), propose_count=DRAFT_COUNT) for n in range(2)))
+    assert (len(counts), sum(counts)) == (product_count, 2 * DRAFT_COUNT)
 
 
 def test_a_full_cache_leaves_what_needs_no_room(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:

@@ -52,9 +52,10 @@ class BlockPasses(FastPasses):
 
     @cached_property
     def _features_memory(self) -> torch.Tensor:
-        """All recorded passes write features here, where something takes them: [T, H]."""
-        assert isinstance(self._model.decoder, FeatureDecoder)
-        return torch.empty((BLOCK_TOKENS, self._model.decoder.hidden_size), device=self._recorder.device)
+        """All recorded passes write features here, where something takes them: as `Features.take` has them."""
+        assert self._features and isinstance(self._model.decoder, FeatureDecoder)
+        size = self._model.decoder.hidden_size * (1 + len(self._features.tapped_layers))
+        return torch.empty((BLOCK_TOKENS, size), device=self._recorder.device)
 
     @torch.inference_mode()
     def record(self, *, steps: bool) -> None:

@@ -45,7 +45,7 @@ class _Waiting:
 
     start: int
     features: Tensor
-    """[n, H]"""
+    """[n, F]"""
 
     @property
     def stop(self) -> int:
@@ -77,6 +77,7 @@ class HeadsDrafts:
     ) -> None:
         """The cache has `heads.layer_count` layers behind the model's."""
         self._heads, self._layers, self._target = heads.heads, heads.layers, heads.target
+        self._head = heads.head
         self._model = model
         self._cache = cache
         self._choosing, self._choose = choosing, choose
@@ -95,8 +96,12 @@ class HeadsDrafts:
         """Whether features of all tokens are wanted, and not only of those with logits."""
         return self._layers is not None
 
+    @property
+    def tapped_layers(self) -> Sequence[int]:
+        return self._heads.tapped_layers
+
     def take(self, pieces: Sequence[Piece], features: Tensor) -> None:
-        """Take the features [T, H] that a pass made of its pieces' tokens."""
+        """Take the features [T, F] that a pass made of its pieces' tokens."""
         counts = [len(one.token_ids) if self.of_all else one.logit_count for one in pieces]
         for piece, part in zip(pieces, torch.split(features, counts), strict=True):
             base_length = piece.length - len(part)
@@ -201,10 +206,10 @@ class HeadsDrafts:
         """Draft from the rows' states, one place after another."""
         prefixes = {one: self._prefix(row) for one, row in rows.items()}
         lengths = {one: len(prefix) for one, prefix in prefixes.items()}
-        live = list(rows)
-        for place in range(max(counts.values())):
-            with self._threads(len(live)):
-                logits = self._target.head(self._heads.output(states, place))
+        live, most = list(rows), max(counts.values())
+        ahead = None if self._heads.looks_back else self._logits_ahead(states, most)
+        for place in range(most):
+            logits = self._logits(states, place) if ahead is None else ahead[place]
             choices = self._choose(
                 [
                     self._choosing(one, logits[index : index + 1], rows[one].rule, prefixes[one])
@@ -220,8 +225,22 @@ class HeadsDrafts:
             live = [live[index] for index in kept]
             if not live:
                 break
-            states = self._followed(live, states[kept], [prefixes[one] for one in live])
+            if ahead is None:
+                states = self._followed(live, states[kept], [prefixes[one] for one in live])
+            else:
+                ahead = ahead[:, kept]
         return {one: tuple(prefix[lengths[one] :]) for one, prefix in prefixes.items()}
+
+    def _logits(self, states: Tensor, place: int) -> Tensor:
+        """Return the logits [N, V] of drafts at a place."""
+        with self._threads(len(states)):
+            return self._head(self._heads.output(states, place))
+
+    def _logits_ahead(self, states: Tensor, count: int) -> Tensor:
+        """Return the logits [count, N, V] of drafts at all places by one product, where none depends on another."""
+        with self._threads(count * len(states)):
+            outputs = torch.stack([self._heads.output(states, place) for place in range(count)])
+            return self._head(outputs.flatten(0, 1)).view(count, len(states), -1)
 
     def _followed(self, live: Sequence[str], states: Tensor, prefixes: Sequence[Sequence[int]]) -> Tensor:
         """Return the states of sequences after the last token of each prefix."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from paceline.engine.backend import Backend, Product
 from paceline.engine.interfaces import Attention
+from paceline.engine.model.compiled_layers import CompiledLayers, can_compile
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import least_packed_bytes, take
 from paceline.engine.model.plain_layer import Layer
@@ -16,8 +17,11 @@ from paceline.engine.model.turns import Turns
 
 
 class HeadLayers:
-    def __init__(self, body: Any, first_number: int, max_length: int, backend: Backend) -> None:
+    def __init__(
+        self, body: Any, first_number: int, max_length: int, backend: Backend, *, reads_embeddings: bool
+    ) -> None:
         """Take the layers of transformers' model `body`; `first_number` is that of the first one in the pool."""
+        self._reads_embeddings = reads_embeddings
         form = FORMS[type(body).__name__.replace("Model", "ForCausalLM")]
         if isinstance(body.layers[0].input_layernorm, nn.Identity):
             form = replace(form, before_attention=None)
@@ -29,13 +33,31 @@ class HeadLayers:
             Layer(layer, number, form, self._turns.turned_size, taken)
             for number, layer in enumerate(body.layers, first_number)
         ]
+        self._kernels = backend.kernels if backend.kernels and can_compile(self._layers, backend.kernels) else None
+        self._compiled = CompiledLayers(self._layers, self._turns, self._kernels) if self._kernels else None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a backend's kernels run them."""
+        return self._compiled is not None
 
     def __call__(self, hidden: Tensor, positions: Tensor, attention: Attention, wanted: Tensor) -> Tensor:
-        """Turn [T, H] at positions [T] into [W, H] for the tokens `wanted` [W]."""
-        turn = self._turns.at(positions)
-        for layer in self._layers[:-1]:
-            hidden = layer(hidden, turn, attention)
-        return self._layers[-1](hidden, turn, attention, wanted)
+        """Turn [T, H] at positions [T], which this uses up, into [W, H] for the tokens `wanted` [W].
+
+        With `reads_embeddings` it turns [T, 2 H], of which the first half is beside the rest.
+        """
+        beside: Tensor | None = None
+        if self._reads_embeddings:
+            beside, hidden = (half.contiguous() for half in hidden.chunk(2, dim=1))
+        rows = self._kernels.rows_of(attention) if self._kernels else None
+        if self._compiled and rows is not None:
+            hidden, added = self._compiled.through(hidden, wanted, attention, rows, beside=beside)
+            return hidden.add_(added)
+        turn, last = self._turns.at(positions), self._layers[-1]
+        for layer in self._layers:
+            hidden = layer(hidden, turn, attention, wanted if layer is last else None, beside)
+            beside = None
+        return hidden
 
 
 class _ProductLayer(nn.Module):

@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from paceline.engine.backend import Backend
 from paceline.engine.interfaces import Attention
-from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile
+from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile_decoder
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import pack_layers
 from paceline.engine.model.plain_decoder import PlainDecoder
+from paceline.engine.model.taps import Taps
 
 
 class Decoder(Protocol):
@@ -48,7 +49,12 @@ class FeatureDecoder(Decoder, Protocol):
     def hidden_size(self) -> int: ...
 
     def features(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, attention: Attention
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor | None,
+        attention: Attention,
+        taps: Taps | None = None,
     ) -> torch.Tensor:
         """Run one packed row as `logits` does, up to the last norm. Return [W, H]; [T, H] for None."""
         ...
@@ -64,7 +70,7 @@ def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
         pack_layers(module)
         return ModuleDecoder(module)
     plain, kernels = PlainDecoder(module, backend), backend.kernels
-    return CompiledDecoder(plain, kernels) if kernels and can_compile(plain, kernels) else plain
+    return CompiledDecoder(plain, kernels) if kernels and can_compile_decoder(plain, kernels) else plain
 
 
 @dataclass(frozen=True)
