@@ -79,7 +79,8 @@ class Outlook:
         """
         best = NO_OPTION
         for source, chances in (self._expected_chances() if expecting_heads else self.guess_chances).items():
-            price = prices.drafted + (prices.heads if source is DraftSource.HEADS else 0.0)
+            # What is drafted already costs its verification alone.
+            price = prices.drafted + (prices.heads if expecting_heads and source is DraftSource.HEADS else 0.0)
             count = _worthwhile(chances, price, most)
             tokens = sum(chances[:count])
             option = Option(count, tokens, tokens - price * count, source)
