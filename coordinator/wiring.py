@@ -84,7 +84,7 @@ class ServingMaker:
             address,
             GenerationPool(_places(settings), clocks.rounds, on_room),
             make_policy(settings.policy, settings.window),
-            _planner(settings),
+            _planner(settings, target),
             self.drafters,
             guard,
             self.residency,
@@ -172,7 +172,8 @@ def _places(settings: CoordinatorSettings) -> int:
     return policy.live_limit(settings.batch_size, settings.lane_count)
 
 
-def _planner(settings: CoordinatorSettings) -> DraftPlanner:
+def _planner(settings: CoordinatorSettings, target: ModelDescription) -> DraftPlanner:
+    heads_count = 0 if settings.policy in PAPER_POLICIES else target.heads_draft_count
     if settings.draft_count == "auto":
-        return AutoPlanner(settings.lane_count)
-    return FixedPlanner(settings.draft_count)
+        return AutoPlanner(settings.lane_count, heads_count)
+    return FixedPlanner(settings.draft_count, heads_count)

@@ -15,11 +15,13 @@ def main() -> None:
 async def serve(settings: TargetSettings) -> None:
     options = server_options(settings)
     # These import torch, which takes seconds: help and refusals of wrong settings come without it.
+    from paceline.engine.heads.loading import load_heads
     from paceline.model_service.serving import serve_model
     from target_service.servicer import SERVICE_NAME, add_target_service
 
     add = partial(add_target_service, threads_beside_draft=settings.threads_beside_draft)
-    await serve_model("target_service", settings, options, SERVICE_NAME, add)
+    find_heads = partial(load_heads, settings.heads)
+    await serve_model("target_service", settings, options, SERVICE_NAME, add, find_heads=find_heads)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ class TargetSettings(ModelServiceSettings):
 
     model: str = Field(default="builtin:target", description=MODEL)
     quantization: Literal["none", "int8"] = Field(default="none", description=QUANTIZATION)
+    heads: str = Field(
+        default="none",
+        description="folder of heads that draft inside the service, from what the model computes anyway; none: there "
+        "are no heads",
+    )
     threads_beside_draft: Count | None = Field(
         default=None,
         description="CPU threads for calls with draft tokens to verify, where a draft service uses other cores of the "

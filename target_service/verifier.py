@@ -11,7 +11,8 @@ from math import isnan
 
 from torch import Tensor
 
-from paceline.checks import check_row, check_token_ids, check_top_logprob_count
+from paceline.checks import MAX_PROPOSED_COUNT, check_row, check_token_ids, check_top_logprob_count
+from paceline.engine.heads.drafting import HeadsRow
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Outcome, Runner, ScoredPart
@@ -46,9 +47,29 @@ class Verifier:
         chosen = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, Tensor)}
         choosing = [self._choosing(rows[index], logits) for index, logits in chosen.items()]
         choices = dict(zip(chosen, self.runner.choose(choosing), strict=True))
+        return self._with_drafts(
+            rows,
+            [
+                failed.get(index) or self._settle(row, outcomes[index], choices.get(index, ()))
+                for index, row in enumerate(rows)
+            ],
+        )
+
+    def _with_drafts(
+        self, rows: Sequence[VerifyRow], results: list[VerifyOutcome | PacelineError]
+    ) -> list[VerifyOutcome | PacelineError]:
+        """Add what the heads draft, for the rows that ask for it."""
+        asked = {
+            index: HeadsRow(row.sequence_id, result.next_token_id, row.propose_count, rule_of(row))
+            for index, (row, result) in enumerate(zip(rows, results, strict=True))
+            if isinstance(result, Verdict) and row.propose_count
+        }
+        drafts = dict(zip(asked, self.runner.propose([*asked.values()]), strict=True))
         return [
-            failed.get(index) or self._settle(row, outcomes[index], choices.get(index, ()))
-            for index, row in enumerate(rows)
+            replace(result, draft_token_ids=drafts[index])
+            if index in drafts and isinstance(result, Verdict)
+            else result
+            for index, result in enumerate(results)
         ]
 
     def _choosing(self, row: VerifyRow, logits: Tensor) -> Choosing:
@@ -111,6 +132,10 @@ class Verifier:
         _check_scoring(row)
         check_token_ids(row.draft_token_ids, self.runner.limits.vocabulary_size, "draft_token_ids")
         check_row(row, self.runner.limits, len(row.draft_token_ids))
+        if not 0 <= row.propose_count <= MAX_PROPOSED_COUNT:
+            raise InvalidRequest(
+                f"propose_count is {row.propose_count}; ask for 0 to {MAX_PROPOSED_COUNT}", field="propose_count"
+            )
         if row.following_count and row.draft_token_ids:
             raise InvalidRequest(
                 f"draft_token_ids has {len(row.draft_token_ids)} entries, but {row.following_count} committed tokens "

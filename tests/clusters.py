@@ -14,6 +14,7 @@ from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from draft_service import servicer as draft_servicer
 from paceline.client import Client
+from paceline.engine.heads.loading import NO_HEADS, load_heads
 from paceline.engine.loading import load_model
 from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
@@ -81,13 +82,15 @@ async def model_server(
     port: int = 0,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     quantization: Quantization = "none",
+    heads: str | Path = NO_HEADS,
 ) -> AsyncIterator[ModelServer]:
     """Serve one model as `draft` or `target`; its channel is opened with `security`."""
     module = {"draft": draft_servicer, "target": target_servicer}[role]
     add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
     # One thread: the tests run on machines with few cores, where more threads only wait for each other.
     worker, exchanges = ModelWorker(1), Exchanges(traced_requests(tracer))
-    runner = Runner(await worker.run(load_model, str(model), dtype, "cpu", quantization), options)
+    loaded = await worker.run(load_model, str(model), dtype, "cpu", quantization)
+    runner = Runner(loaded, options, heads=await worker.run(load_heads, str(heads), loaded))
     async with running_server(
         "127.0.0.1",
         port,
@@ -118,12 +121,13 @@ async def cluster(
     tracer: Tracer | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     quantization: Quantization = "none",
+    heads: str | Path = NO_HEADS,
 ) -> AsyncIterator[Cluster]:
-    """Serve; `interceptors` are those of both model services, `quantization` is the target's."""
+    """Serve; `interceptors` are those of both model services, `quantization` and `heads` are the target's."""
     draft_options = replace(options, numerics="fast")
     async with (
         model_server(
-            "target", target, options, dtype, tracer, interceptors=interceptors, quantization=quantization
+            "target", target, options, dtype, tracer, interceptors=interceptors, quantization=quantization, heads=heads
         ) as verifying,
         model_server("draft", draft, draft_options, dtype, tracer, interceptors=interceptors) as drafting,
     ):

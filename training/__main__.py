@@ -11,10 +11,11 @@ import torch
 import typer
 from rich.console import Console
 from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from paceline.engine.heads.reading import KINDS, write_heads
 from paceline.process.launcher import CORES, ClusterOptions
-from training import draft, outputs, problems, target
+from training import draft, heads, outputs, problems, target
 from training.loop import MAX_LENGTH, Progress, bucketed, fit, new_model
 from training.tokenizer import save_tokenizer, train_tokenizer
 
@@ -125,6 +126,32 @@ def train_draft(
     )
     save_tokenizer(tokenizer, work / "draft", MAX_LENGTH)
     save(model, progress, work / "draft")
+
+
+@app.command("heads")
+def train_heads(
+    target: Annotated[Path, typer.Option(help="Folder of the target's checkpoint", exists=True)],
+    outputs: Annotated[Path, typer.Option(help="The target's outputs, as `training outputs` writes them", exists=True)],
+    folder: Annotated[Path, typer.Option(help="Folder for the heads; made when missing")],
+    kind: Annotated[str, typer.Option(help=f"Kind of heads: {', '.join(KINDS)}")] = "clover",
+    minutes: float = 20,
+    draft_count: int = 3,
+    most_outputs: int = 2000,
+    seed: int = 4,
+) -> None:
+    """Train heads that draft inside the target service, on the features of the target's own outputs."""
+    torch.manual_seed(seed)
+    module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    frozen = heads.FrozenTarget(module)
+    rows = json.loads(outputs.read_text())[:most_outputs]
+    texts = frozen.features([(row["token_ids"], row["prompt_count"]) for row in rows])
+    held = texts[: max(1, len(texts) // 20)]
+    made = heads.begun_heads(kind, frozen, module, draft_count)
+    steps = heads.fit_heads(made, frozen, texts[len(held) :] or texts, minutes=minutes, seed=seed, report=console.print)
+    write_heads(made, module.config, folder)
+    for top in (1, 5):
+        shares = ", ".join(f"{share:.3f}" for share in heads.right_counts(made, frozen, held, top))
+        console.print(f"{kind}, {steps} steps: right among the {top} likeliest, by place: {shares}")
 
 
 if __name__ == "__main__":

@@ -74,6 +74,17 @@ class Request:
         return [generation for generation in self.generations if not generation.ended]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadsDraft:
+    """Tokens that the target's heads drafted with a verdict."""
+
+    length: int
+    """Committed tokens that they follow."""
+    token_ids: tuple[int, ...]
+    asked_count: int
+    """Tokens that they were asked for; without their state of the sequence they give none."""
+
+
 @dataclass(eq=False)
 class Generation:
     sequence_id: str
@@ -92,6 +103,8 @@ class Generation:
     drafting: DraftingOptions = DraftingOptions()
     guessers: Mapping[DraftSource, Guesser] = field(default_factory=dict)
     """Sources without a model, each with what it knows of this generation."""
+    heads_draft: HeadsDraft | None = None
+    """What the target's heads drafted last."""
     draft_cached_length: int = 0
     """Leading committed tokens that the draft service is known to hold."""
     target_cached_length: int = 0
@@ -177,8 +190,13 @@ class Generation:
             self.draft_prefix.of(self.token_ids, base_length),
         )
 
-    def verify_row(self, draft_token_ids: tuple[int, ...], source: DraftSource | None, token_count: int) -> VerifyRow:
-        """Return a row that asks the target for its choices, as `propose_row` asks for drafts; `source` drafted."""
+    def verify_row(
+        self, draft_token_ids: tuple[int, ...], source: DraftSource | None, token_count: int, propose_count: int = 0
+    ) -> VerifyRow:
+        """Return a row that asks the target for its choices, as `propose_row` asks for drafts; `source` drafted.
+
+        The target's heads are asked for `propose_count` tokens that can help a later round.
+        """
         base_length, stop = self._target_base, self._target_base + token_count
         return VerifyRow(
             self.sequence_id,
@@ -191,6 +209,8 @@ class Generation:
             self.target_prefix.of(self.token_ids, base_length),
             drafted_without_model=source not in (None, DraftSource.DRAFT),
             scores_tokens=self.prompt_scores is not None,
+            # At least one token comes before the drafts, and one after them.
+            propose_count=max(0, min(propose_count, self.max_draft_count, self.output.remaining_count - 2)),
         )
 
     def take_scores(self, base_length: int, logprobs: Sequence[TokenLogprobs]) -> None:

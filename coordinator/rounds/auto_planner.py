@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coordinator.requests.generation import Generation
-from coordinator.rounds.costs import BENDS, CAUGHT_UP, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.heads_trials import HeadsTrials
 from coordinator.rounds.outlook import NO_OPTION, Option, Outlook, Prices
 from coordinator.rounds.outlooks import MAX_GUESSED, Outlooks
 from coordinator.rounds.round_report import DraftCall, RoundReport
 from coordinator.rounds.wishes import Wish
 from coordinator.smoothing import smoothed
+from paceline.types import DraftSource
 
 MAX_AUTO = 12
 """Most tokens that a draft service is asked for."""
@@ -46,9 +48,10 @@ it. A trial may also take longer than its drafts are worth. So only an extremely
 class AutoPlanner:
     leeway: ClassVar[float] = AUTO_LEEWAY
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, heads_count: int = 0) -> None:
+        """`heads_count` is the most tokens that the target's heads draft."""
         self._lanes = lanes
-        self._outlooks = Outlooks(MAX_AUTO)
+        self._outlooks = Outlooks(MAX_AUTO, heads_count)
         self._searches: dict[int, _Search] = {}
 
     def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
@@ -107,20 +110,42 @@ class _Search:
         self._best_tokens: float | None = None
         self._best_time: float | None = None
         self._trials: dict[int, _Trial] = {}
+        self._heads_trials = HeadsTrials()
 
     def plan(self, outlooks: Sequence[Outlook]) -> dict[Generation, Wish]:
         if not self._rounds_left:
             self._decide(outlooks)
         self._rounds_left -= 1
-        chosen = self._chosen(outlooks, self._count, self._prices(len(outlooks), self._bend_count))
+        prices = self._prices(len(outlooks), self._bend_count)
+        chosen = self._chosen(outlooks, self._count, prices)
+        heads_counts = self._heads_counts(outlooks, [asked for asked, _ in chosen], prices)
         return {
-            one.generation: one.wish(asked, at_hand) for one, (asked, at_hand) in zip(outlooks, chosen, strict=True)
+            one.generation: one.wish(asked, at_hand, heads_count)
+            for one, (asked, at_hand), heads_count in zip(outlooks, chosen, heads_counts, strict=True)
         }
+
+    def _heads_counts(self, outlooks: Sequence[Outlook], asked: Sequence[Option], prices: Prices) -> list[int]:
+        """Return the tokens that the target's heads should draft for the next round of each row."""
+        counts = [_heads_count(one, ask, prices) for one, ask in zip(outlooks, asked, strict=True)]
+        if any(counts):
+            is_due = self._heads_trials.is_due(self._heads_worth(outlooks, counts))
+            return [0] * len(counts) if is_due else counts
+        if any(ask.count for ask in asked) or any(DraftSource.HEADS in one.guesses for one in outlooks):
+            return counts  # a trial shows most in rounds of its own: to draft in one, to verify in the next
+        most = [len(one.heads_chances) for one in outlooks]
+        return most if any(most) and self._heads_trials.is_due(-self._heads_worth(outlooks, most)) else counts
+
+    def _heads_worth(self, outlooks: Sequence[Outlook], counts: Sequence[int]) -> float:
+        """Return the time that drafts of the target's heads are expected to save, beyond what they cost."""
+        tokens = sum(sum(one.heads_chances[:count]) for one, count in zip(outlooks, counts, strict=True))
+        price = self._costs.price(HEADS) + self._costs.drafted_price(self._bend_count)
+        return tokens / (self._goodput or len(outlooks)) - price * sum(counts)
 
     def observe(self, work: RoundWork, cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
         self._costs.add(work, cycle_s)
         time = cycle_s / self._costs.unit_s
         self._spent += time
+        self._heads_trials.passed(time)
         if not is_decoding:
             return  # prompts come with any count
         if self._count == self._best:
@@ -153,13 +178,16 @@ class _Search:
         models = costs.models
         return Prices(
             goodput * costs.drafted_price(bend_count),
+            goodput * costs.price(HEADS),
             {model: goodput * costs.price(TOKEN, model) for model in models},
             {model: goodput * costs.price(CAUGHT_UP, model) for model in models},
         )
 
-    def _chosen(self, outlooks: Sequence[Outlook], count: int, prices: Prices) -> list[tuple[Option, Option]]:
+    def _chosen(
+        self, outlooks: Sequence[Outlook], count: int, prices: Prices, *, expecting_heads: bool = False
+    ) -> list[tuple[Option, Option]]:
         """Return for each row what to ask for, and what to take at hand."""
-        at_hand = [one.at_hand(prices, MAX_GUESSED) for one in outlooks]
+        at_hand = [one.at_hand(prices, MAX_GUESSED, expecting_heads=expecting_heads) for one in outlooks]
         if not count:
             return [(NO_OPTION, one) for one in at_hand]
         asked = [one.asked(prices, count) for one in outlooks]
@@ -186,7 +214,7 @@ class _Search:
         return best
 
     def _promise_at(self, outlooks: Sequence[Outlook], count: int, bend_count: int) -> _Promise:
-        chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count))
+        chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count), expecting_heads=True)
         options = [ask if ask.count else own for ask, own in chosen]
         tokens = len(outlooks) + sum(one.tokens for one in options)
         catching_up = sum(
@@ -194,7 +222,8 @@ class _Search:
             for outlook, one in zip(outlooks, options, strict=True)
             if one.model
         )
-        work = RoundWork(len(outlooks), sum(one.count for one in options), 0, _calls(options))
+        heads_count = sum(one.count for one in options if one.source is DraftSource.HEADS)
+        work = RoundWork(len(outlooks), sum(one.count for one in options), 0, _calls(options), heads_count)
         time = self._costs.predict(work) + catching_up
         return _Promise(tokens, time, work.row_count + work.drafted_count, bend_count)
 
@@ -229,6 +258,14 @@ class _Search:
                 trial.ended, trial.lost = self._spent, 0.0
                 return count
         return best
+
+
+def _heads_count(outlook: Outlook, asked: Option, prices: Prices) -> int:
+    """Return the tokens that the target's heads should draft for the next round: none if another source is better."""
+    expected = outlook.at_hand(prices, MAX_GUESSED, expecting_heads=True)
+    if expected.source is not DraftSource.HEADS or asked.count and outlook.prefers(asked, expected):
+        return 0
+    return expected.count
 
 
 def _calls(options: Sequence[Option]) -> dict[str, DraftCall]:

@@ -35,10 +35,10 @@ REST_MOST = 200.0
 BENDS = (16, 64)
 """Tokens of a verify from which each costs more: a model reads its weights for few tokens as for one."""
 
-CONSTANT, DRAFTED, PROMPT = "constant", "drafted", "prompt"
+CONSTANT, DRAFTED, PROMPT, HEADS = "constant", "drafted", "prompt", "heads"
 OVER = tuple(f"over {bend}" for bend in BENDS)
 CALL, STEP, TOKEN, CAUGHT_UP = "call", "step", "token", "caught up"
-DECODING = {CONSTANT, DRAFTED, *OVER, CALL, STEP, TOKEN}
+DECODING = {CONSTANT, DRAFTED, HEADS, *OVER, CALL, STEP, TOKEN}
 """Parts of rounds that bring no prompt."""
 
 FIRST = {
@@ -47,6 +47,7 @@ FIRST = {
     OVER[0]: (0.0, 8.0),
     OVER[1]: (0.0, 32.0),
     PROMPT: (0.01, 20.0),
+    HEADS: (0.02, 2.0),
     CALL: (0.2, 1.0),
     STEP: (0.05, 4.0),
     TOKEN: (0.002, 16.0),
@@ -68,10 +69,13 @@ class RoundWork:
     prompt_count: int = 0
     """Tokens that the target computes before it can decode."""
     draft_calls: Mapping[str, DraftCall] | None = None
+    heads_count: int = 0
+    """Tokens that the target's heads draft."""
 
     @staticmethod
     def of(report: RoundReport) -> "RoundWork":
-        return RoundWork(len(report.rows), report.drafted_count, report.prompt_token_count, report.draft_calls)
+        rows, calls = len(report.rows), report.draft_calls
+        return RoundWork(rows, report.drafted_count, report.prompt_token_count, calls, report.heads_count)
 
     def amounts(self) -> dict[Part, float]:
         amounts: dict[Part, float] = {
@@ -81,6 +85,8 @@ class RoundWork:
         }
         for part, bend in zip(OVER, BENDS, strict=True):
             amounts[part, ""] = max(0, self.row_count + self.drafted_count - bend)
+        if self.heads_count:
+            amounts[HEADS, ""] = self.heads_count
         for model, call in (self.draft_calls or {}).items():
             amounts |= {
                 (CALL, model): 1.0,

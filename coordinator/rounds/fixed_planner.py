@@ -13,16 +13,18 @@ from coordinator.rounds.wishes import Wish
 class FixedPlanner:
     leeway: ClassVar[float] = 1.0
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, heads_count: int = 0) -> None:
+        """`heads_count` is the most tokens that the target's heads draft."""
         self._count = count
-        self._outlooks = Outlooks(count)
+        self._outlooks = Outlooks(count, heads_count)
 
     def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
         return {one.generation: self._wish(one) for one in self._outlooks.of(group, draft_models)}
 
     def _wish(self, outlook: Outlook) -> Wish:
         at_hand, asked = outlook.at_hand(FREE, self._count), outlook.asked(FREE, self._count)
-        return outlook.wish(asked if outlook.prefers(asked, at_hand) else NO_OPTION, at_hand)
+        heads_count = outlook.propose_count(FREE, self._count)
+        return outlook.wish(asked if outlook.prefers(asked, at_hand) else NO_OPTION, at_hand, heads_count)
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         self._outlooks.observe(wishes, report)

@@ -29,6 +29,8 @@ class Prices:
 
     drafted: float = 0.0
     """For each draft token that the target verifies."""
+    heads: float = 0.0
+    """For each token that the target's heads draft."""
     token: Mapping[str, float] = field(default_factory=dict)
     """For each token that a draft service drafts, by model."""
     caught_up: Mapping[str, float] = field(default_factory=dict)
@@ -67,19 +69,42 @@ class Outlook:
     """By model of a draft service."""
     remaining_count: float
     """Tokens that its output is expected to have still."""
+    heads_chances: Sequence[float] = ()
+    """Chances of what the target's heads would draft, whether they were asked in the last round or not."""
 
-    def at_hand(self, prices: Prices, most: int) -> Option:
-        """Return the best of what needs no draft service, of at most `most` tokens."""
+    def at_hand(self, prices: Prices, most: int, *, expecting_heads: bool = False) -> Option:
+        """Return the best of what needs no draft service, of at most `most` tokens.
+
+        With `expecting_heads` the target's heads count as if they had drafted: they do so for the next round if asked.
+        """
         best = NO_OPTION
-        for source, chances in self.guess_chances.items():
-            count = _worthwhile(chances, prices.drafted, most)
+        for source, chances in (self._expected_chances() if expecting_heads else self.guess_chances).items():
+            # What is drafted already costs its verification alone.
+            price = prices.drafted + (prices.heads if expecting_heads and source is DraftSource.HEADS else 0.0)
+            count = _worthwhile(chances, price, most)
             tokens = sum(chances[:count])
-            option = Option(count, tokens, tokens - prices.drafted * count, source)
+            option = Option(count, tokens, tokens - price * count, source)
             if count and (self._in_order or option.worth > best.worth):
                 best = option
                 if self._in_order:
                     break
+        if best is NO_OPTION and not expecting_heads and DraftSource.HEADS in self.guess_chances:
+            # They are drafted already: verified, they show what verifying costs and what they are worth.
+            chances = self.guess_chances[DraftSource.HEADS][:most]
+            tokens = sum(chances)
+            best = Option(len(chances), tokens, tokens - prices.drafted * len(chances), DraftSource.HEADS)
         return best
+
+    def _expected_chances(self) -> Mapping[DraftSource, Sequence[float]]:
+        if not self.heads_chances:
+            return self.guess_chances
+        found = {**self.guess_chances, DraftSource.HEADS: self.heads_chances}
+        order = self.generation.drafting.sources if self._in_order else found
+        return {source: found[source] for source in order if source in found}
+
+    def propose_count(self, prices: Prices, most: int) -> int:
+        """Return how many tokens the target's heads should draft for the next round."""
+        return _worthwhile(self.heads_chances, prices.drafted + prices.heads, most)
 
     def asked(self, prices: Prices, most: int) -> Option:
         """Return the best of what draft services would give, of at most `most` tokens."""
@@ -110,10 +135,11 @@ class Outlook:
     def _in_order(self) -> bool:
         return self.generation.drafting.in_order
 
-    def wish(self, asked: Option, at_hand: Option) -> Wish:
+    def wish(self, asked: Option, at_hand: Option, propose_count: int = 0) -> Wish:
         """Return the wish for both: tokens at hand are for when no draft service answers."""
-        token_ids = self.guesses[at_hand.source].token_ids[: at_hand.count] if at_hand.source else ()
-        return Wish(asked.count, asked.model, at_hand.source, token_ids, self.guesses)
+        guess = self.guesses.get(at_hand.source) if at_hand.source else None
+        token_ids = guess.token_ids[: at_hand.count] if guess else ()
+        return Wish(asked.count, asked.model, at_hand.source, token_ids, self.guesses, propose_count)
 
 
 def _worthwhile(chances: Sequence[float], price: float, most: int) -> int:

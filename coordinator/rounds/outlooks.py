@@ -13,18 +13,24 @@ from coordinator.rounds.outlook import Drawn, Outlook
 from coordinator.rounds.output_lengths import OutputLengths
 from coordinator.rounds.round_report import NEW_TO_DRAFT, RoundReport
 from coordinator.rounds.wishes import Wish
+from coordinator.smoothing import smoothed
 from paceline.types import DraftSource
 
 MAX_GUESSED = 32
 """Most tokens of a source without a model in a round: copies of a text go on for long."""
+GIVEN_MEMORY = 0.97
+"""Weight of earlier rows in the share of asked tokens that the target's heads give."""
 LIKELIER_STEPS = 20
 """Steps of the factor on a generation's acceptance: rows of about one factor share a computation."""
 
 
 class Outlooks:
-    def __init__(self, max_drawn: int) -> None:
-        """`max_drawn` is the most tokens that a draft service is asked for."""
+    def __init__(self, max_drawn: int, heads_count: int = 0) -> None:
+        """`max_drawn` is the most tokens to ask a draft service for, `heads_count` the target's heads."""
         self._max_drawn = max_drawn
+        self._heads_count = heads_count
+        self._heads_given = 1.0
+        """Share of the tokens that they were asked for of late which the target's heads gave."""
         self._places: dict[str, PlaceAcceptance] = {}
         self._calibrations: dict[DraftSource, Calibration] = {}
         self._lengths = OutputLengths()
@@ -45,6 +51,9 @@ class Outlooks:
                 self._at(row.draft_model).add(min(row.accepted_count, count), count)
             if generation is None:
                 continue
+            if (drafted := generation.heads_draft) and drafted.asked_count:
+                share = len(drafted.token_ids) / drafted.asked_count
+                self._heads_given = smoothed(self._heads_given, share, GIVEN_MEMORY)
             if guesses := wishes[generation].guesses:
                 committed = generation.token_ids[len(generation.token_ids) - row.committed_count :]
                 for source, guess in guesses.items():
@@ -71,7 +80,15 @@ class Outlooks:
         # Only what a draft service has missed is weighed against what is still to come.
         has_missed = any(one.caught_up_count for one in drawn.values())
         remaining = self._lengths.remaining(generation) if has_missed else generation.output.remaining_count
-        return Outlook(generation, guesses, guess_chances, drawn, remaining)
+        return Outlook(generation, guesses, guess_chances, drawn, remaining, self._heads_chances(generation))
+
+    def _heads_chances(self, generation: Generation) -> list[float]:
+        """Return the chances of what the target's heads would draft, where they may."""
+        count = min(self._heads_count, generation.max_draft_count)
+        if not count or not generation.drafting.allows(DraftSource.HEADS):
+            return []
+        chances = self._calibration(DraftSource.HEADS).chances(Guess((0,) * count, 0, (1.0,) * count))
+        return [self._heads_given * chance for chance in chances]
 
     def _chances(self, generation: Generation, model: str, known: dict[tuple[str, int], list[float]]) -> list[float]:
         usual = self._at(model).rate
@@ -96,7 +113,19 @@ def _guesses(generation: Generation) -> dict[DraftSource, Guess]:
     guessers = generation.guessers if most > 0 else {}
     order = generation.drafting.sources if generation.drafting.in_order else guessers
     found = ((source, guessers[source].guess(generation.token_ids, most)) for source in order if source in guessers)
-    return {source: guess for source, guess in found if guess and guess.token_ids}
+    guesses = {source: guess for source, guess in found if guess and guess.token_ids}
+    if heads := _of_heads(generation, most):
+        guesses[DraftSource.HEADS] = heads
+    return guesses
+
+
+def _of_heads(generation: Generation, most: int) -> Guess | None:
+    """Return what the target's heads drafted in the last round, if it is about the text as it is."""
+    drafted = generation.heads_draft
+    if drafted is None or drafted.length != len(generation.token_ids) or most < 1:
+        return None
+    token_ids = drafted.token_ids[:most]
+    return Guess(token_ids, 0, (1.0,) * len(token_ids)) if token_ids else None
 
 
 def _missed(generation: Generation, model: str) -> int:

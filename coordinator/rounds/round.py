@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from coordinator.protocols import Deadline, Drafter, Verifies
 from coordinator.replicas.plausibility import scored_count
-from coordinator.requests.generation import Generation
+from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.rounds.prompt_shares import prompt_shares
 from coordinator.rounds.round_report import NEW_TO_DRAFT, DraftCall, RoundReport, RowReport, Shortage
 from coordinator.rounds.wishes import Wish
@@ -130,7 +130,7 @@ async def run_round(
     asked = await _propose(wishes, drafters, limits, deadline, clock)
     drafts = _drafts(wishes, asked, limits)
     rows = [
-        one.verify_row(drafts[one].token_ids, drafts[one].source, share)
+        one.verify_row(drafts[one].token_ids, drafts[one].source, share, wishes[one].propose_count)
         for one, share in zip(group, shares, strict=True)
     ]
     began = clock()
@@ -151,6 +151,7 @@ async def run_round(
         failed,
         {model: one.call for model, one in asked.items()},
         sum(one.prepared_count for one in asked.values()),
+        sum(row.propose_count for row, one in zip(rows, verdicts.results, strict=True) if isinstance(one, Verdict)),
     )
 
 
@@ -172,7 +173,7 @@ def _take(
         verdict = _scored(generation, row, result)
         if isinstance(verdict, Verdict):
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
-            reports.append(_commit(generation, draft, verdict, seen))
+            reports.append(_commit(generation, row, draft, verdict, seen))
         elif isinstance(verdict, Prefilled):
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
             generation.target_taken_count = verdict.cached_length - row.base_length
@@ -326,8 +327,9 @@ def _most_drafts(generation: Generation, limits: RoundLimits) -> int:
     return min(generation.max_draft_count, generation.output.remaining_count - 1)
 
 
-def _commit(generation: Generation, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:
+def _commit(generation: Generation, row: VerifyRow, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:
     length, before = len(generation.token_ids), generation.usage
+    generation.heads_draft = HeadsDraft(length + verdict.accepted_count + 1, verdict.draft_token_ids, row.propose_count)
     if draft.source is DraftSource.DRAFT:
         # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
         generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)

@@ -66,6 +66,8 @@ class RoundReport:
     """Calls for drafts, by model."""
     prepared_count: int = 0
     """Rows whose drafts were made before they were asked for: their time says nothing of what drafts cost."""
+    heads_count: int = 0
+    """Tokens that the target's heads were asked for, after the rows that committed."""
 
     @property
     def drafted_count(self) -> int:

@@ -24,7 +24,9 @@ class Wish:
     token_ids: tuple[int, ...] = ()
     """Tokens at hand. They are used when no draft service gives any."""
     guesses: Mapping[DraftSource, Guess] = field(default_factory=dict)
-    """What all sources without a model had: each is compared with what is committed, used or not."""
+    """What all sources at hand had: each is compared with what is committed, used or not."""
+    propose_count: int = 0
+    """Most tokens that the target's heads are to draft for the next round."""
 
     @property
     def most(self) -> int:

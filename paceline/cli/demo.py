@@ -43,6 +43,7 @@ SOURCE_STYLES = {
     DraftSource.DRAFT: ("of the draft service", "green"),
     DraftSource.SUFFIX: ("repeated", "cyan"),
     DraftSource.PREDICTION: ("predicted by the client", "magenta"),
+    DraftSource.HEADS: ("of the target's heads", "blue"),
 }
 """Words and style of accepted draft tokens by what drafted them."""
 OWN_STYLE = "bold yellow"

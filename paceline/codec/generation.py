@@ -65,6 +65,7 @@ _SOURCE_TO_PB = {
     types.DraftSource.DRAFT: generation_service_pb2.DRAFT_SOURCE_DRAFT,
     types.DraftSource.SUFFIX: generation_service_pb2.DRAFT_SOURCE_SUFFIX,
     types.DraftSource.PREDICTION: generation_service_pb2.DRAFT_SOURCE_PREDICTION,
+    types.DraftSource.HEADS: generation_service_pb2.DRAFT_SOURCE_HEADS,
 }
 _SOURCE_FROM_PB = {pb: source for source, pb in _SOURCE_TO_PB.items()}
 # Another version may send values that are in none of these tables: they are read as UNSPECIFIED.

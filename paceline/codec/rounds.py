@@ -132,6 +132,7 @@ def verify_rows_to_pb(rows: Sequence[types.VerifyRow]) -> target_service_pb2.Ver
                 top_logprob_count=row.top_logprob_count,
                 drafted_without_model=row.drafted_without_model,
                 scores_tokens=row.scores_tokens,
+                propose_count=row.propose_count,
             )
             for row in rows
         ],
@@ -152,6 +153,7 @@ def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list
             row.base_hash if row.HasField("base_hash") else None,
             row.drafted_without_model,
             row.scores_tokens,
+            row.propose_count,
         )
         for row in request.rows
     ]
@@ -178,6 +180,7 @@ def verdicts_to_pb(
             logprobs=map(logprobs_to_pb, result.logprobs),
             token_logprobs=map(logprobs_to_pb, result.token_logprobs),
             reused_count=result.reused_count,
+            draft_token_ids=result.draft_token_ids,
         )
 
     return target_service_pb2.VerifyTokensResponse(
@@ -202,6 +205,7 @@ def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> types
             tuple(map(logprobs_from_pb, result.logprobs)),
             token_logprobs,
             result.reused_count,
+            tuple(result.draft_token_ids),
         )
 
     results = [one(result) for result in response.results]

@@ -3,11 +3,14 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from paceline.engine.interfaces import KvCache, Span
+from paceline.engine.interfaces import Attention, KvCache, Span
+from paceline.engine.model.decoder import FeatureDecoder
 from paceline.engine.model.model import LoadedModel
+from paceline.engine.model.taps import Taps
 from paceline.engine.threads import kernels_alone, pass_threads
 
 STRICT_ROWS = 64
@@ -36,12 +39,32 @@ class Piece:
         return left, Piece(self.sequence_id, left.length, self.token_ids[count:], right_logits)
 
 
+class Features(Protocol):
+    """Takes features of tokens, which passes compute anyway: what goes into the model's last norm."""
+
+    @property
+    def of_all(self) -> bool:
+        """Whether features of all tokens are wanted, and not only of those with logits."""
+        ...
+
+    @property
+    def tapped_layers(self) -> Sequence[int]:
+        """Layers of the model of which what goes in is wanted beside the features; only for all tokens."""
+        ...
+
+    def take(self, pieces: Sequence[Piece], features: torch.Tensor) -> None:
+        """Take the features [T, H] of the pieces' tokens, or [T, (1 + layers) * H] with tapped layers."""
+        ...
+
+
 class FastPasses:
     """All pieces in one call, without padding."""
 
-    def __init__(self, model: LoadedModel, cache: KvCache) -> None:
+    def __init__(self, model: LoadedModel, cache: KvCache, features: Features | None = None) -> None:
+        """The decoder must be a `FeatureDecoder` if something takes `features`."""
         self._model = model
         self._cache = cache
+        self._features = features
 
     @torch.inference_mode()
     def run(self, pieces: Sequence[Piece]) -> Sequence[torch.Tensor]:
@@ -62,19 +85,36 @@ class FastPasses:
             spans.append(Span(piece.sequence_id, start, len(token_ids), piece.length))
         device = self._model.kv_shape.device
         padding = [0] * (token_count - len(token_ids))
-        with self._threads(len(token_ids) + len(padding)):
-            logits = self._model.decoder.logits(
+        with threads_of(self._model, len(token_ids) + len(padding)):
+            logits, features = self._made(
                 torch.tensor([token_ids + padding], device=device),
                 torch.tensor([positions + padding], device=device),
                 torch.tensor(wanted + [0] * (logit_count - len(wanted)), dtype=torch.long, device=device),
                 self._cache.attention(spans),
             )
+        if self._features and features is not None:
+            self._features.take(pieces, features[: len(token_ids) if self._features.of_all else len(wanted)])
         return logits[: len(wanted)]
 
-    def _threads(self, token_count: int) -> AbstractContextManager[object]:
-        if self._model.decoder.shares_work:
-            return kernels_alone()
-        return pass_threads(self._model.layer_parameter_count, token_count)
+    def _made(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the decoder; return logits [W, V], and the features that something takes."""
+        decoder = self._model.decoder
+        if self._features is None:
+            return decoder.logits(token_ids, positions, wanted, attention), None
+        assert isinstance(decoder, FeatureDecoder)
+        if not self._features.of_all:
+            features = decoder.features(token_ids, positions, wanted, attention)
+            return decoder.logits_of(features), features
+        taps = Taps(self._features.tapped_layers)
+        features = decoder.features(token_ids, positions, None, attention, taps)
+        return decoder.logits_of(features[wanted]), taps.beside(features)
+
+
+def threads_of(model: LoadedModel, token_count: int) -> AbstractContextManager[object]:
+    """Use as many threads for torch's operations inside as a pass of so many tokens is worth."""
+    return kernels_alone() if model.decoder.shares_work else pass_threads(model.layer_parameter_count, token_count)
 
 
 class StrictPasses(FastPasses):

@@ -18,14 +18,16 @@ from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.cache.prefixes import Prefixes
 from paceline.engine.fixed_shapes import BlockPasses
-from paceline.engine.interfaces import KvCache, let_go
+from paceline.engine.heads.drafting import HeadsDrafts, HeadsRow
+from paceline.engine.heads.loading import LoadedHeads
+from paceline.engine.interfaces import KvCache, KvShape, let_go
 from paceline.engine.masks import Masks
 from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
 from paceline.engine.model.identity import kernels_of, model_digest
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
-from paceline.engine.passes import FastPasses, Piece, StrictPasses
+from paceline.engine.passes import FastPasses, Features, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
 from paceline.engine.rules import SequenceRules
 from paceline.engine.sampling import Choice, Choosing, choose
@@ -71,23 +73,25 @@ class Runner:
         options: EngineOptions,
         clock: Callable[[], float] = time.monotonic,
         on_pass: Callable[[PassSize], None] = lambda size: None,
+        heads: LoadedHeads | None = None,
     ) -> None:
         """`on_pass` is called after every pass, in the thread that ran it. Raise StartupError."""
         options = replace(options, numerics=resolved_numerics(model, options))
         self.model = model
-        self.cache = make_cache(model, options)
+        self.cache = make_cache(model, options, heads)
         self._prefixes = Prefixes(self.cache)
         self._masks = Masks(model.tokenizer)
         self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check, self._masks.check)
         """Rules of the sequences in the cache; freed with them."""
         self._options = options
-        self.passes = make_passes(model, self.cache, options)
+        self._heads = HeadsDrafts(heads, model, self.cache, self.choosing, self.choose) if heads else None
+        self.passes = make_passes(model, self.cache, options, self._heads)
         self._clock = clock
         self.on_pass = on_pass
         self.on_changed: Callable[[str], None] = lambda sequence_id: None
         """Called with the cache's id of a sequence that its owner cuts or frees."""
         self._last_named: dict[str, float] = {}
-        self._description = _identified(model, options)
+        self._description = _identified(model, options, self._heads)
 
     @property
     def limits(self) -> RowLimits:
@@ -176,6 +180,10 @@ class Runner:
         """Return T choices for each sequence; see `engine.sampling`."""
         return choose(sequences, self.model.backend.choices)
 
+    def propose(self, rows: Sequence[HeadsRow]) -> list[tuple[int, ...]]:
+        """Return what the heads draft for each row; to be called after each pass. See `HeadsDrafts.propose`."""
+        return self._heads.propose(rows) if self._heads else [()] * len(rows)
+
     @property
     def depends_on_threads(self) -> bool:
         """Whether the last bits of strict results depend on the threads of a call, so that all must use the same."""
@@ -218,6 +226,8 @@ class Runner:
             self._rules.forget(scope + sequence_id)
             self._prefixes.forget(scope + sequence_id)
             self._masks.forget(scope + sequence_id)
+            if self._heads:
+                self._heads.forget(scope + sequence_id)
             count += self.cache.release(scope + sequence_id)
         return count
 
@@ -235,19 +245,23 @@ def _pass_size(running: Sequence[tuple[PackedRow, Piece]]) -> PassSize:
     )
 
 
-def _identified(model: LoadedModel, options: EngineOptions) -> ModelDescription:
+def _identified(model: LoadedModel, options: EngineOptions, heads: HeadsDrafts | None) -> ModelDescription:
     kernels = kernels_of(model, options.layout, fixed_shapes=has_fixed_shapes(model, options))
     described = replace(model.description, numerics=options.numerics, kernels=kernels)
+    if heads:
+        described = replace(described, heads=heads.kind, heads_draft_count=heads.draft_count)
     return replace(described, identity=ModelIdentity(model_digest(described), secrets.token_hex(16)))
 
 
-def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions) -> FastPasses:
+def make_passes(
+    model: LoadedModel, cache: KvCache, options: EngineOptions, features: Features | None = None
+) -> FastPasses:
     if is_strict_by_shape(model, options):
-        return StrictPasses(model, cache)
+        return StrictPasses(model, cache, features)
     if has_fixed_shapes(model, options):
         assert isinstance(cache, KvPool)
-        return BlockPasses(model, cache)
-    return FastPasses(model, cache)
+        return BlockPasses(model, cache, features)
+    return FastPasses(model, cache, features)
 
 
 def is_strict_by_shape(model: LoadedModel, options: EngineOptions) -> bool:
@@ -262,17 +276,21 @@ def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
     return options.fixed_shapes and model.backend.tables is not None
 
 
-def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
-    """Lay out the cache that the options ask for.
+def make_cache(model: LoadedModel, options: EngineOptions, heads: LoadedHeads | None = None) -> KvCache:
+    """Lay out the cache that the options ask for, with layers for the heads.
 
     Raise StartupError when the cache could not hold a token or the memory cannot be had.
     """
-    capacity_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device)
+    capacity_bytes, shape = kv_memory_bytes(options.kv_memory, model.kv_shape.device), model.kv_shape
+    if heads and heads.layer_count:
+        if options.layout == "dense":
+            raise StartupError("--heads keep keys and values, and --layout is dense; give --layout paged")
+        shape = replace(shape, layer_count=shape.layer_count + heads.layer_count)
     with refusing_to_start(
         f"--kv-memory {options.kv_memory} is {capacity_bytes} bytes, more than can be had; "
         "give less, or a share of what is free such as 60%"
     ):
-        cache = _lay_out(model, options, capacity_bytes)
+        cache = _lay_out(model, shape, options, capacity_bytes)
     if not cache.max_length:
         raise StartupError(
             f"--kv-memory {options.kv_memory} gives the cache {capacity_bytes} bytes, which hold no token of this "
@@ -281,13 +299,13 @@ def make_cache(model: LoadedModel, options: EngineOptions) -> KvCache:
     return cache
 
 
-def _lay_out(model: LoadedModel, options: EngineOptions, capacity_bytes: int) -> KvCache:
+def _lay_out(model: LoadedModel, shape: KvShape, options: EngineOptions, capacity_bytes: int) -> KvCache:
     if options.layout == "paged":
         return KvPool(
-            model.kv_shape,
+            shape,
             capacity_bytes,
             page_tokens=options.page_tokens,
             prefix_sharing=options.prefix_sharing,
             attention=StrictAttention if is_strict_by_shape(model, options) else model.backend.attention,
         )
-    return DenseCache(model.kv_shape, capacity_bytes)
+    return DenseCache(shape, capacity_bytes)

@@ -10,6 +10,7 @@ import grpc
 import structlog
 import torch
 
+from paceline.engine.heads.loading import LoadedHeads
 from paceline.engine.loading import load_model
 from paceline.engine.model.loader import resolve_device
 from paceline.engine.model.model import LoadedModel
@@ -37,8 +38,11 @@ async def serve_model(
     service_name: str,
     add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int], None],
     load: Callable[..., LoadedModel] = load_model,
+    find_heads: Callable[[LoadedModel], LoadedHeads | None] = lambda model: None,
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT. `load` is a function of `engine.loading`.
+
+    `find_heads` returns the heads that draft for the model, if any.
 
     Raise PeerUnavailable when the device is lost meanwhile: a supervisor is to start the service anew.
     """
@@ -49,7 +53,7 @@ async def serve_model(
         exchanges = Exchanges(traced_requests(watched.tracer))
         worker = _worker(settings, metrics)
         try:
-            runner = await _loaded_runner(settings, load, worker, metrics)
+            runner = await _loaded_runner(settings, load, find_heads, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
             async with running_server(
                 settings.host,
@@ -85,11 +89,16 @@ def _worker(settings: ModelServiceSettings, metrics: ModelMetrics) -> ModelWorke
 
 
 async def _loaded_runner(
-    settings: ModelServiceSettings, load: Callable[..., LoadedModel], worker: ModelWorker, metrics: ModelMetrics
+    settings: ModelServiceSettings,
+    load: Callable[..., LoadedModel],
+    find_heads: Callable[[LoadedModel], LoadedHeads | None],
+    worker: ModelWorker,
+    metrics: ModelMetrics,
 ) -> Runner:
     model = await worker.run(load, settings.model, settings.dtype, settings.device, settings.quantization)
     worker.watch_device(device_trial(model.description.device))
-    runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended)
+    heads = await worker.run(find_heads, model)
+    runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended, heads=heads)
     await worker.run(runner.record)
     described = runner.describe()
     log.info(
@@ -101,6 +110,7 @@ async def _loaded_runner(
         weights=described.weights_digest,
         revision=described.revision or None,
         kernels=described.kernels,
+        heads=described.heads or None,
     )
     return runner
 

@@ -14,6 +14,8 @@ class DraftSource(StrEnum):
     """What followed the same tokens earlier, in the prompt or an output."""
     PREDICTION = "prediction"
     """The output that the client expects."""
+    HEADS = "heads"
+    """The target's own heads."""
 
 
 SOURCE_NAMES = tuple(one.value for one in DraftSource if one is not DraftSource.UNSPECIFIED)

@@ -67,6 +67,10 @@ class ModelDescription:
     identity: ModelIdentity = ModelIdentity()
     quantization: str = ""
     """What the weights of products were quantised to at load, such as `int8`; empty if they were not."""
+    heads: str = ""
+    """Kind of the heads that draft inside the service; empty without any."""
+    heads_draft_count: int = 0
+    """Most tokens that the heads draft after a row."""
 
     @property
     def decides_output(self) -> dict[str, object]:

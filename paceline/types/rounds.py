@@ -67,6 +67,8 @@ class VerifyRow:
     scores_tokens: bool = False
     """Whether log-probabilities of `token_ids` after the first are asked for too. If the row is a part, its last token
     is not appended then: the next row begins with it."""
+    propose_count: int = 0
+    """Most tokens that the target's own heads are to draft after the next token."""
 
     @property
     def token_count(self) -> int:
@@ -86,6 +88,8 @@ class Verdict:
     """Log-probabilities of the row's committed tokens after its first, if asked for."""
     reused_count: int = 0
     """Tokens of the row that were taken over from earlier prompts instead of being computed."""
+    draft_token_ids: tuple[int, ...] = ()
+    """Tokens that the target's own heads draft after the next token."""
 
 
 @dataclass(frozen=True, slots=True)

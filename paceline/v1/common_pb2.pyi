@@ -499,6 +499,8 @@ class ModelDescription(_message.Message):
     KERNELS_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    HEADS_DRAFT_COUNT_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name the service was started with: a directory or a built-in name."""
     architecture: _builtins.str
@@ -533,6 +535,10 @@ class ModelDescription(_message.Message):
     """What was chosen at load and may change the last bits of a result: processor, library, kernels."""
     quantization: _builtins.str
     """What the weights of the linear layers were quantised to at load, such as `int8`; empty when they were not."""
+    heads: _builtins.str
+    """Kind of the heads that draft inside the service, such as `medusa`; empty without any."""
+    heads_draft_count: _builtins.int
+    """Most tokens that the heads draft after a row; 0 without heads."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end an output."""
@@ -566,10 +572,12 @@ class ModelDescription(_message.Message):
         kernels: _builtins.str = ...,
         identity: Global___ModelIdentity | None = ...,
         quantization: _builtins.str = ...,
+        heads: _builtins.str = ...,
+        heads_draft_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "identity", b"identity", "kernels", b"kernels", "max_length", b"max_length", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "heads", b"heads", "heads_draft_count", b"heads_draft_count", "identity", b"identity", "kernels", b"kernels", "max_length", b"max_length", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,8 @@ class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSour
     """What followed the same tokens earlier, in the prompt or an output."""
     DRAFT_SOURCE_PREDICTION: _DraftSource.ValueType  # 3
     """`GenerateTextRequest.predicted_output`."""
+    DRAFT_SOURCE_HEADS: _DraftSource.ValueType  # 4
+    """Target's own heads."""
 
 class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper):
     """Names what proposes draft tokens."""
@@ -46,6 +48,8 @@ DRAFT_SOURCE_SUFFIX: DraftSource.ValueType  # 2
 """What followed the same tokens earlier, in the prompt or an output."""
 DRAFT_SOURCE_PREDICTION: DraftSource.ValueType  # 3
 """`GenerateTextRequest.predicted_output`."""
+DRAFT_SOURCE_HEADS: DraftSource.ValueType  # 4
+"""Target's own heads."""
 Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
 
 class _FinishReason:

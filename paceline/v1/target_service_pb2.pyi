@@ -96,6 +96,7 @@ class VerifyTokensRow(_message.Message):
     BASE_HASH_FIELD_NUMBER: _builtins.int
     DRAFTED_WITHOUT_MODEL_FIELD_NUMBER: _builtins.int
     SCORES_TOKENS_FIELD_NUMBER: _builtins.int
+    PROPOSE_COUNT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
@@ -116,6 +117,10 @@ class VerifyTokensRow(_message.Message):
     """Asks for log-probabilities of the row's committed tokens after its first too, with `top_logprob_count` others: none is
     taken over from earlier prompts then. Of a row that is a part, the last token is not appended, for what follows it is
     not known: the next row begins with it. A part has at least 2 tokens therefore.
+    """
+    propose_count: _builtins.int
+    """Most tokens that the target's own heads are to draft after the next token. Not negative; a row that is a part gets
+    none, and a service without heads gives none.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -149,10 +154,11 @@ class VerifyTokensRow(_message.Message):
         base_hash: _builtins.int | None = ...,
         drafted_without_model: _builtins.bool = ...,
         scores_tokens: _builtins.bool = ...,
+        propose_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "rule", b"rule", "sequence_rule", b"sequence_rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "drafted_without_model", b"drafted_without_model", "following_count", b"following_count", "rule", b"rule", "scores_tokens", b"scores_tokens", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "drafted_without_model", b"drafted_without_model", "following_count", b"following_count", "propose_count", b"propose_count", "rule", b"rule", "scores_tokens", b"scores_tokens", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_hash: _TypeAlias = _typing.Literal["base_hash"]  # noqa: Y015
     _WhichOneofArgType__base_hash: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash"]  # noqa: Y015
@@ -221,6 +227,7 @@ class VerifyTokensResult(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     REUSED_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_LOGPROBS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence this answers for."""
     accepted_count: _builtins.int
@@ -252,6 +259,10 @@ class VerifyTokensResult(_message.Message):
         that was appended and has a committed token of the row after it.
         """
 
+    @_builtins.property
+    def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that the target's own heads draft after the next token, at most `propose_count`; none is always possible."""
+
     def __init__(
         self,
         *,
@@ -263,10 +274,11 @@ class VerifyTokensResult(_message.Message):
         status: _status_pb2.Status | None = ...,
         reused_count: _builtins.int = ...,
         token_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+        draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "next_token_id", b"next_token_id", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "accepted_count", b"accepted_count", "cached_length", b"cached_length", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "reused_count", b"reused_count", "sequence_id", b"sequence_id", "status", b"status", "token_logprobs", b"token_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "accepted_count", b"accepted_count", "cached_length", b"cached_length", "draft_token_ids", b"draft_token_ids", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "reused_count", b"reused_count", "sequence_id", b"sequence_id", "status", b"status", "token_logprobs", b"token_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_token_id: _TypeAlias = _typing.Literal["next_token_id"]  # noqa: Y015
     _WhichOneofArgType__next_token_id: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id"]  # noqa: Y015

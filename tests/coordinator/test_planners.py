@@ -139,6 +139,38 @@ def test_each_of_the_first_counts_is_measured_before_any_is_preferred() -> None:
         assert all(0.75 * count <= one <= count for one in own)
 
 
+HEADS = replace(PAIR, heads_count=3, heads_acceptance=0.7, heads_token_s=0.0004)
+WITH_HEADS = {
+    "cheap heads beside a draft that is seldom right": replace(HEADS, acceptance=0.32),
+    "cheap heads beside a slow draft": replace(HEADS, draft_token_s=0.009),
+    "heads that are never right": replace(HEADS, heads_acceptance=0.0),
+    "heads that are never right beside a draft that is seldom right": replace(
+        HEADS, heads_acceptance=0.0, acceptance=0.32
+    ),
+    "heads that cost more than they bring": replace(HEADS, acceptance=0.32, heads_token_s=0.006),
+    "heads that answer nothing": replace(HEADS, heads_answer=False),
+    "heads that answer nothing beside a draft that is seldom right": replace(
+        HEADS, heads_answer=False, acceptance=0.32
+    ),
+}
+"""Worlds in which the target's heads are much better than the draft, or much worse."""
+
+
+@pytest.mark.parametrize("group_size", [1, 8])
+@pytest.mark.parametrize("name", WITH_HEADS)
+def test_heads_are_asked_where_they_are_best_and_not_paid_for_elsewhere(name: str, group_size: int) -> None:
+    world = replace(WITH_HEADS[name], group_size=group_size, life_rounds=48 // group_size)
+    assert reached(world, seeds=range(2), rounds=1200, settled=600) >= CLOSE
+
+
+def test_heads_that_are_not_worth_it_are_asked_now_and_then_and_noticed_when_they_are() -> None:
+    lost = replace(HEADS, heads_answer=False, acceptance=0.3, verify_s=0.02)
+    back = replace(lost, heads_answer=True, heads_acceptance=0.9)
+    rounds = simulate([lost] * 1000 + [back] * 1500, AutoPlanner(1, HEADS.heads_count), 1)
+    assert goodput(rounds[500:1000]) >= 0.97 * lost.goodput(0)
+    assert goodput(rounds[-500:]) >= CLOSE * best_fixed(back)
+
+
 def test_a_draft_that_is_away_is_not_waited_for() -> None:
     planner, group = AutoPlanner(1), group_of(2)
     for _ in range(1000):

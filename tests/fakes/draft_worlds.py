@@ -9,12 +9,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import mul
 from statistics import fmean
 
 from coordinator.requests.acceptance import Acceptance
-from coordinator.requests.generation import Generation, Request
+from coordinator.requests.generation import Generation, HeadsDraft, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.auto_planner import MAX_AUTO, AutoPlanner
 from coordinator.rounds.round_report import NEW_TO_DRAFT, DraftCall, RoundReport, RowReport
@@ -31,6 +31,8 @@ GOLDEN_RATIO = 0.618034
 """Multiples of it fill the unit interval evenly."""
 OUTPUT_TOKENS = 100
 MODEL = "draft"
+RIGHT, WRONG = 1, 0
+"""Every text is of one token."""
 LONGEST_SEQUENCE = 150
 """Most tokens of a generation that a draft may have missed."""
 
@@ -68,9 +70,18 @@ class World:
     """Extra seconds of a verify for each row with a prompt; such a row then has `OUTPUT_TOKENS`."""
     draft_prompt_s: float = 0.0
     """Extra seconds of the first drafting for such a row."""
+    heads_count: int = 0
+    """Most tokens that the target's heads draft."""
+    heads_acceptance: float = 0.0
+    heads_token_s: float = 0.0
+    heads_answer: bool = True
+    """Whether they draft when they are asked."""
 
     def propose_s(self, counts: Sequence[int]) -> float:
         return self.draft_token_s * (max(counts) + sum(counts) / 10)
+
+    def heads_s(self, counts: Sequence[int]) -> float:
+        return self.heads_token_s * (max(counts) + sum(counts) / 10)
 
     def verify_executed_s(self, counts: Sequence[int]) -> float:
         token_count = math.ceil((len(counts) + sum(counts)) / self.step_tokens) * self.step_tokens
@@ -85,6 +96,14 @@ class World:
         counts = [draft_count] * self.group_size
         executed_s = self.propose_s(counts) + self.verify_executed_s(counts)
         return self.group_size * tokens / (self.hop_s * (1 + (draft_count > 0)) + executed_s * noise)
+
+    def heads_goodput(self, count: int) -> float:
+        """Return tokens a second if the heads draft so many tokens for each round, and nothing else drafts."""
+        counts = [count] * self.group_size
+        tokens = _Hope.of(count if self.heads_answer else 0, self.heads_acceptance, 1.0).tokens
+        noise = math.exp(self.jitter**2 / 2) * (1 + (SPIKE - 1) * self.spike_share)
+        executed_s = self.heads_s(counts) + self.verify_executed_s(counts)
+        return self.group_size * tokens / (self.hop_s + executed_s * noise)
 
 
 @dataclass(frozen=True)
@@ -133,15 +152,15 @@ def goodput(rounds: Sequence[Round]) -> float:
 
 
 def best_fixed(world: World) -> float:
-    """Return the goodput of the best fixed count, plain decoding included."""
+    """Return the goodput of the best fixed count of the draft or of the heads, plain decoding included."""
     if world.lanes == 1:
-        return max(map(world.goodput, COUNTS))
+        return max(*map(world.goodput, COUNTS), *map(world.heads_goodput, range(world.heads_count + 1)))
     return max(goodput(simulate([world] * 5 * ROUNDS, ConstantPlanner(count), 0)) for count in COUNTS)
 
 
 def reached(world: World, seeds: Sequence[int] = SEEDS, rounds: int = ROUNDS, settled: int = SETTLED_ROUNDS) -> float:
     """Return the settled goodput of `auto` as a share of the best fixed count's, mean over the seeds."""
-    runs = (simulate([world] * rounds, AutoPlanner(world.lanes), seed) for seed in seeds)
+    runs = (simulate([world] * rounds, AutoPlanner(world.lanes, world.heads_count), seed) for seed in seeds)
     return fmean(goodput(run[-settled - 1 :]) for run in runs) / best_fixed(world)
 
 
@@ -156,7 +175,8 @@ def simulate(worlds: Sequence[World], planner: DraftPlanner, seed: int) -> list[
 def group_of(count: int) -> list[Generation]:
     output = Output(StopRules(max_new_tokens=OUTPUT_TOKENS, end_token_ids=frozenset()), None)
     return [
-        Generation(str(number), [1] * 3 * LONGEST_SEQUENCE, output, 64, Usage(1), Request()) for number in range(count)
+        Generation(str(number), [RIGHT] * 3 * LONGEST_SEQUENCE, output, 64, Usage(1), Request())
+        for number in range(count)
     ]
 
 
@@ -168,7 +188,9 @@ class _Lane:
     began_s: float = 0.0
     wishes: dict[Generation, Wish] = field(default_factory=dict)
     counts: Sequence[int] = ()
-    """Draft counts of the wishes."""
+    """Tokens that the draft is asked for, by row."""
+    drafted: Sequence[int] = ()
+    """Tokens that the target verifies, by row: drafted by the draft, or by the heads."""
     propose: HopTime = HopTime()
     verify: HopTime = HopTime()
     missed: dict[Generation, int] = field(default_factory=dict)
@@ -238,6 +260,7 @@ class _Simulation:
             _note_missed(one, lane.missed.get(one, 0) + OUTPUT_TOKENS * (one in lane.unseen))
         lane.wishes = self._planner.plan(lane.group, [MODEL])
         lane.counts = [wish.asked_count for wish in lane.wishes.values()]
+        lane.drafted = [wish.asked_count or len(wish.token_ids) for wish in lane.wishes.values()]
         work_s = self._catch_up_s(lane)
         if not max(lane.counts):
             return now_s
@@ -261,7 +284,8 @@ class _Simulation:
         return spent_s
 
     def _verify(self, now_s: float, lane: _Lane) -> float:
-        work_s = self._noisy(lane.world.verify_executed_s(lane.counts) + lane.prompt_s, lane.world)
+        heads_s = lane.world.heads_s([wish.propose_count for wish in lane.wishes.values()])
+        work_s = self._noisy(lane.world.verify_executed_s(lane.drafted) + heads_s + lane.prompt_s, lane.world)
         began_s = max(now_s, self._target_free_s)
         self._target_free_s = began_s + work_s
         lane.verify = HopTime(lane.world.hop_s, began_s - now_s, work_s)
@@ -273,15 +297,15 @@ class _Simulation:
 
     def _end(self, now_s: float, lane: _Lane) -> float:
         rows, tokens = [], 0.0
-        for generation, count, rate in zip(lane.group, lane.counts, lane.rates, strict=True):
-            hope = _Hope.of(count, rate, lane.world.later_acceptance)
-            right = [self._rng.random() < one for one in hope.places]
-            accepted = right.index(False) if False in right else count
-            if count:
-                generation.acceptance.add(accepted, count)
-            source = DraftSource.DRAFT if count else None
-            rows.append(RowReport(count, accepted, accepted + 1, source, MODEL, generation))
-            tokens += hope.tokens
+        for generation, rate in zip(lane.group, lane.rates, strict=True):
+            wish = lane.wishes[generation]
+            if wish.asked_count or not wish.token_ids:
+                row, expected = self._drafted(generation, wish.asked_count, rate, lane.world)
+            else:
+                row, expected = _drafted_by_heads(generation, wish.token_ids, lane.world)
+            self._ask_heads(generation, wish.propose_count, lane.world)
+            rows.append(row)
+            tokens += expected
         lane.token_count += tokens
         took_s = now_s - lane.began_s
         report = RoundReport(
@@ -294,10 +318,34 @@ class _Simulation:
             is_decoding=not (lane.prompt_count or lane.caught_up_count),
             prompt_token_count=lane.prompt_count * OUTPUT_TOKENS,
             draft_calls={MODEL: _call(lane)} if max(lane.counts) else {},
+            heads_count=sum(wish.propose_count for wish in lane.wishes.values()),
         )
         self._planner.observe(lane.wishes, report, took_s)
         self._rounds.append(Round(max(lane.counts), tokens, now_s))
         return now_s
+
+    def _drafted(self, generation: Generation, count: int, rate: float, world: World) -> tuple[RowReport, float]:
+        """Return the report of a row with drafts of the draft, and the tokens to expect of it."""
+        hope = _Hope.of(count, rate, world.later_acceptance)
+        right = [self._rng.random() < one for one in hope.places]
+        accepted = right.index(False) if False in right else count
+        if count:
+            generation.acceptance.add(accepted, count)
+        source = DraftSource.DRAFT if count else None
+        return RowReport(count, accepted, accepted + 1, source, MODEL, generation), hope.tokens
+
+    def _ask_heads(self, generation: Generation, count: int, world: World) -> None:
+        """Let the heads draft for the next round."""
+        drawn = [RIGHT if self._rng.random() < world.heads_acceptance else WRONG for _ in range(count)]
+        generation.heads_draft = HeadsDraft(
+            len(generation.token_ids), tuple(drawn if world.heads_answer else ()), asked_count=count
+        )
+
+
+def _drafted_by_heads(generation: Generation, token_ids: Sequence[int], world: World) -> tuple[RowReport, float]:
+    accepted = len(list(takewhile(lambda one: one == RIGHT, token_ids)))
+    row = RowReport(len(token_ids), accepted, accepted + 1, DraftSource.HEADS, "", generation)
+    return row, _Hope.of(len(token_ids), world.heads_acceptance, 1.0).tokens
 
 
 def _call(lane: _Lane) -> DraftCall:

@@ -83,7 +83,7 @@ def test_propose_rows_survive_the_wire(rows: list[types.ProposeRow]) -> None:
     assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb(rows)) == rows
 
 
-FLAGS = {"drafted_without_model": st.booleans(), "scores_tokens": st.booleans()}
+FLAGS = {"drafted_without_model": st.booleans(), "scores_tokens": st.booleans(), "propose_count": COUNTS}
 
 
 @given(st.lists(st.builds(types.VerifyRow, st.text(), COUNTS, IDS, IDS, **FLAGS)))
@@ -112,8 +112,11 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
         types.Verdict(0, 0, 9, reused_count=8),
         types.Verdict(1, 2, 3, (), logprobs),
         types.Prefilled(7, logprobs),
+        types.Verdict(1, 2, 3, draft_token_ids=(4, 5)),
     ]
-    verdicts = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows * 4, types.Verdicts(given, timing, identity)))
+    verdicts = rounds.verdicts_from_pb(
+        rounds.verdicts_to_pb(rows[:1] * len(given), types.Verdicts(given, timing, identity))
+    )
     assert isinstance(verdicts.results[0], errors.PrefixNotCached)
     assert verdicts.results[1:] == given[1:]
     assert (verdicts.timing, verdicts.identity) == (timing, identity)

@@ -23,8 +23,9 @@ from paceline.engine.fixed_shapes.rows import (
     most_rows,
 )
 from paceline.engine.fixed_shapes.steps import FirstStep, NextSteps
+from paceline.engine.model.decoder import FeatureDecoder
 from paceline.engine.model.model import LoadedModel
-from paceline.engine.passes import FastPasses, Piece
+from paceline.engine.passes import FastPasses, Features, Piece
 from paceline.engine.row_choice import NO_TOKEN, RowRules
 from paceline.types import ChoiceRule
 
@@ -32,9 +33,9 @@ MAX_NEW_TOKENS = QUERY_COUNTS[-1]
 
 
 class BlockPasses(FastPasses):
-    def __init__(self, model: LoadedModel, cache: KvPool) -> None:
+    def __init__(self, model: LoadedModel, cache: KvPool, features: Features | None = None) -> None:
         """The model's backend must have kernels for tables and for choices."""
-        super().__init__(model, cache)
+        super().__init__(model, cache, features)
         assert model.backend.tables and model.backend.choices
         self._pool = cache
         self._tables, self._choices = model.backend.tables, model.backend.choices
@@ -48,6 +49,13 @@ class BlockPasses(FastPasses):
         """All recorded passes write here, so that each of them need not keep memory for the logits of its shape."""
         size = BLOCK_TOKENS, self._model.description.vocabulary_size
         return torch.empty(size, device=self._recorder.device)
+
+    @cached_property
+    def _features_memory(self) -> torch.Tensor:
+        """All recorded passes write features here, where something takes them: as `Features.take` has them."""
+        assert self._features and isinstance(self._model.decoder, FeatureDecoder)
+        size = self._model.decoder.hidden_size * (1 + len(self._features.tapped_layers))
+        return torch.empty((BLOCK_TOKENS, size), device=self._recorder.device)
 
     @torch.inference_mode()
     def record(self, *, steps: bool) -> None:
@@ -81,13 +89,26 @@ class BlockPasses(FastPasses):
         return [found[index] for index in range(len(pieces))]
 
     def _run_recorded(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        logits = self._pass(self._shape_of(pieces, 0)).run([self._row(piece, 0) for piece in pieces])
+        shape = self._shape_of(pieces, 0)
+        logits = self._pass(shape).run([self._row(piece, 0) for piece in pieces])
         # The next replay overwrites them.
         logits = logits[: len(pieces)].clone()
+        if self._features:
+            self._features.take(pieces, self._features_of(pieces, shape.query_count))
         return [
             logits[row, len(piece.token_ids) - piece.logit_count : len(piece.token_ids)]
             for row, piece in enumerate(pieces)
         ]
+
+    def _features_of(self, pieces: Sequence[Piece], query_count: int) -> torch.Tensor:
+        """Return the features that the last recorded pass made of the pieces' tokens, as `Features` takes them."""
+        assert self._features
+        of_all = self._features.of_all
+        stops = [row * query_count + len(piece.token_ids) for row, piece in enumerate(pieces)]
+        counts = [len(piece.token_ids) if of_all else piece.logit_count for piece in pieces]
+        return torch.cat(
+            [self._features_memory[stop - count : stop] for stop, count in zip(stops, counts, strict=True)]
+        )
 
     @torch.inference_mode()
     def steps(self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], counts: Sequence[int]) -> list[list[int]]:
@@ -148,7 +169,10 @@ class BlockPasses(FastPasses):
         max_length = self._model.description.max_length
         placed = rows.by_tables(self._pool.page_tokens, self._pool.shape.group_size, max_length)
         attention = TableAttention(self._pool.memory, placed, self._tables)
-        return self._model.decoder.logits(rows.token_ids.reshape(1, -1), placed.positions[None], wanted, attention)
+        logits, features = self._made(rows.token_ids.reshape(1, -1), placed.positions[None], wanted, attention)
+        if features is not None:
+            self._features_memory[: len(features)].copy_(features)
+        return logits
 
 
 class _Pass:

@@ -5,17 +5,18 @@ a backend's kernels. `self_check` compares the result with the model's own forwa
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
 
 from paceline.engine.backend import Backend
 from paceline.engine.interfaces import Attention
-from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile
+from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile_decoder
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import pack_layers
 from paceline.engine.model.plain_decoder import PlainDecoder
+from paceline.engine.model.taps import Taps
 
 
 class Decoder(Protocol):
@@ -40,13 +41,36 @@ class Decoder(Protocol):
         ...
 
 
+@runtime_checkable
+class FeatureDecoder(Decoder, Protocol):
+    """A decoder that gives its features, which are what goes into its last norm."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    def features(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor | None,
+        attention: Attention,
+        taps: Taps | None = None,
+    ) -> torch.Tensor:
+        """Run one packed row as `logits` does, up to the last norm. Return [W, H]; [T, H] for None."""
+        ...
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        """Turn features [W, H], which stay as they are, into logits [W, V]."""
+        ...
+
+
 def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
     """Make the best decoder for the module, which is used up: the decoder takes its weights."""
     if type(module).__name__ not in FORMS:
         pack_layers(module)
         return ModuleDecoder(module)
     plain, kernels = PlainDecoder(module, backend), backend.kernels
-    return CompiledDecoder(plain, kernels) if kernels and can_compile(plain, kernels) else plain
+    return CompiledDecoder(plain, kernels) if kernels and can_compile_decoder(plain, kernels) else plain
 
 
 @dataclass(frozen=True)

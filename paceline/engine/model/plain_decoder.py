@@ -18,6 +18,7 @@ from paceline.engine.model.checkpoint import max_length_of
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import least_packed_bytes, take
 from paceline.engine.model.plain_layer import Layer, Norm
+from paceline.engine.model.taps import Taps
 from paceline.engine.model.turns import Turns
 
 
@@ -42,17 +43,36 @@ class PlainDecoder:
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
+        return self.logits_of(self.features(token_ids, positions, wanted, attention))
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(features))
+
+    def features(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor | None,
+        attention: Attention,
+        taps: Taps | None = None,
+    ) -> torch.Tensor:
         hidden = self.embedded(token_ids)
         turn = self.turns.at(positions[0])
-        for layer in self.layers[:-1]:
-            hidden = layer(hidden, turn, attention)
-        # For a prompt's other tokens the last layer only has to store keys and values.
-        hidden = self.layers[-1](hidden, turn, attention, wanted)
-        return self.head(self.norm(hidden))
+        for number, layer in enumerate(self.layers):
+            if taps:
+                taps.note(number, hidden)
+            # For a prompt's other tokens the last layer only has to store keys and values.
+            hidden = layer(hidden, turn, attention, wanted if layer is self.layers[-1] else None)
+        return hidden
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the vectors [T, hidden size] of [1, T]."""
         return F.embedding(token_ids[0], self.embedding).float()
+
+    @property
+    def hidden_size(self) -> int:
+        size: int = self.embedding.shape[1]
+        return size
 
     @property
     def dtype(self) -> torch.dtype:

@@ -46,10 +46,21 @@ class Layer:
         return torch.cat((turned[:, order].flatten(), values.flatten() + turned.numel()))
 
     def __call__(
-        self, hidden: torch.Tensor, turn: Rotation, attention: Attention, wanted: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        turn: Rotation,
+        attention: Attention,
+        wanted: torch.Tensor | None = None,
+        beside: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Turn [T, hidden size] into the same, or into [W, hidden size] if only tokens `wanted` [W] are read later."""
-        projected = self.projection(_normed(self.before_attention, hidden)).view(len(hidden), -1, self.head_size)
+        """Turn [T, hidden size] into the same, or into [W, hidden size] if only tokens `wanted` [W] are read later.
+
+        The attention of a layer that is made for it reads `beside` [T, hidden size] too, before the rest.
+        """
+        entering = _normed(self.before_attention, hidden)
+        if beside is not None:
+            entering = torch.cat((beside, entering), dim=1)
+        projected = self.projection(entering).view(len(hidden), -1, self.head_size)
         turned, value = projected.split_with_sizes(self.counts, dim=1)
         if self.query_norm and self.key_norm:
             query, key = turned.split_with_sizes(self.turned_counts, dim=1)

@@ -5,6 +5,7 @@ export const SOURCES = {
   draft: "draft service",
   suffix: "text that repeats",
   prediction: "prediction",
+  heads: "target's heads",
   own: "target's own",
 };
 

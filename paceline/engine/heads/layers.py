@@ -1,0 +1,80 @@
+"""The layers of heads in a pass: their keys and values lie in the pool, behind the target's."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.engine.backend import Backend, Product
+from paceline.engine.interfaces import Attention
+from paceline.engine.model.compiled_layers import CompiledLayers, can_compile
+from paceline.engine.model.forms import FORMS
+from paceline.engine.model.linear import least_packed_bytes, take
+from paceline.engine.model.plain_layer import Layer
+from paceline.engine.model.turns import Turns
+
+
+class HeadLayers:
+    def __init__(
+        self, body: Any, first_number: int, max_length: int, backend: Backend, *, reads_embeddings: bool
+    ) -> None:
+        """Take the layers of transformers' model `body`; `first_number` is that of the first one in the pool."""
+        self._reads_embeddings = reads_embeddings
+        form = FORMS[type(body).__name__.replace("Model", "ForCausalLM")]
+        if isinstance(body.layers[0].input_layernorm, nn.Identity):
+            form = replace(form, before_attention=None)
+        taken = partial(take, backend=backend, packed_bytes=least_packed_bytes(body))
+        weight = body.layers[0].self_attn.o_proj.weight
+        like = torch.empty(0, device=weight.device)
+        self._turns = Turns(body.rotary_emb, like, max_length, body.layers[0].self_attn.head_dim)
+        self._layers = [
+            Layer(layer, number, form, self._turns.turned_size, taken)
+            for number, layer in enumerate(body.layers, first_number)
+        ]
+        self._kernels = backend.kernels if backend.kernels and can_compile(self._layers, backend.kernels) else None
+        self._compiled = CompiledLayers(self._layers, self._turns, self._kernels) if self._kernels else None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a backend's kernels run them."""
+        return self._compiled is not None
+
+    def __call__(self, hidden: Tensor, positions: Tensor, attention: Attention, wanted: Tensor) -> Tensor:
+        """Turn [T, H] at positions [T], which this uses up, into [W, H] for the tokens `wanted` [W].
+
+        With `reads_embeddings` it turns [T, 2 H], of which the first half is beside the rest.
+        """
+        beside: Tensor | None = None
+        if self._reads_embeddings:
+            beside, hidden = (half.contiguous() for half in hidden.chunk(2, dim=1))
+        rows = self._kernels.rows_of(attention) if self._kernels else None
+        if self._compiled and rows is not None:
+            hidden, added = self._compiled.through(hidden, wanted, attention, rows, beside=beside)
+            return hidden.add_(added)
+        turn, last = self._turns.at(positions), self._layers[-1]
+        for layer in self._layers:
+            hidden = layer(hidden, turn, attention, wanted if layer is last else None, beside)
+            beside = None
+        return hidden
+
+
+class _ProductLayer(nn.Module):
+    """Takes the place of a linear layer in a pass."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self._product = product
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self._product(values)
+
+
+def with_products(module: nn.Module, backend: Backend) -> None:
+    """Let a backend do the products of all linear layers of a module, in their places."""
+    packed_bytes = least_packed_bytes(module)
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, _ProductLayer(take(child, backend=backend, packed_bytes=packed_bytes)))

@@ -1,0 +1,91 @@
+"""Heads made ready for a loaded target: their products are the backend's, and their layers come behind the target's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.engine.heads.interface import HeadsModule
+from paceline.engine.heads.layers import HeadLayers, with_products
+from paceline.engine.heads.reading import read_heads
+from paceline.engine.heads.vocabularies import PartialHead
+from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.model import LoadedModel
+from paceline.engine.model.plain_decoder import PlainDecoder
+from paceline.errors import ModelNotUsable
+
+NO_HEADS = "none"
+
+
+@dataclass(frozen=True)
+class LoadedHeads:
+    heads: HeadsModule
+    target: PlainDecoder
+    """Whose embeddings they share."""
+    head: Callable[[Tensor], Tensor]
+    """Turns what they give, [M, H], into logits [M, V]: the target's head, or their own."""
+    layers: HeadLayers | None
+    layer_count: int
+    """Layers of keys and values of their own."""
+
+
+def load_heads(setting: str, model: LoadedModel) -> LoadedHeads | None:
+    """Read what `--heads` names, for a loaded target. Raise ModelNotUsable, which says why they do not fit."""
+    if setting == NO_HEADS:
+        return None
+    heads, config = read_heads(Path(setting))
+    return fitted(heads, config, model)
+
+
+def fitted(heads: HeadsModule, config: Any, model: LoadedModel) -> LoadedHeads:
+    """Fit heads that were made for a target with this configuration; this uses them up. Raise ModelNotUsable."""
+    decoder = model.decoder
+    plain = decoder.plain if isinstance(decoder, CompiledDecoder) else decoder
+    if not isinstance(plain, PlainDecoder):
+        raise ModelNotUsable(
+            f"--heads is set, and {model.description.architecture} runs through modules of its own, which give no "
+            "features; start with --heads none"
+        )
+    _check_size("hidden_size", config.hidden_size, plain.embedding.shape[1])
+    shape, body = model.kv_shape, heads.body
+    layer_count = len(body.layers) if body else 0
+    if body:
+        _check_size("num_key_value_heads", body.config.num_key_value_heads, shape.kv_head_count)
+        _check_size("num_attention_heads", body.config.num_attention_heads, shape.head_count)
+        _check_size("head_dim", body.layers[0].self_attn.head_dim, shape.head_size)
+    heads.requires_grad_(False).to(device=shape.device, dtype=shape.dtype)
+    heads.take_target(plain.norm, shape.layer_count)
+    _check_taps(heads.tapped_layers, shape.layer_count)
+    heads.body = None  # its layers are taken apart from the rest
+    layers = _layers(heads, body, model) if body else None
+    with_products(heads, model.backend)
+    head = PartialHead(heads.head, heads.token_ids, model.description.vocabulary_size) if heads.head else plain.head
+    return LoadedHeads(heads, plain, head, layers, layer_count)
+
+
+def _layers(heads: HeadsModule, body: Any, model: LoadedModel) -> HeadLayers:
+    return HeadLayers(
+        body,
+        model.kv_shape.layer_count,
+        model.description.max_length,
+        model.backend,
+        reads_embeddings=heads.reads_embeddings,
+    )
+
+
+def _check_taps(tapped_layers: Sequence[int], layer_count: int) -> None:
+    if not all(0 <= one < layer_count for one in tapped_layers):
+        raise ModelNotUsable(
+            f"--heads reads what goes into layers {', '.join(map(str, tapped_layers))}, and the target has "
+            f"{layer_count} layers; give heads that were made for this target"
+        )
+
+
+def _check_size(name: str, found: int, needed: int) -> None:
+    if found != needed:
+        raise ModelNotUsable(
+            f"--heads has {name} {found}, and the target {needed}: they were made for another; train heads for this "
+            "target, or start with --heads none"
+        )

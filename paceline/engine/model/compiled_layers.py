@@ -1,0 +1,86 @@
+"""Layers of a plain decoder, run by a backend's kernels.
+
+The operations between the products, attention too, are so small that torch takes longer to begin than to do them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.engine.attention.dense import DenseAttention
+from paceline.engine.attention.paged import PagedAttention
+from paceline.engine.attention.tables import TableAttention
+from paceline.engine.backend import LayerKernels
+from paceline.engine.interfaces import Attention
+from paceline.engine.model.plain_layer import Layer, Norm
+from paceline.engine.model.taps import Taps
+from paceline.engine.model.turns import Turns
+
+
+def can_compile(layers: Sequence[Layer], kernels: LayerKernels) -> bool:
+    """Return whether the kernels can run these layers."""
+    layer = layers[0]
+    is_silu = type(layer.activation).__name__ in ("SiLU", "SiLUActivation")
+    norms_by_head = not layer.query_norm or len(layer.query_norm.weight) == layer.head_size
+    is_norm_before = layer.before_feed_forward is not None
+    has_norms = all(own.before_attention for own in layers[1:])
+    has_products = has_norms and all(one.way for own in layers for one in own.products)
+    return has_products and kernels.fits(layer.head_size) and is_silu and is_norm_before and norms_by_head
+
+
+class CompiledLayers:
+    def __init__(self, layers: Sequence[Layer], turns: Turns, kernels: LayerKernels) -> None:
+        """The kernels can run the layers: see `can_compile`."""
+        self._layers = layers
+        self._turns = turns
+        self._kernels = kernels
+        self._dtype = layers[0].dtype
+
+    def through(
+        self,
+        hidden: torch.Tensor,
+        wanted: torch.Tensor | None,
+        attention: Attention,
+        rows: Any,
+        taps: Taps | None = None,
+        beside: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run [T, H], which this uses up; return two parts [W, H] of the output that are still to be added.
+
+        `rows` are the attention's, as the kernels read them. The first layer's attention reads `beside` [T, H] too.
+        """
+        assert isinstance(attention, PagedAttention | DenseAttention | TableAttention)
+        added: torch.Tensor | None = None
+        for number, layer in enumerate(self._layers):
+            entering = self.add_and_norm(hidden, added, layer.before_attention) if layer.before_attention else hidden
+            if taps:
+                taps.note(number, hidden)
+            if beside is not None and not number:
+                entering = torch.cat((beside.to(entering.dtype), entering), dim=1)
+            attended = self._attend(layer, layer.projection(entering), rows, attention.memory(layer.number))
+            if layer is self._layers[-1] and wanted is not None:
+                # As in a plain decoder, the last layer's output is needed for the wanted tokens alone.
+                hidden, attended = hidden[wanted], attended[wanted]
+            added = self._normed(layer.output(attended), layer.after_attention)
+            assert layer.before_feed_forward  # see `can_compile`
+            normed = self.add_and_norm(hidden, added, layer.before_feed_forward)
+            gated = self._kernels.gate(layer.gate_and_up(normed), self._dtype)
+            added = self._normed(layer.down(gated), layer.after_feed_forward)
+        assert added is not None
+        return hidden, added
+
+    def add_and_norm(self, hidden: torch.Tensor, added: torch.Tensor | None, norm: Norm) -> torch.Tensor:
+        return self._kernels.add_and_norm(hidden, added, norm.weight, norm.epsilon, self._dtype)
+
+    def _normed(self, values: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        return self._kernels.add_and_norm(values, None, norm.weight, norm.epsilon) if norm else values
+
+    def _attend(
+        self, layer: Layer, projected: torch.Tensor, rows: Any, memory: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        norms, epsilon = None, 0.0
+        if layer.query_norm and layer.key_norm:
+            norms, epsilon = (layer.query_norm.weight, layer.key_norm.weight), layer.query_norm.epsilon
+        rotation = self._turns.cos, self._turns.sin
+        return self._kernels.attend(rows, projected, *memory, rotation, norms, epsilon, layer.scaling)

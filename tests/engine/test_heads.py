@@ -1,0 +1,292 @@
+"""Heads in the engine: what they draft over pages and many calls is what their modules give of the whole text."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from paceline.engine.heads.drafting import MOST_WAITING
+from paceline.engine.heads.loading import load_heads
+from paceline.engine.heads.reading import new_heads, write_heads
+from paceline.engine.loading import load_model
+from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.conversion import convert
+from paceline.engine.options import EngineOptions
+from paceline.engine.runner import Runner
+from paceline.errors import ModelNotUsable, StartupError
+from paceline.types import (
+    GREEDY,
+    ChoiceRule,
+    Prefilled,
+    SamplingParameters,
+    SequenceLength,
+    Verdict,
+    VerifyRow,
+)
+from target_service.verifier import Verifier
+from tests.checkpoints import FAMILIES, write_model
+from tests.conftest import PairOfCheckpoints
+from tests.fakes.device_kernels import loading
+from tests.heads import DRAFT_COUNT, KINDS, drafts_of_modules, write_random_heads
+from tests.published_heads import drafts_of, drafts_of_eagle3, write_eagle, write_eagle3, write_speculators
+
+OPTIONS = EngineOptions(kv_memory="1MiB", page_tokens=4)
+PROMPT = tuple(range(20, 57))
+
+
+def verifier_with(folder: Path, target: Path, options: EngineOptions = OPTIONS) -> Verifier:
+    model = load_model(str(target))
+    return Verifier(Runner(model, options, heads=load_heads(str(folder), model)))
+
+
+def verified(verifier: Verifier, *rows: VerifyRow) -> list[Verdict]:
+    results = verifier.verify(rows)
+    assert all(isinstance(one, Verdict) for one in results), results
+    return [one for one in results if isinstance(one, Verdict)]
+
+
+def go_on(
+    verifier: Verifier, text: list[int], drafts: Sequence[int] = (), count: int = DRAFT_COUNT, name: str = "a"
+) -> Verdict:
+    """Verify drafts after a text of which all but the last token are cached, and add what comes of it to the text."""
+    row = VerifyRow(name, len(text) - 1, (text[-1],), tuple(drafts), None, propose_count=count)
+    (verdict,) = verified(verifier, row)
+    text += [*drafts[: verdict.accepted_count], verdict.next_token_id]
+    return verdict
+
+
+@pytest.mark.parametrize("fixed_shapes", [False, True], ids=["ragged", "fixed shapes"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_are_those_of_the_modules(
+    family: str, kind: str, fixed_shapes: bool, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs[family].target
+    folder = write_random_heads(tmp_path / "heads", kind, target)
+    with loading(fixed_shapes=fixed_shapes):
+        verifier = verifier_with(folder, target)
+    first, other = verified(
+        verifier,
+        VerifyRow("a", 0, PROMPT, (), propose_count=DRAFT_COUNT),
+        VerifyRow("b", 0, PROMPT[:5], (), propose_count=2),
+    )
+    text = [*PROMPT, first.next_token_id]
+    assert first.draft_token_ids == tuple(drafts_of_modules(folder, target, text))
+    assert other.draft_token_ids == tuple(drafts_of_modules(folder, target, [*PROMPT[:5], other.next_token_id], 2))
+    for drafts in (first.draft_token_ids, (5, 6), ()):
+        verdict = go_on(verifier, text, drafts)
+        assert verdict.draft_token_ids == tuple(drafts_of_modules(folder, target, text))
+    assert verifier.runner.cache.length("a") == len(text) - 1
+
+
+PUBLISHED: dict[str, Callable[[Path, Path], Path]] = {
+    "EAGLE": write_eagle,
+    "EAGLE with biases": partial(write_eagle, has_bias=True),
+    "speculators": partial(write_speculators, layernorms=False),
+    "speculators with norms": partial(write_speculators, layernorms=True),
+}
+
+
+@pytest.mark.parametrize("form", PUBLISHED)
+def test_heads_in_the_files_of_others_draft_as_these_say(
+    form: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    folder = PUBLISHED[form](tmp_path / "heads", target)
+    verifier = verifier_with(folder, target)
+    (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=3))
+    text = [*PROMPT, first.next_token_id]
+    assert first.draft_token_ids == tuple(drafts_of(folder, target, text, 3))
+    for drafts in (first.draft_token_ids, (5, 6)):
+        verdict = go_on(verifier, text, drafts)
+        assert verdict.draft_token_ids == tuple(drafts_of(folder, target, text, 3))
+
+
+@pytest.mark.parametrize("fixed_shapes", [False, True], ids=["ragged", "fixed shapes"])
+@pytest.mark.parametrize("form", ["EAGLE-3", "speculators", "speculators, normed residual"])
+def test_eagle_3_reads_several_layers_and_drafts_some_tokens_only(
+    form: str, fixed_shapes: bool, tmp_path: Path
+) -> None:
+    target = write_model(tmp_path / "target", "Llama", num_hidden_layers=6)
+    folder = write_eagle3(
+        tmp_path / "heads", target, is_speculators=form != "EAGLE-3", is_residual_normed="normed" in form
+    )
+    with loading(fixed_shapes=fixed_shapes):
+        verifier = verifier_with(folder, target)
+    (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=3))
+    text = [*PROMPT, first.next_token_id]
+    assert first.draft_token_ids == tuple(drafts_of_eagle3(folder, target, text, 3))
+    for drafts in (first.draft_token_ids, (5, 6)):
+        verdict = go_on(verifier, text, drafts)
+        assert verdict.draft_token_ids == tuple(drafts_of_eagle3(folder, target, text, 3))
+    sampled = ChoiceRule(SamplingParameters(temperature=2.0, top_p=0.9, repetition_penalty=1.2), seed=5)
+    (verdict,) = verified(verifier, VerifyRow("b", 0, PROMPT, (), sampled, propose_count=3))
+    assert all(one % 3 == 1 for one in verdict.draft_token_ids) and len(verdict.draft_token_ids) == 3
+
+
+def test_eagle_3_for_a_deeper_target_is_refused(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    target = pairs["Llama"].target
+    folder = write_eagle3(tmp_path / "heads", target, is_speculators=True)
+    with pytest.raises(ModelNotUsable, match="layers 1, 2, 4, and the target has 2 layers"):
+        load_heads(str(folder), load_model(str(target)))
+
+
+def test_pickled_heads_are_converted_first(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    target = pairs["Llama"].target
+    model = load_model(str(target))
+    pickled = write_eagle(tmp_path / "pickled", target, is_pickled=True)
+    with pytest.raises(ModelNotUsable, match="paceline convert"):
+        load_heads(str(pickled), model)
+    convert(str(pickled), tmp_path / "heads")
+    assert load_heads(str(tmp_path / "heads"), model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_lost_while_nothing_is_asked_for(
+    kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    folder = write_random_heads(tmp_path / "heads", kind, target)
+    verifier = verifier_with(folder, target)
+    (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, ()))
+    assert not first.draft_token_ids
+    text = [*PROMPT, first.next_token_id]
+    for _ in range(MOST_WAITING + 9):
+        go_on(verifier, text, (5, 6), count=0)
+    assert go_on(verifier, text).draft_token_ids == tuple(drafts_of_modules(folder, target, text))
+    # What is rolled back and comes again is taken in again.
+    verifier.runner.rollback([SequenceLength("a", len(PROMPT) + 2)])
+    again = VerifyRow("a", len(PROMPT) + 2, tuple(text[len(PROMPT) + 2 : -1]), (), None, propose_count=DRAFT_COUNT)
+    (verdict,) = verified(verifier, again)
+    assert verdict.next_token_id == text[-1]
+    assert verdict.draft_token_ids == tuple(drafts_of_modules(folder, target, text))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        replace(OPTIONS, prefill_chunk_tokens=10),
+        replace(OPTIONS, numerics="strict"),
+        replace(OPTIONS, page_tokens=40, prefix_sharing=False),
+    ],
+    ids=["chunks", "strict", "no sharing"],
+)
+def test_a_prompt_in_parts_and_a_shared_one_draft_alike(
+    options: EngineOptions, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    folder = write_random_heads(tmp_path / "heads", "eagle", target)
+    verifier = verifier_with(folder, target, options)
+    for name in ("a", "b"):
+        base_length = 0
+        while True:
+            asked = PROMPT[base_length:]
+            rule = None if base_length else GREEDY
+            (result,) = verifier.verify([VerifyRow(name, base_length, asked, (), rule, propose_count=DRAFT_COUNT)])
+            if isinstance(result, Verdict):
+                break
+            assert isinstance(result, Prefilled)
+            base_length = result.cached_length
+        expected = drafts_of_modules(folder, target, [*PROMPT, result.next_token_id])
+        assert result.draft_token_ids == tuple(expected), name
+
+
+def test_drafts_follow_the_rule_of_their_sequence(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    """A draft is what the heads would choose by the noise that the target draws there."""
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "clover", target), target)
+    barred = ChoiceRule(SamplingParameters(logit_bias=((7, 1000.0),)))
+    hot = ChoiceRule(SamplingParameters(temperature=50.0), seed=5)
+    rows = [
+        VerifyRow(name, 0, PROMPT, (), rule, propose_count=DRAFT_COUNT)
+        for name, rule in (("barred", barred), ("hot", hot), ("again", hot), ("other", replace(hot, seed=6)))
+    ]
+    barred_drafts, drafts, again, other = (verified(verifier, row)[0].draft_token_ids for row in rows)
+    assert barred_drafts == (7,) * DRAFT_COUNT
+    assert drafts == again != other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_that_give_no_numbers_cost_drafts_alone(
+    kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    config = AutoConfig.from_pretrained(target)
+    heads = new_heads(kind, config, draft_count=DRAFT_COUNT)
+    with torch.no_grad():
+        next(one for name, one in heads.named_parameters() if "norm" not in name).fill_(torch.nan)
+    write_heads(heads, config, tmp_path / "heads")
+    row = VerifyRow("a", 0, PROMPT, (5, 6), propose_count=DRAFT_COUNT)
+    (verdict,) = verified(verifier_with(tmp_path / "heads", target), row)
+    (plain,) = verified(Verifier(Runner(load_model(str(target)), OPTIONS)), row)
+    assert verdict == plain
+
+
+@pytest.mark.parametrize("kind", ["clover", "clover2", "eagle"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_their_layers_are_compiled_where_the_targets_are(
+    family: str, kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs[family].target
+    model = load_model(str(target))
+    heads = load_heads(str(write_random_heads(tmp_path / "heads", kind, target)), model)
+    assert heads and heads.layers
+    assert heads.layers.is_compiled == isinstance(model.decoder, CompiledDecoder)
+
+
+@pytest.mark.parametrize(("kind", "product_count"), [("medusa", 1), ("clover", DRAFT_COUNT)])
+def test_drafts_that_depend_on_no_others_share_a_product_over_the_vocabulary(
+    kind: str, product_count: int, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", kind, target), target)
+    drafts, counts = verifier.runner._heads, list[int]()
+    assert drafts
+    head = drafts._head
+
+    def counted(values: torch.Tensor) -> torch.Tensor:
+        counts.append(len(values))
+        return head(values)
+
+    drafts._head = counted
+    verified(verifier, *(VerifyRow(str(n), 0, PROMPT[n:], (), propose_count=DRAFT_COUNT) for n in range(2)))
+    assert (len(counts), sum(counts)) == (product_count, 2 * DRAFT_COUNT)
+
+
+def test_a_full_cache_leaves_what_needs_no_room(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    target = pairs["Llama"].target
+    folder = write_random_heads(tmp_path / "heads", "eagle", target)
+    token_bytes = load_model(str(target)).kv_shape.token_bytes * 3 // 2
+    verifier = verifier_with(folder, target, replace(OPTIONS, kv_memory=str(token_bytes * 8)))
+    (verdict,) = verified(verifier, VerifyRow("a", 0, PROMPT[:8], (), propose_count=DRAFT_COUNT))
+    expected = drafts_of_modules(folder, target, [*PROMPT[:8], verdict.next_token_id])
+    assert verdict.draft_token_ids == tuple(expected[:1])
+
+
+def test_a_sequence_that_ends_leaves_nothing(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
+    verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=DRAFT_COUNT))
+    verifier.runner.release(["a"])
+    assert verifier.runner.cache.sequence_count == 0
+    drafts = verifier.runner._heads
+    assert drafts and not drafts._waiting
+
+
+def test_heads_for_another_target_are_refused(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    target = pairs["Llama"].target
+    model = load_model(str(target))
+    other = write_model(tmp_path / "other", "Llama", hidden_size=32)
+    with pytest.raises(ModelNotUsable, match="hidden_size 32, and the target 64"):
+        load_heads(str(write_random_heads(tmp_path / "heads", "medusa", other)), model)
+    few = write_model(tmp_path / "few", "Llama", num_key_value_heads=1)
+    with pytest.raises(ModelNotUsable, match="num_key_value_heads 1, and the target 2"):
+        load_heads(str(write_random_heads(tmp_path / "more", "clover", few)), model)
+    with pytest.raises(ModelNotUsable, match="cannot be read"):
+        load_heads(str(tmp_path / "missing"), model)
+    with pytest.raises(StartupError, match="--layout paged"):
+        verifier_with(write_random_heads(tmp_path / "own", "clover", target), target, replace(OPTIONS, layout="dense"))
