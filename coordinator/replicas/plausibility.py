@@ -58,11 +58,12 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
             and result.cached_length == length + result.accepted_count
             and 0 <= result.next_token_id < vocabulary_size
             and len(result.draft_token_ids) <= row.propose_count
+            and all(0 <= one < vocabulary_size for one in result.draft_token_ids)
         ):
             raise _lie(
                 row.sequence_id,
                 f"{result.accepted_count} accepted, token {result.next_token_id}, {result.cached_length} cached tokens"
-                f", {len(result.draft_token_ids)} drafts",
+                f", drafts {result.draft_token_ids} of {row.propose_count}",
             )
         if isinstance(result, Verdict | Prefilled):
             most = min(len(row.token_ids), result.cached_length - row.base_length)
