@@ -14,7 +14,7 @@ from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from draft_service import servicer as draft_servicer
 from paceline.client import Client
-from paceline.engine.heads.loading import NO_HEADS, load_heads
+from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
 from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
@@ -25,6 +25,7 @@ from paceline.observe.metrics import new_registry
 from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import Instruments
 from paceline.process.launcher import Addresses, ClusterOptions
+from paceline.process.variables import NO_HEADS
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import PolicyName
 from paceline.wire import Exchanges, ServerOptions, open_channel, running_server
