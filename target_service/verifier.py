@@ -21,10 +21,16 @@ from paceline.engine.threads import at_most
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.types import Prefilled, TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
+LONG_PROMPT = 64
+"""Tokens of prompts in a call from which it may use all cores: it takes many times as long as the draft has to do."""
+
 
 class Verifier:
     def __init__(self, runner: Runner, threads_beside_draft: int | None = None) -> None:
-        """`threads_beside_draft` limits the threads of calls with drafts, or of all if results depend on threads."""
+        """`threads_beside_draft` limits the threads of calls with drafts, or of all if results depend on threads.
+
+        Calls with long prompts are limited only in the latter case.
+        """
         self.runner = runner
         self._threads_beside_draft = threads_beside_draft
 
@@ -34,9 +40,7 @@ class Verifier:
         Rejected draft tokens leave the cache by a change of length; full acceptance of k drafts yields k + 1 tokens.
         `scope` sets the caller's sequences apart from those of others.
         """
-        # Calls without drafts of a draft service may use its cores, which are idle then.
-        is_drafted = any(row.draft_token_ids and not row.drafted_without_model for row in rows)
-        is_beside_draft = is_drafted or self.runner.depends_on_threads
+        is_beside_draft = self.runner.depends_on_threads or _leaves_cores_to_draft(rows)
         with at_most(self._threads_beside_draft if is_beside_draft else None):
             return self._verify(rows, scope)
 
@@ -164,3 +168,9 @@ def accepted_count(draft_token_ids: Sequence[int], choices: Sequence[Choice]) ->
         if drafted != chosen:
             return position
     return len(draft_token_ids)
+
+
+def _leaves_cores_to_draft(rows: Sequence[VerifyRow]) -> bool:
+    # Calls without drafts of a draft service may use its cores, which are idle then.
+    is_drafted = any(row.draft_token_ids and not row.drafted_without_model for row in rows)
+    return is_drafted and sum(len(row.token_ids) - 1 for row in rows) < LONG_PROMPT
