@@ -130,7 +130,8 @@ class _Search:
         if any(counts):
             is_due = self._heads_trials.is_due(self._heads_worth(outlooks, counts))
             return [0] * len(counts) if is_due else counts
-        if any(ask.count for ask in asked) or any(DraftSource.HEADS in one.guesses for one in outlooks):
+        is_first = not self._goodput and any(ask.count for ask in asked)
+        if is_first or any(DraftSource.HEADS in one.guesses for one in outlooks):
             return counts  # a trial shows most in rounds of its own: to draft in one, to verify in the next
         most = [len(one.heads_chances) for one in outlooks]
         return most if any(most) and self._heads_trials.is_due(-self._heads_worth(outlooks, most)) else counts

@@ -18,7 +18,7 @@ from paceline.types import DraftSource
 
 MAX_GUESSED = 32
 """Most tokens of a source without a model in a round: copies of a text go on for long."""
-GIVEN_MEMORY = 0.97
+GIVEN_MEMORY = 0.9
 """Weight of earlier rows in the share of asked tokens that the target's heads give."""
 LIKELIER_STEPS = 20
 """Steps of the factor on a generation's acceptance: rows of about one factor share a computation."""
