@@ -128,7 +128,7 @@ def test_a_call_leaves_cores_to_the_draft_where_it_verifies_its_drafts_or_where_
     watched.is_row_independent = lambda layout: is_independent
     runner = Runner(replace(loaded, decoder=watched), EngineOptions(kv_memory="64MiB", numerics=numerics))
     verifier = Verifier(runner, threads_beside_draft=1)
-    long_prompt, counts = (1,) * (LONG_PROMPT + 1), []
+    long_prompt, counts = (1,) * (LONG_PROMPT + 1), list[int]()
     for sequence_id, prompt, drafts, is_without_model in (
         ("a", (1, 2, 3), (), False),
         ("b", (1, 2, 3), (1,), False),
