@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from paceline.engine.heads.reading import KINDS, write_heads
 from paceline.process.launcher import CORES, ClusterOptions
 from training import draft, heads, outputs, problems, target
+from training.features import FrozenTarget, features_of
 from training.loop import MAX_LENGTH, Progress, bucketed, fit, new_model
 from training.tokenizer import save_tokenizer, train_tokenizer
 
@@ -133,24 +134,24 @@ def train_heads(
     target: Annotated[Path, typer.Option(help="Folder of the target's checkpoint", exists=True)],
     outputs: Annotated[Path, typer.Option(help="The target's outputs, as `training outputs` writes them", exists=True)],
     folder: Annotated[Path, typer.Option(help="Folder for the heads; made when missing")],
+    features: Annotated[Path | None, typer.Option(help="File of the outputs' features, made when missing")] = None,
     kind: Annotated[str, typer.Option(help=f"Kind of heads: {', '.join(KINDS)}")] = "clover",
-    minutes: float = 20,
+    steps: Annotated[int, typer.Option(help="Steps of 8 outputs each")] = 1000,
     draft_count: int = 3,
-    most_outputs: int = 2000,
+    most_outputs: int | None = None,
     seed: int = 4,
 ) -> None:
     """Train heads that draft inside the target service, on the features of the target's own outputs."""
     torch.manual_seed(seed)
-    module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    frozen = heads.FrozenTarget(module)
-    rows = json.loads(outputs.read_text())[:most_outputs]
-    texts = frozen.features([(row["token_ids"], row["prompt_count"]) for row in rows])
+    frozen = FrozenTarget(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32))
+    texts = features_of(frozen, outputs, features, most_outputs)
+    random.Random(seed).shuffle(texts)
     held = texts[: max(1, len(texts) // 20)]
-    made = heads.begun_heads(kind, frozen, module, draft_count)
-    steps = heads.fit_heads(made, frozen, texts[len(held) :] or texts, minutes=minutes, seed=seed, report=console.print)
-    write_heads(made, module.config, folder)
+    made = heads.begun_heads(kind, frozen, draft_count)
+    heads.fit_heads(made, frozen, texts[len(held) :] or texts, step_count=steps, seed=seed, report=console.print)
+    write_heads(made, frozen.config, folder)
     for top in (1, 5):
-        shares = ", ".join(f"{share:.3f}" for share in heads.right_counts(made, frozen, held, top))
+        shares = ", ".join(f"{share:.3f}" for share in heads.right_shares(made, frozen, held, top))
         console.print(f"{kind}, {steps} steps: right among the {top} likeliest, by place: {shares}")
 
 

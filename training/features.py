@@ -1,0 +1,91 @@
+"""Features of outputs: what goes into a target's last norm at each of their tokens, computed once for all heads.
+
+It owns their file. It knows nothing of heads.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paceline.errors import InvalidRequest
+
+NAME = "features"
+
+
+@dataclass(frozen=True)
+class Features:
+    """A text and its features."""
+
+    token_ids: Tensor
+    """[T]"""
+    features: Tensor
+    """[T - 1, H] in bfloat16; nothing follows the last token"""
+    prompt_count: int
+
+
+class FrozenTarget:
+    """The parts of a target that heads share: embeddings, last norm and head."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module.eval().requires_grad_(False)
+        self.config = module.config
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        found: Tensor = self.module.get_input_embeddings()(token_ids)
+        return found
+
+    def normed(self, features: Tensor) -> Tensor:
+        found: Tensor = self.module.model.norm(features)
+        return found
+
+    def logits(self, output: Tensor) -> Tensor:
+        found: Tensor = self.module.lm_head(output)
+        return found
+
+    @torch.no_grad()
+    def features(self, texts: Sequence[tuple[Sequence[int], int]]) -> list[Features]:
+        """Return the features of texts, each with its number of prompt tokens."""
+        found: list[Tensor] = []
+        hook = self.module.model.norm.register_forward_hook(lambda module, inputs, output: found.append(inputs[0][0]))
+        try:
+            for token_ids, _ in texts:
+                self.module.model(input_ids=torch.tensor([token_ids[:-1]]))
+        finally:
+            hook.remove()
+        return [
+            Features(torch.tensor(token_ids), features.bfloat16(), prompt_count)
+            for (token_ids, prompt_count), features in zip(texts, found, strict=True)
+        ]
+
+
+def features_of(target: FrozenTarget, outputs: Path, file: Path | None, most: int | None = None) -> list[Features]:
+    """Return the features of the outputs in a file, `most` of them; from `file`, which is written when it is missing.
+
+    Raise InvalidRequest when the file has features of something else.
+    """
+    rows = json.loads(outputs.read_text())[:most]
+    texts = [(row["token_ids"], row["prompt_count"]) for row in rows]
+    if file is None or not file.exists():
+        made = target.features(texts)
+        if file is not None:
+            save_file({NAME: torch.cat([one.features for one in made])}, file)
+        return made
+    kept = load_file(file)[NAME]
+    counts = [len(token_ids) - 1 for token_ids, _ in texts]
+    if len(kept) < sum(counts):
+        raise InvalidRequest(
+            f"--features {file} has {len(kept)} tokens, and {outputs} has {sum(counts)}; delete it, to have it made "
+            "again",
+            field="features",
+        )
+    parts = kept[: sum(counts)].split(counts)
+    return [
+        Features(torch.tensor(token_ids), part, prompt_count)
+        for (token_ids, prompt_count), part in zip(texts, parts, strict=True)
+    ]
