@@ -136,7 +136,7 @@ def train_heads(
     folder: Annotated[Path, typer.Option(help="Folder for the heads; made when missing")],
     features: Annotated[Path | None, typer.Option(help="File of the outputs' features, made when missing")] = None,
     kind: Annotated[str, typer.Option(help=f"Kind of heads: {', '.join(KINDS)}")] = "clover",
-    steps: Annotated[int, typer.Option(help="Steps of 8 outputs each")] = 1000,
+    steps: Annotated[int, typer.Option(help="Steps of 4 outputs each")] = 2000,
     draft_count: int = 3,
     most_outputs: int | None = None,
     seed: int = 4,

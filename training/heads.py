@@ -50,7 +50,7 @@ def loss_of(heads: HeadsModule, target: FrozenTarget, text: Features) -> Tensor:
     right = target.normed(text.features[text.prompt_count - 1 :].float())
     teacher = target.logits(right).softmax(-1)
     total = right.new_zeros(())
-    for place, output in enumerate(_outputs(heads, target, text)):
+    for place, output in enumerate(outputs_by_place(heads, target, text)):
         wanted = slice(len(right) - len(output), None)
         scores = target.logits(output).log_softmax(-1)
         loss = -(teacher[wanted] * scores).sum(-1).mean()
@@ -60,7 +60,7 @@ def loss_of(heads: HeadsModule, target: FrozenTarget, text: Features) -> Tensor:
     return total
 
 
-def _outputs(heads: HeadsModule, target: FrozenTarget, text: Features) -> Iterator[Tensor]:
+def outputs_by_place(heads: HeadsModule, target: FrozenTarget, text: Features) -> Iterator[Tensor]:
     """Yield what the target's head reads for each place, [n, H]: for the last n tokens of the output.
 
     They are all that have a state before them. Kinds that repeat their layers learn the first place alone.
@@ -87,7 +87,7 @@ def _outputs(heads: HeadsModule, target: FrozenTarget, text: Features) -> Iterat
 def right_drafts(heads: HeadsModule, target: FrozenTarget, text: Features, top: int = 1) -> list[Tensor]:
     """Return for each place whether the text's token is among the `top` likeliest, [n], for its last n tokens."""
     with torch.inference_mode():
-        found = [target.logits(output).topk(top).indices for output in _outputs(heads, target, text)]
+        found = [target.logits(output).topk(top).indices for output in outputs_by_place(heads, target, text)]
         return [(one == text.token_ids[-len(one) :, None]).any(-1) for one in found]
 
 
@@ -108,8 +108,8 @@ def fit_heads(
     texts: Sequence[Features],
     *,
     step_count: int,
-    peak_rate: float = 1e-3,
-    batch_size: int = 8,
+    peak_rate: float = 3e-3,
+    batch_size: int = 4,
     seed: int = 4,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:

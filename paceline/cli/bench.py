@@ -24,13 +24,14 @@ from paceline.cli.progress import work_progress
 from paceline.cli.prompts import selected_lines
 from paceline.errors import InvalidRequest
 from paceline.files import replace_file
-from paceline.measure.bench.grid import KINDS, LLAMA_CPP, BenchPlan
+from paceline.measure.bench.grid import HEADS, KINDS, LLAMA_CPP, SYSTEMS, BenchPlan
 from paceline.measure.equivalence.precision import AS_SERVED, DTYPES, Precision
 from paceline.measure.files import prepare_folder
 from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
 from paceline.measure.source_sets import ALL, read_source_set
 from paceline.process.launcher import ClusterOptions
+from paceline.process.variables import NO_HEADS
 
 if TYPE_CHECKING:
     from paceline.measure.bench.result import BenchResult
@@ -70,7 +71,7 @@ def command(
     runs: Annotated[
         int | None, typer.Option(min=1, help=f"Timed runs. Unset: {FULL.runs}; quick: {QUICK.runs}.")
     ] = None,
-    systems: Annotated[str, typer.Option(help=f"What is measured, with commas: of {', '.join(KINDS)}.")] = ",".join(
+    systems: Annotated[str, typer.Option(help=f"What is measured, with commas: of {', '.join(SYSTEMS)}.")] = ",".join(
         kind for kind in KINDS if kind != LLAMA_CPP
     ),
     policies: Annotated[
@@ -98,7 +99,7 @@ def command(
     extent = QUICK if quick else FULL
     plan = BenchPlan(
         pair,
-        comma_list("--systems", systems, KINDS),
+        comma_list("--systems", systems, SYSTEMS),
         comma_counts("--batch-sizes", batch_sizes or extent.batch_sizes),
         comma_list("--policies", policies, POLICIES),
         _draft_counts(draft_counts),
@@ -114,6 +115,8 @@ def command(
         raise InvalidRequest(
             "--by-category needs lines with a `category`, and there are none; give --input FILE", field="by_category"
         )
+    if HEADS in plan.kinds and pair.heads == NO_HEADS:
+        raise InvalidRequest("--systems has heads, and there are none; give --heads", field="systems")
     # Imported late: torch and matplotlib are slow to import, and not every installation has them.
     from paceline.measure.figures import check_plots
 

@@ -117,6 +117,8 @@ def _introduce(console: Console, cluster: ClusterDescription) -> None:
             continue
         size = f"{model.parameter_count / 1e6:.1f} M parameters"
         console.print(f"{role:7} {model.model_id}, {model.architecture}, {size}, {model.precision} on {model.device}")
+    if cluster.target.heads:
+        console.print(f"heads   {cluster.target.heads}, up to {cluster.target.heads_draft_count} drafts, in the target")
     console.print(_legend())
 
 

@@ -87,6 +87,13 @@ class PairFlags:
             help="Checkpoint directory, hub id (REPOSITORY@REVISION), or builtin:draft; none: no draft service.",
         ),
     ]
+    heads: Annotated[
+        str,
+        typer.Option(
+            envvar="PACELINE_TARGET_HEADS",
+            help="Folder of heads that draft inside the target service, or builtin:clover; none: there are none.",
+        ),
+    ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None,
         typer.Option(help="Where models run. Unset: auto, which takes cuda where there is one."),

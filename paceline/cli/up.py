@@ -12,6 +12,7 @@ from paceline.client import describe_target
 from paceline.errors import PacelineError
 from paceline.numerics import promise
 from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.variables import NO_HEADS
 from paceline.wire import termination
 
 PORTS = ClusterOptions(coordinator_port=7700, draft_port=7701, target_port=7702, metrics_port=7710, log_level="info")
@@ -65,6 +66,8 @@ async def _up(options: ClusterOptions) -> None:
             f"draft        {addresses.draft}   {options.draft_model}" if addresses.draft else "draft        none"
         )
         console.print(f"target       {addresses.target}   {options.target_model}")
+        if options.heads != NO_HEADS:
+            console.print(f"heads        in the target   {options.heads}")
         # A target that wants TLS or listens elsewhere cannot be asked here; its own log names its numerics.
         with suppress(PacelineError):
             console.print(f"numerics     {promise(await describe_target(addresses.target))}", soft_wrap=True)

@@ -27,6 +27,10 @@ def needs_draft_service(sources: SourceSet) -> bool:
     return sources == ALL_SOURCES or DraftSource.DRAFT in sources
 
 
+def needs_heads(sources: SourceSet) -> bool:
+    return sources == ALL_SOURCES or DraftSource.HEADS in sources
+
+
 def name_of(sources: SourceSet) -> str:
     """Return the word of a set."""
     return "+".join(one.value for one in sources) or ALL

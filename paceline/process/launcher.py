@@ -19,7 +19,7 @@ from paceline.extras import check_engine
 from paceline.observe.logs import Lossy
 from paceline.process.settings import read_settings
 from paceline.process.supervision import Tell, fail_at_end, keep_running
-from paceline.process.variables import NO_DRAFT, SERVICES, is_set
+from paceline.process.variables import NO_DRAFT, NO_HEADS, SERVICES, is_set
 from paceline.tasks import side_by_side
 from paceline.wire.ports import Listening, check_ports_free
 
@@ -45,6 +45,8 @@ class ClusterOptions:
     target_model: str = "builtin:target"
     draft_model: str = "builtin:draft"
     """`none` for no draft service."""
+    heads: str = NO_HEADS
+    """Heads that draft inside the target service."""
     dtype: str | None = None
     """Dtype of the target; the draft takes what is fastest."""
     quantization: str | None = None
@@ -194,7 +196,7 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
         own = ("device", "kv_memory", "layout", "prefix_sharing")
         shared |= {"model": getattr(options, f"{role}_model"), "threads": getattr(options, f"{role}_threads")}
     if role == "target":
-        own += ("dtype", "quantization", "numerics", "threads_beside_draft")
+        own += ("heads", "dtype", "quantization", "numerics", "threads_beside_draft")
     said = shared | {name: getattr(options, name) for name in own}
     return {name: value for name, value in said.items() if value is not None}
 

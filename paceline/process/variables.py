@@ -13,6 +13,8 @@ from paceline.errors import StartupError
 SERVICES = ("coordinator", "draft", "target", "gateway")
 NO_DRAFT = "none"
 """Stands for a draft model or a draft service's address where there is to be none."""
+NO_HEADS = "none"
+"""Stands for the heads of a target that has none."""
 _PREFIX = "PACELINE_"
 # Kubernetes sets these in every pod of a namespace with a Service named paceline-...
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)$")

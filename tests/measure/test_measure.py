@@ -28,7 +28,7 @@ from paceline.measure.files import prepare_folder
 from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import read_text_codec, select_lines, thin_out
 from paceline.measure.rounds import Counters, RoundUse, RowUse, rounds_between
-from paceline.measure.source_sets import name_of, read_source_set
+from paceline.measure.source_sets import ALL_SOURCES, name_of, read_source_set
 from paceline.measure.tables import markdown_table
 from paceline.measure.traffic import pass_traffic
 from paceline.process.launcher import ClusterOptions, plan_cluster
@@ -407,6 +407,24 @@ def test_each_set_of_sources_is_a_system_and_one_without_a_draft_model_has_no_dr
         "Paceline, eqspec, auto drafts from draft+suffix": "builtin:draft",
     }
     assert [name_of(one) for one in sets] == ["all", "draft", "suffix", "draft+suffix"]
+
+
+def test_heads_are_measured_without_a_draft_service_and_other_systems_have_them_where_they_may_draft() -> None:
+    pair = ClusterOptions(heads="builtin:clover")
+    sets = (ALL_SOURCES, (DraftSource.DRAFT,))
+    plan = replace(
+        PLAN, pair=pair, kinds=(grid.PLAIN, grid.SPECULATIVE, grid.HEADS), batch_sizes=(8,), source_sets=sets
+    )
+    (group,) = grid.groups(replace(plan, draft_counts=("5",)))
+    options = {one.label: grid.cluster_options(one, pair) for one in group}
+    assert {label: (one.draft_model, one.heads) for label, one in options.items()} == {
+        "Paceline, plain": ("builtin:draft", "none"),
+        "Paceline, 5 drafts": ("builtin:draft", "builtin:clover"),
+        "Paceline, 5 drafts from draft": ("builtin:draft", "none"),
+        "Paceline, eqspec, 5 drafts": ("builtin:draft", "none"),
+        "Paceline, eqspec, 5 drafts from draft": ("builtin:draft", "none"),
+        "Paceline, 5 drafts from heads": ("none", "builtin:clover"),
+    }
 
 
 def test_a_word_that_is_no_set_of_sources_is_refused_with_those_there_are() -> None:

@@ -87,6 +87,20 @@ def test_recent_outputs_of_others_are_shared_only_where_that_is_asked_for() -> N
     assert plan_cluster(ClusterOptions(shared_suffixes=True)).coordinator.settings.shared_suffixes
 
 
+@pytest.mark.parametrize("has_flag", [False, True])
+def test_heads_come_from_the_flag_or_else_the_variable(has_flag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ClusterOptions] = []
+
+    async def start(options: ClusterOptions) -> None:
+        asked.append(options)
+
+    monkeypatch.setattr(up, "_up", start)
+    monkeypatch.setenv("PACELINE_TARGET_HEADS", "trained")
+    result = CliRunner().invoke(app, ["up", *(("--heads", "builtin:clover") if has_flag else ())])
+    assert result.exit_code == 0, result.output
+    assert plan_cluster(asked[0]).target.settings.heads == ("builtin:clover" if has_flag else "trained")
+
+
 def test_services_of_a_command_take_free_ports_whatever_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TARGET_PORT", "7702")
     assert plan_cluster(ClusterOptions()).target.settings.port == 0

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from paceline.builtin import resolve_heads
 from paceline.engine.heads.interface import HeadsModule
 from paceline.engine.heads.layers import HeadLayers, with_products
 from paceline.engine.heads.reading import read_heads
@@ -15,8 +15,7 @@ from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.errors import ModelNotUsable
-
-NO_HEADS = "none"
+from paceline.process.variables import NO_HEADS
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def load_heads(setting: str, model: LoadedModel) -> LoadedHeads | None:
     """Read what `--heads` names, for a loaded target. Raise ModelNotUsable, which says why they do not fit."""
     if setting == NO_HEADS:
         return None
-    heads, config = read_heads(Path(setting))
+    heads, config = read_heads(resolve_heads(setting))
     return fitted(heads, config, model)
 
 

@@ -6,14 +6,15 @@ from itertools import product
 from pathlib import Path
 
 from paceline.measure.equivalence.precision import Precision, with_precision
-from paceline.measure.source_sets import ALL_SOURCES, SourceSet, name_of, needs_draft_service
+from paceline.measure.source_sets import ALL_SOURCES, SourceSet, name_of, needs_draft_service, needs_heads
 from paceline.process.launcher import ClusterOptions
-from paceline.process.variables import NO_DRAFT
-from paceline.types import PAPER_POLICIES
+from paceline.process.variables import NO_DRAFT, NO_HEADS
+from paceline.types import PAPER_POLICIES, DraftSource
 
 SPECULATIVE, PLAIN = "speculative", "plain"
 HUGGING_FACE, ASSISTED, ASSISTED_FIXED, LOOKUP = "hf", "hf-assisted", "hf-assisted-fixed", "hf-prompt-lookup"
 LLAMA_CPP = "llama.cpp"
+CONTINUOUS = "continuous"
 OURS = (SPECULATIVE, PLAIN)
 PEERS = {
     HUGGING_FACE: "HF generate",
@@ -28,6 +29,10 @@ BATCHING = (HUGGING_FACE,)
 WITH_DRAFT_MODEL = (ASSISTED, ASSISTED_FIXED)
 """Peers that draft with the pair's draft model; left out where the pair has none."""
 KINDS = (*PEERS, PLAIN, SPECULATIVE)
+HEADS = "heads"
+"""Asks for a speculative system with the drafts of the target's heads alone, and no draft service."""
+SYSTEMS = (*KINDS, HEADS)
+"""What can be asked for."""
 COMPARED = (PLAIN, *PEERS)
 """What our systems are compared with, in the tables' order."""
 TITLES = {**PEERS, PLAIN: "Paceline, plain", SPECULATIVE: "Paceline"}
@@ -52,7 +57,7 @@ class SystemSpec:
         """Name in tables and plots, without the batch size."""
         drafts = f"{self.draft_count} drafts" if self.draft_count else ""
         drafts += f" from {name_of(self.sources)}" if self.sources else ""
-        policy = "" if self.policy == "continuous" else self.policy
+        policy = "" if self.policy == CONTINUOUS else self.policy
         precision = "" if self.precision.dtype == "auto" else str(self.precision)
         return ", ".join(part for part in (TITLES[self.kind], policy, drafts, precision) if part)
 
@@ -66,6 +71,7 @@ class BenchPlan:
     pair: ClusterOptions
     """Models, device and memory; the other options vary."""
     kinds: tuple[str, ...]
+    """Of `SYSTEMS`."""
     batch_sizes: tuple[int, ...]
     policies: tuple[str, ...]
     draft_counts: tuple[str, ...]
@@ -82,9 +88,9 @@ def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
     """Return the systems that are up together, one group for each batch size; one-at-a-time peers are in the first."""
     found = []
     left_out = WITH_DRAFT_MODEL if plan.pair.draft_model == NO_DRAFT else ()
-    asked = [kind for kind in KINDS if kind in plan.kinds and kind not in left_out]
+    asked = [kind for kind in SYSTEMS if kind in plan.kinds and kind not in left_out]
     for number, batch_size in enumerate(sorted(plan.batch_sizes)):
-        kinds = [kind for kind in asked if number == 0 or kind in (*BATCHING, *OURS)]
+        kinds = [kind for kind in asked if number == 0 or kind in (*BATCHING, *OURS, HEADS)]
         specs = (
             spec
             for precision, kind in product(plan.precisions, kinds)
@@ -100,6 +106,10 @@ def _specs(plan: BenchPlan, kind: str, batch_size: int, precision: Precision) ->
             if policy in PAPER_POLICIES and not needs_draft_service(sources):
                 continue  # nothing else drafts under them
             yield SystemSpec(kind, batch_size, precision.under(policy), policy, draft_count, sources)
+    elif kind == HEADS:
+        for draft_count in plan.draft_counts:
+            own = precision.under(CONTINUOUS)
+            yield SystemSpec(SPECULATIVE, batch_size, own, CONTINUOUS, draft_count, (DraftSource.HEADS,))
     elif kind == PLAIN:
         yield SystemSpec(kind, batch_size, precision)
     else:
@@ -117,9 +127,10 @@ def cluster_options(spec: SystemSpec, pair: ClusterOptions) -> ClusterOptions:
 
     Plain decoding has one lane and every core for the target, which is the most it can use. B = 1 has one lane too, as
     two lanes would be two generations at once. Prefix sharing is off, because peers compute every prompt in each pass.
-    A system whose drafts come from no draft service has none, and so the cores that it would take.
+    A system whose drafts come from no draft service has none, and so the cores that it would take; nor has it heads
+    that may not draft.
     """
-    policy = spec.policy or "continuous"
+    policy = spec.policy or CONTINUOUS
     one_lane = spec.kind == PLAIN or spec.batch_size == 1 or policy in PAPER_POLICIES
     return replace(
         with_precision(pair, spec.precision, policy),
@@ -128,4 +139,9 @@ def cluster_options(spec: SystemSpec, pair: ClusterOptions) -> ClusterOptions:
         draft_count=spec.draft_count or "0",
         lanes=1 if one_lane else pair.lanes,
         draft_model=pair.draft_model if needs_draft_service(spec.sources) else NO_DRAFT,
+        heads=pair.heads if _has_heads(spec, policy) else NO_HEADS,
     )
+
+
+def _has_heads(spec: SystemSpec, policy: str) -> bool:
+    return spec.kind == SPECULATIVE and policy not in PAPER_POLICIES and needs_heads(spec.sources)
