@@ -84,21 +84,16 @@ def outputs_by_place(heads: HeadsModule, target: FrozenTarget, text: Features) -
             state = heads.follow(state, embedded[first + 2 + place :])
 
 
-def right_drafts(heads: HeadsModule, target: FrozenTarget, text: Features, top: int = 1) -> list[Tensor]:
-    """Return for each place whether the text's token is among the `top` likeliest, [n], for its last n tokens."""
-    with torch.inference_mode():
-        found = [target.logits(output).topk(top).indices for output in outputs_by_place(heads, target, text)]
-        return [(one == text.token_ids[-len(one) :, None]).any(-1) for one in found]
-
-
 def right_shares(heads: HeadsModule, target: FrozenTarget, texts: Sequence[Features], top: int = 1) -> list[float]:
     """Return for each place the share of drafts among whose `top` likeliest tokens is the text's."""
     places = 1 if heads.repeats_layers else heads.draft_count
     rights, totals = [0] * places, [0] * places
-    for text in texts:
-        for place, found in enumerate(right_drafts(heads, target, text, top)):
-            rights[place] += int(found.sum())
-            totals[place] += len(found)
+    with torch.inference_mode():
+        for text in texts:
+            for place, output in enumerate(outputs_by_place(heads, target, text)):
+                best = target.logits(output).topk(top).indices
+                rights[place] += int((best == text.token_ids[-len(best) :, None]).any(-1).sum())
+                totals[place] += len(best)
     return [right / max(1, total) for right, total in zip(rights, totals, strict=True)]
 
 

@@ -1,5 +1,6 @@
 """Heads inside the target, measured as in Clover's paper (arXiv 2405.00263): `python -m benchmarks.heads COMMAND`."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -7,17 +8,29 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.heads.learning import frozen_target, learn
-from benchmarks.heads.variants import NAMES
+from benchmarks.heads import accuracy, served
+from benchmarks.heads import report as reports
+from benchmarks.heads.learning import frozen_target, learn, learnt
+from benchmarks.heads.variants import NAMES, folder_name
+from benchmarks.questions import encode_questions
 from paceline.builtin import resolve_model
-from paceline.cli.options import comma_list
+from paceline.cli.options import comma_counts, comma_list
+from paceline.engine.heads.reading import KINDS, WEIGHTS
+from paceline.files import replace_file
+from paceline.measure.figures import check_plots
+from paceline.process.launcher import ClusterOptions
+from training import problems
 from training.features import features_of
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console(highlight=False, width=140)
+ACCURACY, SERVED, TABLE = "accuracy.json", "served.json", "table.md"
+DRAFT_COUNT = 3
+Outputs = Annotated[Path, typer.Option(help="The target's outputs, as `training outputs` writes them", exists=True)]
+FeaturesFile = Annotated[Path | None, typer.Option(help="File of the outputs' features, made when missing")]
 Work = Annotated[Path, typer.Option(help="Folder for trained heads and results")]
 Target = Annotated[str, typer.Option(help="Folder of the target's checkpoint, or builtin:target")]
-DRAFT_COUNT = 3
+Threads = Annotated[int | None, typer.Option(min=1, help="Unset: as torch has them")]
 
 
 @app.callback()
@@ -27,21 +40,94 @@ def main() -> None:
 
 @app.command()
 def train(
-    outputs: Annotated[Path, typer.Option(help="The target's outputs, as `training outputs` writes them", exists=True)],
-    features: Annotated[Path | None, typer.Option(help="File of the outputs' features, made when missing")] = None,
+    outputs: Outputs,
+    features: FeaturesFile = None,
     work: Work = Path("heads"),
     target: Target = "builtin:target",
     names: Annotated[str, typer.Option(help="Kinds and variants, with commas")] = ",".join(NAMES),
-    steps: int = 600,
-    threads: int | None = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of 4 outputs each")] = 600,
+    threads: Threads = None,
 ) -> None:
     """Train each kind and each variant of Clover that `work` lacks."""
-    if threads:
-        torch.set_num_threads(threads)
+    _use_threads(threads)
     frozen = frozen_target(resolve_model(target))
     texts = features_of(frozen, outputs, features)
     chosen = comma_list("--names", names, NAMES)
     learn(chosen, frozen, texts, work, step_count=steps, draft_count=DRAFT_COUNT, report=console.print)
+
+
+@app.command("accuracy")
+def measure_accuracy(
+    outputs: Outputs,
+    features: FeaturesFile = None,
+    work: Work = Path("heads"),
+    target: Target = "builtin:target",
+    most_outputs: int = 100,
+    threads: Threads = None,
+) -> None:
+    """Count how often what was trained is right on outputs to problems that neither it nor the target has seen."""
+    _use_threads(threads)
+    frozen = frozen_target(resolve_model(target))
+    texts = features_of(frozen, outputs, features)
+    texts = texts[:: max(1, len(texts) // most_outputs)]
+    found = {}
+    for name in NAMES:
+        if (work / folder_name(name) / WEIGHTS).exists():
+            found[name] = accuracy.measure(learnt(name, frozen, work, DRAFT_COUNT), frozen, texts)
+            console.print(f"{name}: {found[name]}")
+    replace_file(work / ACCURACY, accuracy.to_json(found))
+
+
+@app.command("served")
+def measure_served(
+    data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
+    work: Work = Path("heads"),
+    kinds: Annotated[str, typer.Option(help="Kinds of heads, with commas; the first beside the draft too")] = (
+        "clover,medusa,clover2,eagle"
+    ),
+    batch_sizes: Annotated[str, typer.Option(help="With commas; the results of others are kept")] = "1,2,4,8,16,32,48",
+    runs: Annotated[int, typer.Option(min=1, help="Timed runs of each")] = 2,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    target_model: str = ClusterOptions.target_model,
+    draft_model: str = ClusterOptions.draft_model,
+) -> None:
+    """Serve plain decoding, the draft service and heads in turn, on problems that none of them has seen."""
+    pair = ClusterOptions(target_model=target_model, draft_model=draft_model)
+    heads = {name: work / folder_name(name) for name in comma_list("--kinds", kinds, tuple(KINDS))}
+    _, unseen = problems.load(data)
+    prompts = encode_questions([one.question for one in unseen], pair)
+    file = work / SERVED
+    known = served.Results.validate_json(file.read_text()) if file.exists() else []
+    for size in comma_counts("--batch-sizes", batch_sizes):
+        systems = served.systems_at(pair, size, heads, DRAFT_COUNT)
+        found = asyncio.run(
+            served.measure(systems, prompts, run_count=runs, max_new_tokens=max_new_tokens, report=console.print)
+        )
+        known = sorted([one for one in known if one.batch_size != size] + found, key=lambda one: one.batch_size)
+        replace_file(file, served.Results.dump_json(known, indent=1).decode())
+        console.print(reports.served_table(found))
+
+
+@app.command()
+def report(work: Work = Path("heads")) -> None:
+    """Print what is known, beside the paper's figures; write it with plots."""
+    check_plots()
+    tables = []
+    if (work / ACCURACY).exists():
+        found = accuracy.from_json(work / ACCURACY)
+        tables += [reports.accuracy_table(found), reports.ablation_table(found)]
+        reports.plot_accuracy(found, work / "accuracy.png")
+    if (work / SERVED).exists():
+        results = served.Results.validate_json((work / SERVED).read_text())
+        tables.append(reports.served_table(results))
+        reports.plot_served(results, work / "served.png")
+    replace_file(work / TABLE, "\n".join(tables))
+    console.print("\n".join(tables), markup=False)
+
+
+def _use_threads(count: int | None) -> None:
+    if count:
+        torch.set_num_threads(count)
 
 
 if __name__ == "__main__":

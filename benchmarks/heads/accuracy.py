@@ -35,7 +35,7 @@ def measure(heads: HeadsModule, target: FrozenTarget, texts: Sequence[Features])
     accepted = rounds = 0
     with torch.inference_mode():
         for text in texts:
-            found = [_rights(output, target, text) for output in _outputs(heads, target, text)]
+            found = [_rights(output, target, text) for output in outputs_of(heads, target, text)]
             for place, by_top in enumerate(found):
                 totals[place] += len(by_top[1])
                 for top in TOPS:
@@ -71,7 +71,7 @@ def _accepted_by_round(rights: Sequence[Sequence[bool]], text: Features) -> list
     return counts
 
 
-def _outputs(heads: HeadsModule, target: FrozenTarget, text: Features) -> Iterator[Tensor]:
+def outputs_of(heads: HeadsModule, target: FrozenTarget, text: Features) -> Iterator[Tensor]:
     return repeated(heads, target, text) if heads.repeats_layers else outputs_by_place(heads, target, text)
 
 
@@ -98,7 +98,7 @@ def repeated(heads: HeadsModule, target: FrozenTarget, text: Features) -> Iterat
 
 
 def _last(heads: HeadsModule, entered: Tensor, added: Tensor, rows: Tensor) -> Tensor:
-    """Return what the layers make of the last added row, for starts `rows` [R] with what was added to each [R, n, H]."""
+    """Return what the layers make of the last added row: for starts `rows` [R], with `added` [R, n, H] behind each."""
     count = added.shape[1]
     # Later rows cannot be seen by the earlier ones that are wanted.
     batch = entered.new_zeros(len(rows), int(rows.max()) + 1 + count, entered.shape[1])

@@ -1,0 +1,94 @@
+"""The benchmark of heads: what it counts is what rounds would gain, and its tables stand beside the paper's."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.heads import accuracy, paper, served
+from benchmarks.heads import report as reports
+from benchmarks.heads.accuracy import Accuracy
+from benchmarks.heads.served import ALL, PLAIN, SERVICE, Served, ServedRun
+from benchmarks.heads.variants import NAMES, VARIANTS, begun
+from paceline.engine.heads.reading import read_heads
+from paceline.process.launcher import ClusterOptions
+from tests.checkpoints import VOCABULARY_SIZE
+from tests.conftest import PairOfCheckpoints
+from tests.heads import DRAFT_COUNT, KINDS, drafts_of_modules, write_random_heads
+from training.features import FrozenTarget
+from training.heads import fit_heads
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_place_is_what_the_heads_would_draft_there(
+    kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    folder = write_random_heads(tmp_path / "heads", kind, target)
+    rng = random.Random(5)
+    prompt = [rng.randrange(8, VOCABULARY_SIZE) for _ in range(11)]
+    drafts = drafts_of_modules(folder, target, prompt)
+    frozen = FrozenTarget(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32))
+    heads, _ = read_heads(folder)
+    (text,) = frozen.features([([*prompt, *drafts, 9], len(prompt) - 1)])
+    with torch.inference_mode():
+        found = [frozen.logits(one).argmax(-1) for one in accuracy.outputs_of(heads, frozen, text)]
+    # The outputs end with the text; the last row of each place drafts the last token.
+    assert [int(one[-2 - (DRAFT_COUNT - 1 - place)]) for place, one in enumerate(found)] == drafts
+    counted = accuracy.measure(heads, frozen, [text])
+    # The first round's drafts are all right.
+    assert counted.extra_tokens >= DRAFT_COUNT / 3
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_of_clover_learns(name: str, pairs: dict[str, PairOfCheckpoints]) -> None:
+    frozen = FrozenTarget(AutoModelForCausalLM.from_pretrained(pairs["Llama"].target, dtype=torch.float32))
+    texts = frozen.features([([*range(20, 30), *[50 + place % 5 for place in range(20)]], 10)])
+    torch.manual_seed(3)
+    heads = begun(name, frozen, DRAFT_COUNT)
+    before = accuracy.measure(heads, frozen, texts)
+    fit_heads(heads, frozen, texts, step_count=40)
+    after = accuracy.measure(heads, frozen, texts)
+    assert sum(after.likeliest) > sum(before.likeliest)
+    assert 0 <= after.extra_tokens <= DRAFT_COUNT
+
+
+def test_each_kind_is_served_without_the_draft_service_and_the_last_system_has_all() -> None:
+    heads = {"clover": Path("c"), "medusa": Path("m")}
+    systems = served.systems_at(ClusterOptions(), 4, heads, 3)
+    found = {name: (one.draft_model, one.heads, one.draft_count) for name, one in systems.items()}
+    assert found == {
+        PLAIN: ("none", "none", "0"),
+        SERVICE: ("builtin:draft", "none", "5"),
+        "clover": ("none", "c", "3"),
+        "medusa": ("none", "m", "3"),
+        ALL: ("builtin:draft", "c", "auto"),
+    }
+    assert {(one.batch_size, one.lanes) for one in systems.values()} == {(4, 1)}
+
+
+def test_tables_stand_beside_the_papers(tmp_path: Path) -> None:
+    found = {
+        name: Accuracy(1_000_000, (0.5, 0.4, 0.3), (0.9 - number / 100, 0.8, 0.7), 1.0)
+        for number, name in enumerate(NAMES)
+    }
+    (tmp_path / "accuracy.json").write_text(accuracy.to_json(found))
+    assert accuracy.from_json(tmp_path / "accuracy.json") == found
+    assert "clover over medusa" in reports.ablation_table(found)
+    assert reports.accuracy_table(found).count("\n") == len(NAMES) + 2
+    results = [
+        Served(name, size, 8, (ServedRun(rate, 2.0, 0.5, 8, None),))
+        for size in (1, *paper.BATCH_SIZES)
+        for name, rate in ((PLAIN, 100.0), ("clover", 150.0))
+    ]
+    table = reports.served_table(results)
+    assert "1.91" in table
+    assert "1.50" in table
+    assert served.Results.validate_json(served.Results.dump_json(results)) == results
+
+
+def test_the_papers_ablation_adds_up_to_what_clover_has_over_medusa() -> None:
+    sums = tuple(round(sum(column), 1) for column in zip(*paper.LOSSES.values(), strict=True))
+    assert sums == paper.TOP_5_OVER_MEDUSA
