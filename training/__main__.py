@@ -149,7 +149,8 @@ def train_heads(
     held = texts[: max(1, len(texts) // 20)]
     made = heads.begun_heads(kind, frozen, draft_count)
     heads.fit_heads(made, frozen, texts[len(held) :] or texts, step_count=steps, seed=seed, report=console.print)
-    write_heads(made, frozen.config, folder)
+    write_heads(made.bfloat16(), frozen.config, folder)
+    made.float()  # as it will be read
     for top in (1, 5):
         shares = ", ".join(f"{share:.3f}" for share in heads.right_shares(made, frozen, held, top))
         console.print(f"{kind}, {steps} steps: right among the {top} likeliest, by place: {shares}")

@@ -91,7 +91,7 @@ class PairFlags:
         str,
         typer.Option(
             envvar="PACELINE_TARGET_HEADS",
-            help="Folder of heads that draft inside the target service, or builtin:clover; none: there are none.",
+            help="Folder of heads that draft inside the target service, or builtin:clover. Unset: none.",
         ),
     ]
     device: Annotated[
