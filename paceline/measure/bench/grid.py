@@ -132,16 +132,14 @@ def cluster_options(spec: SystemSpec, pair: ClusterOptions) -> ClusterOptions:
     """
     policy = spec.policy or CONTINUOUS
     one_lane = spec.kind == PLAIN or spec.batch_size == 1 or policy in PAPER_POLICIES
+    served = with_precision(pair, spec.precision, policy)
+    has_heads = spec.kind == SPECULATIVE and needs_heads(spec.sources)
     return replace(
-        with_precision(pair, spec.precision, policy),
+        served,
         batch_size=spec.batch_size,
         prefix_sharing=False,
         draft_count=spec.draft_count or "0",
         lanes=1 if one_lane else pair.lanes,
         draft_model=pair.draft_model if needs_draft_service(spec.sources) else NO_DRAFT,
-        heads=pair.heads if _has_heads(spec, policy) else NO_HEADS,
+        heads=served.heads if has_heads else NO_HEADS,
     )
-
-
-def _has_heads(spec: SystemSpec, policy: str) -> bool:
-    return spec.kind == SPECULATIVE and policy not in PAPER_POLICIES and needs_heads(spec.sources)

@@ -6,6 +6,7 @@ from typing import Self
 
 from paceline.errors import InvalidRequest
 from paceline.process.launcher import ClusterOptions
+from paceline.process.variables import NO_HEADS
 from paceline.types import PAPER_POLICIES
 
 HALF_DTYPES = ("bfloat16", "float16")
@@ -51,13 +52,17 @@ class Precision:
 
 
 def with_precision(options: ClusterOptions, precision: Precision, policy: str) -> ClusterOptions:
-    """Set a policy and a precision. The paper's policies get their dense layout unless strict is asked for."""
+    """Set a policy and a precision. The paper's policies get their dense layout unless strict is asked for.
+
+    Nothing but a draft service drafts under them.
+    """
     return replace(
         options,
         dtype=precision.dtype,
         numerics=precision.under(policy).numerics,
         policy=policy,
         layout="dense" if _is_dense(policy, precision) else "paged",
+        heads=NO_HEADS if policy in PAPER_POLICIES else options.heads,
     )
 
 
