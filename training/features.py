@@ -84,7 +84,7 @@ def features_of(target: FrozenTarget, outputs: Path, file: Path | None, most: in
             "again",
             field="features",
         )
-    parts = kept[: sum(counts)].split(counts)
+    parts = torch.split(kept[: sum(counts)], counts)
     return [
         Features(torch.tensor(token_ids), part, prompt_count)
         for (token_ids, prompt_count), part in zip(texts, parts, strict=True)

@@ -75,7 +75,7 @@ def measure_accuracy(
         if (work / folder_name(name) / WEIGHTS).exists():
             found[name] = accuracy.measure(learnt(name, frozen, work, DRAFT_COUNT), frozen, texts)
             console.print(f"{name}: {found[name]}")
-    replace_file(work / ACCURACY, accuracy.to_json(found))
+    replace_file(work / ACCURACY, accuracy.Accuracies.dump_json(found, indent=1).decode())
 
 
 @app.command("served")
@@ -114,7 +114,7 @@ def report(work: Work = Path("heads")) -> None:
     check_plots()
     tables = []
     if (work / ACCURACY).exists():
-        found = accuracy.from_json(work / ACCURACY)
+        found = accuracy.Accuracies.validate_json((work / ACCURACY).read_text())
         tables += [reports.accuracy_table(found), reports.ablation_table(found)]
         reports.plot_accuracy(found, work / "accuracy.png")
     if (work / SERVED).exists():

@@ -1,11 +1,10 @@
 """How often heads are right on outputs they have not learnt, and what a round would gain by them."""
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from paceline.engine.heads.interface import HeadsModule
@@ -27,6 +26,10 @@ class Accuracy:
     """Share of places where the text's token is among the five likeliest."""
     extra_tokens: float
     """Accepted drafts a round, when each round drafts a token for every place, the likeliest one."""
+
+
+Accuracies = TypeAdapter(dict[str, Accuracy])
+"""By name of the kind or variant."""
 
 
 def measure(heads: HeadsModule, target: FrozenTarget, texts: Sequence[Features]) -> Accuracy:
@@ -93,7 +96,7 @@ def repeated(heads: HeadsModule, target: FrozenTarget, text: Features) -> Iterat
         made = heads.follow(state[: len(following)], following)
         added = torch.cat((added[: len(made)], made[:, None]), dim=1)
         state = torch.zeros_like(made)
-        for rows in starts[starts < len(made)].split(ROWS_AT_ONCE):
+        for rows in torch.split(starts[starts < len(made)], ROWS_AT_ONCE):
             state[rows] = heads.leave(_last(heads, entered, added[rows], rows), following[rows])
 
 
@@ -107,14 +110,3 @@ def _last(heads: HeadsModule, entered: Tensor, added: Tensor, rows: Tensor) -> T
         line[row + 1 : row + 1 + count] = own
     made: Tensor = heads.body(inputs_embeds=batch).last_hidden_state
     return made[torch.arange(len(rows)), rows + count]
-
-
-def to_json(found: dict[str, Accuracy]) -> str:
-    return json.dumps({name: asdict(one) for name, one in found.items()}, indent=1) + "\n"
-
-
-def from_json(file: Path) -> dict[str, Accuracy]:
-    return {
-        name: Accuracy(**{key: tuple(value) if isinstance(value, list) else value for key, value in one.items()})
-        for name, one in json.loads(file.read_text()).items()
-    }

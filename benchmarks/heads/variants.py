@@ -44,7 +44,7 @@ class WithoutAttention(Clover):
 
     def __init__(self, config: Any, draft_count: int) -> None:
         super().__init__(config, draft_count)
-        self.decoder = _Sum(config.hidden_size)
+        self.decoder = _Sum(config.hidden_size)  # type: ignore[assignment]
 
 
 class WithoutRegression(Clover):

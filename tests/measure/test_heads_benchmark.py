@@ -68,13 +68,12 @@ def test_each_kind_is_served_without_the_draft_service_and_the_last_system_has_a
     assert {(one.batch_size, one.lanes) for one in systems.values()} == {(4, 1)}
 
 
-def test_tables_stand_beside_the_papers(tmp_path: Path) -> None:
+def test_tables_stand_beside_the_papers() -> None:
     found = {
         name: Accuracy(1_000_000, (0.5, 0.4, 0.3), (0.9 - number / 100, 0.8, 0.7), 1.0)
         for number, name in enumerate(NAMES)
     }
-    (tmp_path / "accuracy.json").write_text(accuracy.to_json(found))
-    assert accuracy.from_json(tmp_path / "accuracy.json") == found
+    assert accuracy.Accuracies.validate_json(accuracy.Accuracies.dump_json(found)) == found
     assert "clover over medusa" in reports.ablation_table(found)
     assert reports.accuracy_table(found).count("\n") == len(NAMES) + 2
     results = [
