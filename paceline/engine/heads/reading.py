@@ -34,7 +34,8 @@ def new_heads(kind: str, config: Any, **settings: Any) -> Any:
 def write_heads(heads: HeadsModule, config: Any, folder: Path) -> None:
     """Write heads; `config` is the target's configuration."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"kind": heads.kind, "settings": heads.settings(), "target": config.to_dict()}
+    target = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    told = {"kind": heads.kind, "settings": heads.settings(), "target": target}
     (folder / CONFIG).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     save_file({name: one.contiguous() for name, one in heads.state_dict().items()}, folder / WEIGHTS)
 
