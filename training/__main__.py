@@ -70,6 +70,7 @@ def make_outputs(
     minutes: float = 15,
     seed: int = 2,
     invented: Annotated[bool, typer.Option(help="Questions of the target's own instead of the file's")] = False,
+    unseen: Annotated[bool, typer.Option(help="The problems that nothing is trained on, into unseen.json")] = False,
     draft_model: Annotated[Path | None, typer.Option(help="An earlier draft, for speed; unset: none")] = None,
 ) -> None:
     """Let the target answer the seen problems, most with fresh numbers, or problems that it makes up."""
@@ -78,9 +79,7 @@ def make_outputs(
     if invented:
         prompts = (outputs.invented_prompt(rng.getrandbits(63), tokenizer) for _ in count())
     else:
-        seen, _ = problems.load(data)
-        questions = [problems.vary(problem, rng).question for problem in seen * 3]
-        rng.shuffle(questions)
+        questions = _questions(data, rng, unseen=unseen)
         prompts = (outputs.given_prompt(question, tokenizer) for question in questions)
     cluster = ClusterOptions(
         target_model=str(work / "target"),
@@ -91,7 +90,16 @@ def make_outputs(
     )
     made = asyncio.run(outputs.greedy_outputs(prompts, cluster, console.print, minutes=minutes))
     console.print(f"{len(made)} outputs, {sum(len(one) - one.prompt_count for one in made)} tokens")
-    (work / "outputs.json").write_text(json.dumps([vars(one) for one in made]))
+    (work / ("unseen.json" if unseen else "outputs.json")).write_text(json.dumps([vars(one) for one in made]))
+
+
+def _questions(data: Path, rng: random.Random, *, unseen: bool) -> list[str]:
+    seen, others = problems.load(data)
+    if unseen:
+        return [problem.question for problem in others]
+    questions = [problems.vary(problem, rng).question for problem in seen * 3]
+    rng.shuffle(questions)
+    return questions
 
 
 @app.command("draft")

@@ -12,6 +12,8 @@ from paceline.measure.tables import markdown_table
 
 ABLATION = ("clover", "without attention decoder", "nor regression", "medusa")
 """From the whole to nothing, a part less each time."""
+STEPS = {"medusa": "nor augmenting block: medusa"}
+"""What tables call steps that have another name by themselves."""
 BLOCKS = ("clover", "block of attention alone", "block of an MLP alone", "without augmenting block")
 COLORS = {
     "medusa": "#d1495b",
@@ -44,7 +46,7 @@ def accuracy_table(found: Mapping[str, Accuracy]) -> str:
 def ablation_table(found: Mapping[str, Accuracy]) -> str:
     """Return what each step of the ablation loses of the top-5 accuracy, and what forms of the block gain."""
     rows = [
-        [name, *_points(_difference(found, before, name)), *_points(paper.LOSSES[name])]
+        [STEPS.get(name, name), *_points(_difference(found, before, name)), *_points(paper.LOSSES[name])]
         for before, name in zip(ABLATION, ABLATION[1:], strict=False)
         if before in found and name in found
     ]
@@ -53,7 +55,11 @@ def ablation_table(found: Mapping[str, Accuracy]) -> str:
         rows.append(["clover over medusa", *_points(total), *_points(paper.TOP_5_OVER_MEDUSA)])
     none = BLOCKS[-1]
     rows += [
-        [f"{name}, over none", *_points(_difference(found, name, none)), *_points(paper.BLOCKS[name])]
+        [
+            f"{'whole block' if name == 'clover' else name}, over none",
+            *_points(_difference(found, name, none)),
+            *_points(paper.BLOCKS[name]),
+        ]
         for name in BLOCKS[:-1]
         if name in found and none in found
     ]
