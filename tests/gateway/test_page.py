@@ -122,7 +122,7 @@ def test_what_the_form_says_is_what_is_asked(browser: Browser) -> None:
         "temperature": 0.5,
         "seed": 11,
         "prediction": {"type": "content", "content": "Twelve."},
-        "paceline": {"tell": True, "sources": ["draft", "prediction"], "max_draft_count": 3},
+        "paceline": {"tell": True, "sources": ["draft", "prediction", "heads"], "max_draft_count": 3},
     }
     assert (plain_text["path"], plain_text["prompt"]) == ("/v1/completions", "How many?")
 
