@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.console import Console
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from paceline.engine.heads.reading import KINDS, write_heads
 from paceline.process.launcher import CORES, ClusterOptions
@@ -151,7 +151,7 @@ def train_heads(
 ) -> None:
     """Train heads that draft inside the target service, on the features of the target's own outputs."""
     torch.manual_seed(seed)
-    frozen = FrozenTarget(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32))
+    frozen = FrozenTarget.read(target)
     texts = features_of(frozen, outputs, features, most_outputs)
     random.Random(seed).shuffle(texts)
     held = texts[: max(1, len(texts) // 20)]

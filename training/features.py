@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from paceline.errors import InvalidRequest
 
@@ -35,6 +36,11 @@ class FrozenTarget:
     def __init__(self, module: Any) -> None:
         self.module = module.eval().requires_grad_(False)
         self.config = module.config
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a checkpoint, in float32."""
+        return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         found: Tensor = self.module.get_input_embeddings()(token_ids)

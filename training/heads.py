@@ -87,14 +87,20 @@ def outputs_by_place(heads: HeadsModule, target: FrozenTarget, text: Features) -
 def right_shares(heads: HeadsModule, target: FrozenTarget, texts: Sequence[Features], top: int = 1) -> list[float]:
     """Return for each place the share of drafts among whose `top` likeliest tokens is the text's."""
     places = 1 if heads.repeats_layers else heads.draft_count
-    rights, totals = [0] * places, [0] * places
+    counts, totals = [0] * places, [0] * places
     with torch.inference_mode():
         for text in texts:
             for place, output in enumerate(outputs_by_place(heads, target, text)):
-                best = target.logits(output).topk(top).indices
-                rights[place] += int((best == text.token_ids[-len(best) :, None]).any(-1).sum())
-                totals[place] += len(best)
-    return [right / max(1, total) for right, total in zip(rights, totals, strict=True)]
+                counts[place] += int(rights(output, target, text, (top,))[top].sum())
+                totals[place] += len(output)
+    return [count / max(1, total) for count, total in zip(counts, totals, strict=True)]
+
+
+def rights(output: Tensor, target: FrozenTarget, text: Features, tops: Sequence[int]) -> dict[int, Tensor]:
+    """Return by top whether the text's last tokens, one for each row of the output, are among the likeliest, [n]."""
+    best = target.logits(output).topk(max(tops)).indices
+    wanted = text.token_ids[-len(best) :, None]
+    return {top: (best[:, :top] == wanted).any(-1) for top in tops}
 
 
 def fit_heads(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.heads import accuracy, served
 from benchmarks.heads import report as reports
-from benchmarks.heads.learning import frozen_target, learn, learnt
+from benchmarks.heads.learning import learn, learnt
 from benchmarks.heads.variants import NAMES, folder_name
 from benchmarks.questions import encode_questions
 from paceline.builtin import resolve_model
@@ -20,7 +20,7 @@ from paceline.files import replace_file
 from paceline.measure.figures import check_plots
 from paceline.process.launcher import ClusterOptions
 from training import problems
-from training.features import features_of
+from training.features import FrozenTarget, features_of
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console(highlight=False, width=140)
@@ -50,7 +50,7 @@ def train(
 ) -> None:
     """Train each kind and each variant of Clover that `work` lacks."""
     _use_threads(threads)
-    frozen = frozen_target(resolve_model(target))
+    frozen = FrozenTarget.read(resolve_model(target))
     texts = features_of(frozen, outputs, features)
     chosen = comma_list("--names", names, NAMES)
     learn(chosen, frozen, texts, work, step_count=steps, draft_count=DRAFT_COUNT, report=console.print)
@@ -67,7 +67,7 @@ def measure_accuracy(
 ) -> None:
     """Count how often what was trained is right on outputs to problems that neither it nor the target has seen."""
     _use_threads(threads)
-    frozen = frozen_target(resolve_model(target))
+    frozen = FrozenTarget.read(resolve_model(target))
     texts = features_of(frozen, outputs, features)
     texts = texts[:: max(1, len(texts) // most_outputs)]
     found = {}

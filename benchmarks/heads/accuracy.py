@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.engine.heads.interface import HeadsModule
 from training.features import Features, FrozenTarget
-from training.heads import outputs_by_place
+from training.heads import outputs_by_place, rights
 
 ROWS_AT_ONCE = 32
 TOPS = (1, 5)
@@ -33,32 +33,25 @@ Accuracies = TypeAdapter(dict[str, Accuracy])
 
 
 def measure(heads: HeadsModule, target: FrozenTarget, texts: Sequence[Features]) -> Accuracy:
-    rights = {top: [0] * heads.draft_count for top in TOPS}
+    counts = {top: [0] * heads.draft_count for top in TOPS}
     totals = [0] * heads.draft_count
     accepted = rounds = 0
     with torch.inference_mode():
         for text in texts:
-            found = [_rights(output, target, text) for output in outputs_of(heads, target, text)]
+            found = [rights(output, target, text, TOPS) for output in outputs_of(heads, target, text)]
             for place, by_top in enumerate(found):
                 totals[place] += len(by_top[1])
                 for top in TOPS:
-                    rights[top][place] += int(by_top[top].sum())
-            counts = _accepted_by_round([one[1].tolist() for one in found], text)
-            accepted, rounds = accepted + sum(counts), rounds + len(counts)
-    shares = {top: tuple(map(_share, rights[top], totals)) for top in TOPS}
-    count = sum(one.numel() for one in heads.parameters())
-    return Accuracy(count, shares[1], shares[5], accepted / max(1, rounds))
+                    counts[top][place] += int(by_top[top].sum())
+            by_round = _accepted_by_round([one[1].tolist() for one in found], text)
+            accepted, rounds = accepted + sum(by_round), rounds + len(by_round)
+    shares = {top: tuple(map(_share, counts[top], totals)) for top in TOPS}
+    parameter_count = sum(one.numel() for one in heads.parameters())
+    return Accuracy(parameter_count, shares[1], shares[5], accepted / max(1, rounds))
 
 
 def _share(right: int, total: int) -> float:
     return right / max(1, total)
-
-
-def _rights(output: Tensor, target: FrozenTarget, text: Features) -> dict[int, Tensor]:
-    """Return by top whether the text's last tokens, one for each row of the output, are among the likeliest."""
-    best = target.logits(output).topk(max(TOPS)).indices
-    wanted = text.token_ids[-len(best) :, None]
-    return {top: (best[:, :top] == wanted).any(-1) for top in TOPS}
 
 
 def _accepted_by_round(rights: Sequence[Sequence[bool]], text: Features) -> list[int]:

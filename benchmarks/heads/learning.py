@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from benchmarks.heads.variants import begun, folder_name
 from paceline.engine.heads.interface import HeadsModule
@@ -14,10 +13,6 @@ from training.features import Features, FrozenTarget
 from training.heads import fit_heads
 
 SEED = 4
-
-
-def frozen_target(folder: Path) -> FrozenTarget:
-    return FrozenTarget(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 def learn(

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from paceline.engine.heads.clover import Clover
 from paceline.engine.heads.interface import HeadsModule
 from paceline.engine.heads.parts import unit
-from paceline.engine.heads.reading import KINDS, new_heads
+from paceline.engine.heads.reading import KINDS
 from training.features import FrozenTarget
-from training.heads import begin
+from training.heads import begin, begun_heads
 
 
 class _Nothing(nn.Module):
@@ -95,11 +95,9 @@ NAMES = (*KINDS, *VARIANTS)
 
 def begun(name: str, target: FrozenTarget, draft_count: int) -> HeadsModule:
     """Return untrained heads of a kind or a variant."""
-    heads: HeadsModule = (
-        VARIANTS[name](target.config, draft_count)
-        if name in VARIANTS
-        else new_heads(name, target.config, draft_count=draft_count)
-    )
+    if name not in VARIANTS:
+        return begun_heads(name, target, draft_count)
+    heads = VARIANTS[name](target.config, draft_count)
     begin(heads, target)
     return heads
 

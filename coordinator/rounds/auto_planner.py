@@ -263,6 +263,8 @@ class _Search:
 
 def _heads_count(outlook: Outlook, asked: Option, prices: Prices) -> int:
     """Return the tokens that the target's heads should draft for the next round: none if another source is better."""
+    if not outlook.heads_chances:
+        return 0
     expected = outlook.at_hand(prices, MAX_GUESSED, expecting_heads=True)
     if expected.source is not DraftSource.HEADS or asked.count and outlook.prefers(asked, expected):
         return 0

@@ -59,6 +59,16 @@ def go_on(
     return verdict
 
 
+def check_drafts(verifier: Verifier, expected: Callable[[list[int]], Sequence[int]]) -> None:
+    """Let three tokens be drafted after a prompt, after those drafts, and after wrong ones."""
+    (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=3))
+    text = [*PROMPT, first.next_token_id]
+    assert first.draft_token_ids == tuple(expected(text))
+    for drafts in (first.draft_token_ids, (5, 6)):
+        verdict = go_on(verifier, text, drafts)
+        assert verdict.draft_token_ids == tuple(expected(text))
+
+
 @pytest.mark.parametrize("fixed_shapes", [False, True], ids=["ragged", "fixed shapes"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,13 +107,7 @@ def test_heads_in_the_files_of_others_draft_as_these_say(
 ) -> None:
     target = pairs["Llama"].target
     folder = PUBLISHED[form](tmp_path / "heads", target)
-    verifier = verifier_with(folder, target)
-    (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=3))
-    text = [*PROMPT, first.next_token_id]
-    assert first.draft_token_ids == tuple(drafts_of(folder, target, text, 3))
-    for drafts in (first.draft_token_ids, (5, 6)):
-        verdict = go_on(verifier, text, drafts)
-        assert verdict.draft_token_ids == tuple(drafts_of(folder, target, text, 3))
+    check_drafts(verifier_with(folder, target), lambda text: drafts_of(folder, target, text, 3))
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True], ids=["ragged", "fixed shapes"])
@@ -117,12 +121,7 @@ def test_eagle_3_reads_several_layers_and_drafts_some_tokens_only(
     )
     with loading(fixed_shapes=fixed_shapes):
         verifier = verifier_with(folder, target)
-    (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=3))
-    text = [*PROMPT, first.next_token_id]
-    assert first.draft_token_ids == tuple(drafts_of_eagle3(folder, target, text, 3))
-    for drafts in (first.draft_token_ids, (5, 6)):
-        verdict = go_on(verifier, text, drafts)
-        assert verdict.draft_token_ids == tuple(drafts_of_eagle3(folder, target, text, 3))
+    check_drafts(verifier, lambda text: drafts_of_eagle3(folder, target, text, 3))
     sampled = ChoiceRule(SamplingParameters(temperature=2.0, top_p=0.9, repetition_penalty=1.2), seed=5)
     (verdict,) = verified(verifier, VerifyRow("b", 0, PROMPT, (), sampled, propose_count=3))
     assert all(one % 3 == 1 for one in verdict.draft_token_ids) and len(verdict.draft_token_ids) == 3

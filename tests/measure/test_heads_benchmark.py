@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from benchmarks.heads import accuracy, paper, served
 from benchmarks.heads import report as reports
@@ -30,7 +29,7 @@ def test_every_place_is_what_the_heads_would_draft_there(
     rng = random.Random(5)
     prompt = [rng.randrange(8, VOCABULARY_SIZE) for _ in range(11)]
     drafts = drafts_of_modules(folder, target, prompt)
-    frozen = FrozenTarget(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32))
+    frozen = FrozenTarget.read(target)
     heads, _ = read_heads(folder)
     (text,) = frozen.features([([*prompt, *drafts, 9], len(prompt) - 1)])
     with torch.inference_mode():
@@ -44,7 +43,7 @@ def test_every_place_is_what_the_heads_would_draft_there(
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_of_clover_learns(name: str, pairs: dict[str, PairOfCheckpoints]) -> None:
-    frozen = FrozenTarget(AutoModelForCausalLM.from_pretrained(pairs["Llama"].target, dtype=torch.float32))
+    frozen = FrozenTarget.read(pairs["Llama"].target)
     texts = frozen.features([([*range(20, 30), *[50 + place % 5 for place in range(20)]], 10)])
     torch.manual_seed(3)
     heads = begun(name, frozen, DRAFT_COUNT)

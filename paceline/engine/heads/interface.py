@@ -4,13 +4,14 @@ Features are what goes into the target's last norm. A kind is a module, so that 
 arithmetic. It knows nothing of vocabularies, caches and sequences; leading dimensions may be any.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 
-class HeadsModule(nn.Module):
+class HeadsModule(nn.Module, ABC):
     kind: ClassVar[str]
     """Its name in the files of heads."""
     token_ids: Tensor
@@ -47,16 +48,16 @@ class HeadsModule(nn.Module):
         """Return the state from which the first token is drafted, from what the layers made of `enter`'s result."""
         return hidden
 
+    @abstractmethod
     def follow(self, state: Tensor, embedded: Tensor) -> Tensor:
         """Return the state after one more token, with this embedding.
 
         With `repeats_layers` it goes through the layers and `leave` before the next token is drafted.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def output(self, state: Tensor, place: int) -> Tensor:
         """Return what the target's head reads, [..., H], for the draft at `place`, from 0."""
-        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Return what the file of heads says beside the weights; the constructor takes the same."""
