@@ -172,9 +172,12 @@ def test_the_compose_file_mounts_what_exists_and_the_parts_know_each_other() -> 
 
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Prometheus]:
-    """Run a Prometheus that has scraped the three services before, during and after some requests."""
-    async with running_cluster(ClusterOptions(metrics_port=0)) as addresses, Client(addresses.coordinator) as client:
+    """Run a Prometheus that has scraped the services and a gateway before, during and after some requests."""
+    options = ClusterOptions(metrics_port=0, gateway_port=0)
+    async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
         targets = [url.removeprefix("http://").removesuffix("/metrics") for url in addresses.metrics_urls]
+        assert addresses.gateway
+        targets.append(addresses.gateway)
         async with running_prometheus(tmp_path, targets, RULES) as prometheus:
             shared = "A farmer has 7 cows and every cow gives 9 litres of milk a day. How much is it in a week?"
             # A scrape that a busy machine is too slow for leaves no series behind, so all questions are about one time.
@@ -188,7 +191,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Prometheus]:
 async def has_seen_all(prometheus: Prometheus) -> bool:
     """Whether all services were scraped last, twice at least with work in between, as a rate needs, and are well."""
     conditions = (
-        "count(up == 1) == 3",
+        "count(up == 1) == 4",
         "sum(rate(paceline_completions_total[1m])) > 0",
         "count(rate(paceline_pass_rows_count[1m]) > 0) == 2",
         "rate(paceline_accepted_tokens_per_position_total[1m])",
