@@ -7,7 +7,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import typer
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.questions import encode_questions
 from paceline.client import Client
-from paceline.measure.alternate import timed_passes
+from paceline.measure.alternate import median_tokens_per_s, timed_passes
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import MachineWatch, counting, was_quiet
 from paceline.measure.rounds import RoundUse
@@ -53,7 +52,7 @@ async def measure(
 
 
 def summary(options: ClusterOptions, measured: dict[str, list[Measured]]) -> dict[str, object]:
-    rates = {name: median(one.tokens_per_s for one in counting(runs)) for name, runs in measured.items()}
+    rates = {name: median_tokens_per_s(runs) for name, runs in measured.items()}
     plain, speculative = measured["plain"][-1], measured["speculative"][-1]
     rounds = counting(measured["speculative"])[-1].rounds or RoundUse()
     return {

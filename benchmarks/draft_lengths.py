@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.drafts import write_random_draft, write_slow_draft
 from benchmarks.questions import encode_questions
-from paceline.measure.alternate import timed_passes
+from paceline.measure.alternate import median_tokens_per_s, timed_passes
 from paceline.measure.cluster import running_system
 from paceline.measure.contention import MachineWatch, Watch, counting, counting_pairs, was_quiet
 from paceline.measure.prompts import select_lines
@@ -150,7 +150,7 @@ def table(measured: Mapping[str, Measurements]) -> str:
 
 
 def _row(part: str, runs: Measurements) -> Sequence[str]:
-    rates = {name: median(one.tokens_per_s for one in counting(ones)) for name, ones in runs.items()}
+    rates = {name: median_tokens_per_s(ones) for name, ones in runs.items()}
     best = max((name for name in rates if name != AUTO), key=lambda name: rates[name])
     ratio = median(one.tokens_per_s / other.tokens_per_s for one, other in counting_pairs(runs[AUTO], runs[best]))
     every = [one for ones in runs.values() for one in ones]

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import psutil
@@ -22,9 +21,9 @@ from rich.console import Console
 from benchmarks.processes import coordinator_process, cpu_s
 from benchmarks.questions import encode_questions
 from paceline.client import Client, Completion
-from paceline.measure.alternate import timed_passes
+from paceline.measure.alternate import median_tokens_per_s, timed_passes
 from paceline.measure.cluster import ClusterSystem
-from paceline.measure.contention import MachineWatch, counting, was_quiet
+from paceline.measure.contention import MachineWatch, was_quiet
 from paceline.measure.load.arrivals import poisson_arrivals
 from paceline.measure.load.load import LoadLog, run_load
 from paceline.measure.load.summary import Objectives, summarize
@@ -107,7 +106,7 @@ def row_of(name: str, runs: Sequence[Measured], counted: ClusterStatistics, is_e
     rows = sum(size * count for size, count in counted.round_counts_by_group_size)
     return {
         "system": name,
-        "tokens_per_s": round(median(one.tokens_per_s for one in counting(runs))),
+        "tokens_per_s": round(median_tokens_per_s(runs)),
         "quiet_runs": sum(map(was_quiet, runs)),
         "tokens_per_row": round(counted.committed_count / rows, 2),
         "acceptance": round(counted.accepted_count / counted.drafted_count, 3) if counted.drafted_count else None,

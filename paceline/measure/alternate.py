@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import TypeVar
 
-from paceline.measure.contention import Watch
+from paceline.measure.contention import Watch, counting
 from paceline.measure.system import Measured, System
 
 Key = TypeVar("Key")
@@ -45,6 +46,10 @@ async def timed_passes(
 
     await alternate(systems, prompts, run_count, record, watch)
     return passes
+
+
+def median_tokens_per_s(passes: Sequence[Measured]) -> float:
+    return median(one.tokens_per_s for one in counting(passes))
 
 
 async def undisturbed(

@@ -1,0 +1,89 @@
+"""Edits: how fast outputs come of which the client predicts nine lines in ten.
+
+python -m benchmarks.edits --input question.jsonl
+
+Requests predict what plain decoding gives, with every tenth line, counted through all outputs, turned round word by word.
+Then plain decoding, the prediction alone and all sources run in turn.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.client import Client
+from paceline.measure.alternate import median_tokens_per_s, timed_passes
+from paceline.measure.cluster import ClusterSystem, Predictions
+from paceline.measure.contention import MachineWatch, was_quiet
+from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec, select_lines
+from paceline.measure.system import Measured
+from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.text import TextCodec
+from paceline.types import DraftSource, Text
+
+PLAIN = "plain"
+console = Console(highlight=False)
+
+
+def main(
+    input: Annotated[Path, typer.Option(help="SpecBench's question.jsonl", exists=True, dir_okay=False)],
+    prompt_count: int = 48,
+    runs: int = 3,
+    batch_size: int = 1,
+    max_new_tokens: int = 128,
+) -> None:
+    options = ClusterOptions(batch_size=batch_size, draft_count="auto", prefix_sharing=False)
+    codec = read_text_codec(options.target_model, options.draft_model)
+    prompts = encode_lines(select_lines(input, count=prompt_count), codec, chat=True)
+    measured = asyncio.run(measure(prompts, codec, options, runs, max_new_tokens))
+    console.print_json(json.dumps(summary(measured)))
+
+
+async def measure(
+    prompts: Sequence[MeasuredPrompt], codec: TextCodec, options: ClusterOptions, runs: int, max_new_tokens: int
+) -> dict[str, list[Measured]]:
+    ids = [prompt.token_ids for prompt in prompts]
+    async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
+        plain = ClusterSystem(client, addresses, max_new_tokens, 0)
+        predictions = predicted(ids, (await plain.run(ids)).outputs, codec)
+
+        def drafting(*sources: DraftSource) -> ClusterSystem:
+            return ClusterSystem(client, addresses, max_new_tokens, None, sources, predictions)
+
+        systems = {PLAIN: plain, "prediction": drafting(DraftSource.PREDICTION), "all": drafting()}
+        return await timed_passes(systems, ids, runs, MachineWatch())
+
+
+def predicted(prompts: Iterable[tuple[int, ...]], outputs: Iterable[Sequence[int]], codec: TextCodec) -> Predictions:
+    """Return what each prompt's request is to predict: its output, edited."""
+    places = count()
+    texts = [codec.tokenizer.decode(list(output)) for output in outputs]
+    edits = ["\n".join(edited(line, next(places)) for line in text.split("\n")) for text in texts]
+    return dict(zip(prompts, map(Text, edits), strict=True))
+
+
+def edited(line: str, place: int) -> str:
+    return " ".join(reversed(line.split(" "))) if place % 10 == 9 else line
+
+
+def summary(measured: dict[str, list[Measured]]) -> dict[str, object]:
+    rates = {name: median_tokens_per_s(runs) for name, runs in measured.items()}
+    outputs = {name: runs[-1].outputs for name, runs in measured.items()}
+    return {
+        "prompts": len(outputs[PLAIN]),
+        "tokens_per_s": {name: round(rate) for name, rate in rates.items()},
+        "of_plain": {name: round(rate / rates[PLAIN], 2) for name, rate in rates.items()},
+        "quiet_runs": {name: sum(map(was_quiet, runs)) for name, runs in measured.items()},
+        "identical": {
+            name: sum(a == b for a, b in zip(ones, outputs[PLAIN], strict=True)) for name, ones in outputs.items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)
