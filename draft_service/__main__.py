@@ -12,7 +12,11 @@ def main() -> None:
 
 async def serve(settings: DraftSettings) -> None:
     options = server_options(settings)
-    # These import torch, which takes seconds: help and refusals of wrong settings come without it.
+    # Imported late: help and refusals of wrong settings come without torch, which takes seconds.
+    from paceline.engine.model.hub import local_folder
+
+    local_folder(settings.model)
+
     from draft_service.servicer import SERVICE_NAME, add_draft_service
     from paceline.engine.loading import load_fastest
     from paceline.model_service.serving import serve_model

@@ -14,7 +14,11 @@ def main() -> None:
 
 async def serve(settings: TargetSettings) -> None:
     options = server_options(settings)
-    # These import torch, which takes seconds: help and refusals of wrong settings come without it.
+    # Imported late: help and refusals of wrong settings come without torch, which takes seconds.
+    from paceline.engine.model.hub import local_folder
+
+    local_folder(settings.model)
+
     from paceline.engine.heads.loading import load_heads
     from paceline.model_service.serving import serve_model
     from target_service.servicer import SERVICE_NAME, add_target_service

@@ -6,7 +6,7 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.client import RetryPolicy, describe_draft, describe_target
+from paceline.process.launcher import announced_endpoint
 from paceline.types import CacheDescription
 from tests.ports import port_for_later
 
@@ -27,8 +28,10 @@ _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["torch", "transformers.modeling_utils"])
 
 
-def _run(arguments: Sequence[str], log_path: str | None, stdin: Any, stdout: Any) -> None:
-    """Be `python -m` with these arguments, on these pipes."""
+def _run(arguments: Sequence[str], variables: Mapping[str, str], log_path: str | None, stdin: Any, stdout: Any) -> None:
+    """Be `python -m` with these arguments and variables, on these pipes."""
+    os.environ.clear()
+    os.environ.update(variables)
     os.dup2(stdin.detach(), 0)
     os.dup2(stdout.detach(), 1)
     if log_path:
@@ -47,6 +50,7 @@ class Service:
         self._flags = flags
         self._port = str(port_for_later())
         self.address = ""
+        self.metrics_url: str | None = None
         self._spawn()
 
     def _spawn(self) -> None:
@@ -54,8 +58,8 @@ class Service:
         read, stdout = os.pipe()
         self._stdout = os.fdopen(read)
         arguments = (self._module, *self._flags, "--port", self._port, "--stop-with-stdin", "true")
-        target = (arguments, self._log_path, DupFd(stdin), DupFd(stdout))
-        self._process = _processes.Process(target=_run, args=target, daemon=True)
+        given = (arguments, dict(os.environ), self._log_path, DupFd(stdin), DupFd(stdout))
+        self._process = _processes.Process(target=_run, args=given, daemon=True)
         self._process.start()
         os.close(stdin)
         os.close(stdout)
@@ -63,7 +67,8 @@ class Service:
     def wait_until_listening(self) -> None:
         line = self._stdout.readline()
         assert " listening on " in line, f"{self._module} ended before it listened"
-        self.address = line.split()[-1]
+        listens = announced_endpoint(line)
+        self.address, self.metrics_url = listens.address, listens.metrics_url
 
     def kill(self) -> None:
         """Kill as `kill -9`, which notifies nobody."""

@@ -305,8 +305,7 @@ class ServiceProcess:
         if not announced.done():
             await self.kill()  # if it still runs: its address could never be learned
             raise StartupError(f"{self.module} {await self.ended()} before it listened; see above")
-        listening, _, metrics_url = announced.result().strip().partition(", metrics on ")
-        endpoint = Endpoint(_reachable(listening.rpartition(" ")[2]), metrics_url or None)
+        endpoint = announced_endpoint(announced.result())
         self._ports = _port_flags(endpoint)
         return endpoint
 
@@ -360,6 +359,12 @@ class ServiceProcess:
 
 def _pass_on(text: str) -> None:
     print(text, end="", file=Lossy(sys.stderr), flush=True)
+
+
+def announced_endpoint(line: str) -> Endpoint:
+    """Return the addresses in the line that a service prints when it listens."""
+    listening, _, metrics_url = line.strip().partition(", metrics on ")
+    return Endpoint(_reachable(listening.rpartition(" ")[2]), metrics_url or None)
 
 
 def _reachable(address: str) -> str:

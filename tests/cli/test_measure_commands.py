@@ -19,7 +19,7 @@ from tests.fakes.watches import FakeWatch
 
 SMALL = ("--prompt-count", "3", "--max-new-tokens", "8", "--batch-sizes", "2")
 BENCH = ("bench", *SMALL, "--systems", "hf,speculative")
-OURS = ("bench", *SMALL, "--systems", "speculative")
+OURS = ("bench", *SMALL, "--systems", "speculative", "--draft-model", "none")
 EQUIVALENCE = ("equivalence", *SMALL, "--policies", "continuous", "--dtypes", "float32")
 
 

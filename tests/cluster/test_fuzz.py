@@ -13,7 +13,7 @@ from tests.fuzzing.arena import VOCABULARY_SIZE, Arena
 from tests.fuzzing.attack import attack_until, running_arena
 from tests.fuzzing.calls import METHODS, Answer, Call, Code, Ending
 
-INPUTS = 60
+INPUTS = 30
 METHOD = {method.name: method for method in METHODS}
 ALL_TOKENS = range(VOCABULARY_SIZE)
 SAMPLED = common_pb2.SamplingParameters(temperature=1, min_new_tokens=100)

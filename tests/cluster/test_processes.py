@@ -6,24 +6,36 @@ import signal
 import socket
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from urllib.error import URLError
 
+import httpx2
 import psutil
 import pytest
 
-from paceline.client import Client, describe_draft
-from paceline.errors import PeerUnavailable
-from paceline.process.launcher import ClusterOptions, ServiceProcess, running_service
-from paceline.types import GenerationRequest, Text
+from paceline.client import Client
+from paceline.process.launcher import ClusterOptions, ServiceProcess
+from paceline.types import GenerationRequest, SamplingParameters, Text, UserMessage
 from tests.certificates import Authority
 from tests.clusters import cluster_here, model_server
 from tests.commands import ended, paceline, paceline_here, start
 from tests.conftest import PairOfCheckpoints
 from tests.ports import port_for_later
+from tests.services import running_services
 
 pytestmark = pytest.mark.slow
 
+QUESTIONS = [
+    GenerationRequest(
+        UserMessage(f"Tom has {n} apples and eats {n // 3}. How many are left?"),
+        24,
+        sampling=SamplingParameters(temperature=0.7),
+        seed=3,
+    )
+    for n in range(4, 12)
+]
 UP_ON_FREE_PORTS = (
     *("paceline", "up", "--metrics-port", "0"),
     *("--coordinator-port", "0", "--draft-port", "0", "--target-port", "0"),
@@ -72,18 +84,12 @@ async def test_services_that_guard_themselves_answer_a_command_that_shows_its_to
         return ["--tls-certificate", f"{tmp_path}/{name}.pem", "--tls-key", f"{tmp_path}/{name}.key", *more]
 
     guard = ("--tls-client-ca", str(authority.ca), "--tls-allowed-names", "coordinator.test", "--describe", "false")
-    async with (
-        running_service("draft_service", tls("draft.test", *guard)) as draft,
-        running_service("target_service", tls("target.test", *guard)) as target,
-        running_service(
-            "coordinator",
-            tls(
-                "coordinator.test",
-                *("--draft", draft.address, "--target", target.address, "--models-ca", str(authority.ca)),
-                *("--token-file", str(token)),
-            ),
-        ) as coordinator,
-    ):
+    models = (["draft_service", *tls("draft.test", *guard)], ["target_service", *tls("target.test", *guard)])
+    with ExitStack() as stack:
+        draft, target = stack.enter_context(running_services(*models))
+        asked = ["--draft", draft.address, "--target", target.address, "--models-ca", str(authority.ca)]
+        own = tls("coordinator.test", *asked, "--token-file", str(token))
+        (coordinator,) = stack.enter_context(running_services(["coordinator", *own]))
         flags = ["generate", "2 + 2 =", "--max-new-tokens", "8", "--address", coordinator.address]
         status, out, err = await paceline(*flags, "--ca", str(authority.ca), "--token-file", str(token))
         assert status == 0
@@ -141,19 +147,25 @@ async def test_sigterm_lets_a_running_stream_end_and_the_process_exits_cleanly()
 
 
 async def test_a_killed_service_can_be_started_again_on_its_ports() -> None:
-    # Which format of weights is fastest may differ from start to start.
-    service = ServiceProcess("draft_service", ["--metrics-port", "0", "--dtype", "float32", "--quantization", "none"])
+    # The service that starts soonest.
+    service = ServiceProcess("paceline.gateway", ["--coordinator", "127.0.0.1:1", "--metrics-port", "0"])
+
+    async def answers(url: str) -> bytes:
+        with await asyncio.to_thread(urllib.request.urlopen, url) as response:
+            body: bytes = response.read()
+            return body
+
     try:
         first = await service.start()
-        described = await describe_draft(first.address)
+        assert first.metrics_url
+        urls = (f"http://{first.address}/", first.metrics_url)
+        assert all([await answers(url) for url in urls])
         await service.kill()
-        with pytest.raises(PeerUnavailable):
-            await describe_draft(first.address)
+        for url in urls:
+            with pytest.raises(URLError):
+                await answers(url)
         assert await service.start() == first
-        again = await describe_draft(first.address)
-        assert again.identity.incarnation != described.identity.incarnation
-        assert replace(again, identity=described.identity) == described
-        assert again.identity.model_digest == described.identity.model_digest
+        assert all([await answers(url) for url in urls])
     finally:
         await service.stop()
 
@@ -196,36 +208,49 @@ async def test_run_answers_every_good_line_in_order_and_names_the_bad_ones(tmp_p
     assert all(one["usage"]["drafted_count"] == 0 for one in plain if "usage" in one)
 
 
-async def test_up_prints_its_addresses_serves_and_stops_all_three() -> None:
-    process = await start(*UP_ON_FREE_PORTS)
+async def test_up_prints_its_addresses_serves_the_same_by_http_and_stops_all_four() -> None:
+    process = await start(*UP_ON_FREE_PORTS, "--http", "0", "--kv-memory", "64MiB")
     assert process.stdout is not None
-    lines = [(await process.stdout.readline()).decode().split() for _ in range(3)]
-    assert [line[0] for line in lines] == ["coordinator", "draft", "target"]
-    assert (await process.stdout.readline()).startswith(b"numerics     fast in float32: output equals Hugging Face")
-    for component in ("coordinator", "draft", "target"):
-        name, url = (await process.stdout.readline()).decode().split()
-        assert name == "metrics"
+    lines = [(await process.stdout.readline()).decode().split() for _ in range(8)]
+    assert [line[0] for line in lines] == ["coordinator", "draft", "target", "numerics", "http", *["metrics"] * 3]
+    assert " ".join(lines[3][1:]).startswith("fast in float32: output equals Hugging Face")
+    for component, (_, url) in zip(("coordinator", "draft", "target"), lines[5:], strict=True):
         with await asyncio.to_thread(urllib.request.urlopen, url) as scrape:
             assert f'paceline_start_time_seconds{{component="{component}"}}' in scrape.read().decode()
-    status, out, err = await paceline("generate", "2 + 2 =", "--address", lines[0][1], "--max-new-tokens", "8")
-    assert status == 0
-    assert out.strip()
-    assert "draft tokens accepted" in err
+    coordinator, url = lines[0][1], lines[4][1]
+    async with Client(coordinator) as grpc, httpx2.AsyncClient(base_url=url, timeout=60) as http:
+        assert await by_http(http) == [one.token_ids for one in await asyncio.gather(*map(grpc.complete, QUESTIONS))]
     process.send_signal(signal.SIGINT)
     assert (await ended(process))[0] == 0
-    for _, address, *_ in lines:
+    for address in (*(line[1] for line in lines[:3]), url.removeprefix("http://")):
         host, port = address.split(":")
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(host, int(port))
 
 
+async def by_http(http: httpx2.AsyncClient) -> list[list[int]]:
+    """Ask `QUESTIONS` as OpenAI's clients do; return the ids."""
+
+    async def answer(question: GenerationRequest) -> list[int]:
+        assert isinstance(question.prompt, UserMessage)
+        asked = {"max_tokens": question.max_new_tokens, "temperature": 0.7, "seed": 3, "return_token_ids": True}
+        messages = [{"role": "user", "content": question.prompt.value}]
+        found = (await http.post("/v1/chat/completions", json=asked | {"messages": messages})).json()
+        ids: list[int] = found["choices"][0]["token_ids"]
+        return ids
+
+    return list(await asyncio.gather(*map(answer, QUESTIONS)))
+
+
 @pytest.mark.review
-async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("draft", ["none", pytest.param("builtin:draft", marks=pytest.mark.long)])
+async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(draft: str, tmp_path: Path) -> None:
     """Review G2: nothing was reported or restarted. A run froze without its target and failed without its coordinator.
 
     All lines must be answered correctly, and `up` must still be complete.
     """
-    up = await start(*UP_ON_FREE_PORTS)
+    roles = ["target", "coordinator", *([] if draft == "none" else ["draft"])]
+    up = await start(*UP_ON_FREE_PORTS, "--draft-model", draft)
     assert up.stdout is not None
     addresses = [(await up.stdout.readline()).decode().split()[1] for _ in range(3)]
     lines = [json.dumps({"prompt": f"Tom has {n} apples and eats 2. How many are left?"}) for n in range(3, 43)]
@@ -244,7 +269,7 @@ async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(tmp_
     while not (tmp_path / "disturbed.jsonl.partial").exists():
         assert disturbed.returncode is None
         await asyncio.sleep(0.01)
-    for role in ("target", "coordinator", "draft"):
+    for role in roles:
         _service_of(up, role).kill()
         await _said(up, f"{role} ended by signal 9; starting it again (1st time)")
         await _said(up, f"{role} is back")
@@ -259,14 +284,14 @@ async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(tmp_
     ]
     assert len(outputs[0]) == 40
     assert outputs[0] == outputs[1]
-    assert len(psutil.Process(up.pid).children()) == 3
+    assert len(psutil.Process(up.pid).children()) == len(roles)
     # Ctrl-C arrives while a service waits for its next start.
-    _service_of(up, "draft").kill()
-    await _said(up, "draft ended by signal 9; starting it again")
+    _service_of(up, roles[-1]).kill()
+    await _said(up, f"{roles[-1]} ended by signal 9; starting it again")
     up.send_signal(signal.SIGINT)
     assert (await ended(up))[0] == 0
     # Each service was started again with its port among its flags.
-    ports = {address.rpartition(":")[2] for address in addresses}
+    ports = {address.rpartition(":")[2] for address in addresses} - {draft}
     assert not [one for one in psutil.process_iter(["cmdline"]) if ports & set(one.info["cmdline"] or ())]
 
 
@@ -283,12 +308,13 @@ async def _said(process: asyncio.subprocess.Process, words: str) -> None:
         assert line, f"it ended without {words!r}"
 
 
-async def test_services_do_not_outlive_a_killed_up() -> None:
-    # A draft service would live as the target does, and takes seconds to start.
+async def test_services_do_not_outlive_a_killed_up_and_none_is_started_that_is_not_wanted() -> None:
     process = await start(*UP_ON_FREE_PORTS, "--draft-model", "none")
     assert process.stdout is not None
-    for _ in range(3):
-        await process.stdout.readline()
+    lines = [(await process.stdout.readline()).decode().split() for _ in range(3)]
+    assert lines[1] == ["draft", "none"]
+    async with Client(lines[0][1]) as client:
+        assert len((await client.complete(replace(QUESTIONS[0], ignore_end_tokens=True))).tokens) == 24
     services = psutil.Process(process.pid).children()
     assert len(services) == 2
     process.kill()

@@ -136,7 +136,7 @@ async def test_a_paused_draft_is_done_without_and_taken_back(
         await until_freed(target, draft)
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("role", ["target", pytest.param("draft", marks=pytest.mark.long)])
 async def test_connections_cut_stalled_and_late_cost_no_token(role: str, expected: Outputs, models: Models) -> None:
     target, draft = models.targets[0], models.drafts[0]
     async with running_proxy((target if role == "target" else draft).address) as proxy:

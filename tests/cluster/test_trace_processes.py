@@ -6,12 +6,11 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import psutil
 import pytest
 
 from paceline.client import NO_RETRIES, Client
@@ -19,9 +18,9 @@ from paceline.errors import CallTimedOut
 from paceline.observe.report.analysis import requests_of
 from paceline.observe.report.receiver import Receiver, running_receiver
 from paceline.observe.spans.setup import tracing
-from paceline.process.launcher import Addresses, running_service
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, UserMessage
 from tests.clusters import cluster
+from tests.services import Service, running_services
 from tests.spans import Spans
 from tests.trees import Tree, tree_of
 
@@ -41,30 +40,29 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Receiver]:
         yield receiver
 
 
-@asynccontextmanager
-async def left_alone() -> AsyncIterator[Addresses]:
-    """Run services as `running_cluster` does, but ignore services that end."""
-    async with (
-        running_service("target_service", ["--threads", "1", "--log-level", "warning"]) as target,
-        running_service("draft_service", ["--threads", "1", "--log-level", "warning"]) as draft,
-        running_service("coordinator", ["--target", target.address, "--draft", draft.address]) as coordinator,
-    ):
-        yield Addresses(coordinator.address, draft.address, target.address, ())
+@dataclass(frozen=True)
+class Running:
+    target: Service
+    draft: Service
+    coordinator: Service
+
+    @property
+    def all(self) -> tuple[Service, ...]:
+        return self.target, self.draft, self.coordinator
+
+
+@contextmanager
+def running() -> Iterator[Running]:
+    with ExitStack() as stack:
+        flags = ("--threads", "1", "--log-level", "warning")
+        target, draft = stack.enter_context(running_services(["target_service", *flags], ["draft_service", *flags]))
+        asked = ["coordinator", "--target", target.address, "--draft", draft.address]
+        (coordinator,) = stack.enter_context(running_services(asked))
+        yield Running(target, draft, coordinator)
 
 
 def asked(max_new_tokens: int) -> GenerationRequest:
     return GenerationRequest(UserMessage(PROMPT), max_new_tokens=max_new_tokens, ignore_end_tokens=True)
-
-
-def service(module: str) -> psutil.Process:
-    """Return the last one started: other tests keep some of their own."""
-    return max((one for one in psutil.Process().children() if module in one.cmdline()), key=psutil.Process.create_time)
-
-
-def kill(module: str) -> None:
-    process = service(module)
-    process.kill()
-    psutil.wait_procs([process])
 
 
 class Traced:
@@ -137,9 +135,8 @@ async def check_cancelled(traced: Traced) -> None:
     assert tree.request.attributes["gen_ai.response.finish_reasons"] == []
 
 
-async def check_timed_out(traced: Traced) -> None:
+async def check_timed_out(traced: Traced, target: Service) -> None:
     """Pause the target after a request's first tokens, so that the deadline passes in a later round."""
-    target = service("target_service")
 
     async def time_out(timeout_s: float) -> bool:
         """Return whether time ran out in a later round, after the first tokens and before the last."""
@@ -147,7 +144,7 @@ async def check_timed_out(traced: Traced) -> None:
         try:
             async for _ in traced.client.generate(asked(2000), timeout_s=timeout_s):
                 has_tokens = True
-                target.suspend()
+                target.pause()
         except CallTimedOut:
             return has_tokens
         finally:
@@ -163,9 +160,8 @@ async def check_timed_out(traced: Traced) -> None:
     assert tree.rounds
 
 
-@asynccontextmanager
-async def check_dead_target(traced: Traced, target: str) -> AsyncIterator[None]:
-    """Check that its rounds fail; run a new target at its address, which completes the request, during the block."""
+async def check_dead_target(traced: Traced, target: Service) -> None:
+    """Check that its rounds fail; a new target at its address completes the request."""
     ids: list[str] = []
     await traced(traced.client.complete(asked(5)), ids)
     before = await traced.tree(ids[0], ended_as("OK"))
@@ -180,12 +176,11 @@ async def check_dead_target(traced: Traced, target: str) -> AsyncIterator[None]:
 
     answering = asyncio.ensure_future(traced(answer(), ids))
     await begun.wait()
-    kill("target_service")  # between two rounds of the request, or within one
+    target.kill()  # between two rounds of the request, or within one
     killed_ns = time.time_ns()
-    async with running_service("target_service", ["--threads", "1", "--port", target.rpartition(":")[2]]):
-        assert await answering == 400
-        after = await traced.tree(ids[1], ended_as("OK"), killed_ns)
-        yield
+    await target.start_again()
+    assert await answering == 400
+    after = await traced.tree(ids[1], ended_as("OK"), killed_ns)
     failed = [one for one in after.rounds if one.is_error]
     assert failed
     assert {one.attributes["error.type"] for one in failed} <= {"PEER_UNAVAILABLE", "CancelledError"}
@@ -194,10 +189,10 @@ async def check_dead_target(traced: Traced, target: str) -> AsyncIterator[None]:
     assert _instances(after, "target.verify") - _instances(before, "target.verify")
 
 
-async def check_dead_draft(traced: Traced) -> None:
+async def check_dead_draft(traced: Traced, draft: Service) -> None:
     """Check that only the draft's calls have errors."""
     ids: list[str] = []
-    kill("draft_service")
+    draft.kill()
     only_draft = DraftingOptions((DraftSource.DRAFT,))  # others draft in its place
     await traced(traced.client.complete(replace(asked(5), drafting=only_draft)), ids)
     tree = await traced.tree(ids[0], ended_as("OK"))
@@ -209,13 +204,14 @@ async def check_dead_draft(traced: Traced) -> None:
 
 async def test_a_trace_is_whole_however_its_request_ended_and_whichever_service_died(receiver: Receiver) -> None:
     spans = Spans()
-    async with left_alone() as services, Client(services.coordinator, NO_RETRIES, spans.tracer) as client:
-        traced = Traced(client, spans, receiver)
-        await check_answered(traced)
-        await check_cancelled(traced)
-        await check_timed_out(traced)
-        async with check_dead_target(traced, services.target):
-            await check_dead_draft(traced)
+    with running() as services:
+        async with Client(services.coordinator.address, NO_RETRIES, spans.tracer) as client:
+            traced = Traced(client, spans, receiver)
+            await check_answered(traced)
+            await check_cancelled(traced)
+            await check_timed_out(traced, services.target)
+            await check_dead_target(traced, services.target)
+            await check_dead_draft(traced, services.draft)
 
 
 async def test_the_command_receives_spans_until_it_is_stopped_and_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,20 +232,16 @@ async def test_the_command_receives_spans_until_it_is_stopped_and_shows_them(mon
 
 
 async def test_services_answer_and_end_though_their_collector_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = set(psutil.Process().children())
     with socket.socket() as collector:
         collector.bind(("127.0.0.1", 0))
         collector.listen()  # accepts connections and never reads from them
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.getsockname()[1]}")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        async with left_alone() as services, Client(services.coordinator, NO_RETRIES) as client:
-            assert len((await client.complete(asked(20))).tokens) == 20
-            processes = [one for one in psutil.Process().children() if one not in others]
-            for process in processes:
-                process.terminate()
-            gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, 60)
-    assert (len(gone), alive) == (3, [])
+        with running() as services:
+            async with Client(services.coordinator.address, NO_RETRIES) as client:
+                assert len((await client.complete(asked(20))).tokens) == 20
+            assert [await one.terminate() for one in services.all] == [0, 0, 0]
 
 
 def _instances(tree: Tree, name: str) -> set[str]:

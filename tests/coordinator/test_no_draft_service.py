@@ -9,7 +9,6 @@ from paceline.client import Client
 from paceline.errors import StartupError
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
-from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.process.settings import read_settings
 from paceline.types import GenerationRequest, TokenIds
 from tests.clusters import cluster, model_server
@@ -38,14 +37,6 @@ async def test_a_coordinator_without_a_draft_service_decodes_plainly_and_says_wh
     assert (described.draft, described.drafts) == (None, ())
     assert [one["log_level"] for one in logs if "draft service" in one["event"]] == ["info"]
     assert not [one for one in logs if one["log_level"] == "warning"]
-
-
-@pytest.mark.slow
-async def test_a_launcher_starts_no_draft_service_where_none_is_wanted(pairs: dict[str, PairOfCheckpoints]) -> None:
-    options = ClusterOptions(target_model=str(pairs["Llama"].target), draft_model="none", metrics_port=0)
-    async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
-        assert (addresses.draft, len(addresses.metrics_urls)) == (None, 2)
-        assert len((await client.complete(REQUEST)).tokens) == 12
 
 
 def test_only_the_draft_may_be_none() -> None:

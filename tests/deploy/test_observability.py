@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import yaml
 
 from paceline.client import Client
 from paceline.errors import InvalidRequest
-from paceline.process.launcher import ClusterOptions, running_cluster
 from paceline.types import GenerationRequest, UserMessage
 from tests.manifests import of_kind, resources
 from tests.prometheus import Prometheus, promtool, running_prometheus
 from tests.scrapes import documented_labels, selectors, unknown_selectors
+from tests.services import running_services
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"
@@ -173,12 +174,19 @@ def test_the_compose_file_mounts_what_exists_and_the_parts_know_each_other() -> 
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Prometheus]:
     """Run a Prometheus that has scraped the services and a gateway before, during and after some requests."""
-    options = ClusterOptions(metrics_port=0, gateway_port=0)
-    async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
-        targets = [url.removeprefix("http://").removesuffix("/metrics") for url in addresses.metrics_urls]
-        assert addresses.gateway
-        targets.append(addresses.gateway)
-        async with running_prometheus(tmp_path, targets, RULES) as prometheus:
+    with ExitStack() as stack:
+        metrics = ("--metrics-port", "0")
+        models = stack.enter_context(running_services(["target_service", *metrics], ["draft_service", *metrics]))
+        target, draft = (one.address for one in models)
+        flags = ("--target", target, "--draft", draft, *metrics)
+        (coordinator,) = stack.enter_context(running_services(["coordinator", *flags]))
+        (gateway,) = stack.enter_context(running_services(["paceline.gateway", "--coordinator", coordinator.address]))
+        urls = [one.metrics_url or "" for one in (coordinator, *models)]
+        scraped = [url.removeprefix("http://").removesuffix("/metrics") for url in urls] + [gateway.address]
+        async with (
+            Client(coordinator.address) as client,
+            running_prometheus(tmp_path, scraped, RULES) as prometheus,
+        ):
             shared = "A farmer has 7 cows and every cow gives 9 litres of milk a day. How much is it in a week?"
             # A scrape that a busy machine is too slow for leaves no series behind, so all questions are about one time.
             while not await has_seen_all(seen := await prometheus.now()):

@@ -18,8 +18,7 @@ from paceline.gateway.config import GatewaySettings
 from paceline.gateway.generating import generate_all
 from paceline.gateway.serving import running_gateway
 from paceline.process.instruments import Instruments, instruments
-from paceline.process.launcher import ClusterOptions, running_cluster
-from paceline.types import GenerationRequest, OutputPiece, SamplingParameters, TokenIds, UserMessage
+from paceline.types import GenerationRequest, OutputPiece, TokenIds
 from tests.certificates import Authority
 from tests.coordinators import fake_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
@@ -212,27 +211,3 @@ async def test_no_more_is_read_than_was_written() -> None:
     reads_on.set()
     await generating
     assert taken == [*"abcdef"]
-
-
-QUESTIONS = [f"Tom has {n} apples and eats {n // 3}. How many are left?" for n in range(4, 12)]
-
-
-@pytest.mark.slow
-async def test_up_with_http_gives_the_ids_of_grpc() -> None:
-    options = ClusterOptions(gateway_port=0, kv_memory="64MiB")
-    sampling = SamplingParameters(temperature=0.7)
-
-    async def by_http(http: httpx2.AsyncClient, question: str) -> list[int]:
-        asked = {"max_tokens": 24, "temperature": 0.7, "seed": 3, "return_token_ids": True}
-        messages = [{"role": "user", "content": question}]
-        answer = (await http.post("/v1/chat/completions", json=asked | {"messages": messages})).json()
-        ids: list[int] = answer["choices"][0]["token_ids"]
-        return ids
-
-    async with running_cluster(options) as addresses, Client(addresses.coordinator) as grpc:
-        assert addresses.gateway
-        async with client(addresses.gateway) as http:
-            found = await asyncio.gather(*(by_http(http, one) for one in QUESTIONS))
-        requests = [GenerationRequest(UserMessage(one), 24, sampling=sampling, seed=3) for one in QUESTIONS]
-        expected = await asyncio.gather(*map(grpc.complete, requests))
-    assert found == [one.token_ids for one in expected]

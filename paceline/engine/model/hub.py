@@ -21,15 +21,25 @@ def folder_of(model: str, patterns: Sequence[str]) -> Path:
 
     Of a hub id the files that match a pattern are fetched, unless the hub's cache has them. Raise ModelNotUsable.
     """
+    return local_folder(model) or _fetched(model, patterns)
+
+
+def local_folder(model: str) -> Path | None:
+    """Return the folder of a directory or of `builtin:NAME`; None for a hub id. Raise ModelNotUsable for all else."""
     folder = resolve_model(model)
     if folder.is_dir():
         return folder
+    if _HUB_ID.fullmatch(model):
+        return None
+    raise ModelNotUsable(
+        f"model {model!r} is not a directory; give the path of a Hugging Face checkpoint, or a hub id such as "
+        "Qwen/Qwen3-0.6B, with a revision if you like: Qwen/Qwen3-0.6B@main"
+    )
+
+
+def _fetched(model: str, patterns: Sequence[str]) -> Path:
     hub_id = _HUB_ID.fullmatch(model)
-    if not hub_id:
-        raise ModelNotUsable(
-            f"model {model!r} is not a directory; give the path of a Hugging Face checkpoint, or a hub id such as "
-            "Qwen/Qwen3-0.6B, with a revision if you like: Qwen/Qwen3-0.6B@main"
-        )
+    assert hub_id
     try:
         return Path(snapshot_download(hub_id["repository"], revision=hub_id["revision"], allow_patterns=[*patterns]))
     except (OSError, HFValidationError) as error:  # the hub's other errors are OSErrors
