@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import pytest
 from paceline.engine import runner
 from paceline.measure.bench import bench
 from paceline.measure.bench.result import bench_result_from_json
+from paceline.measure.contention import Contention, Moment
 from tests.commands import ended, paceline_here, start
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.watches import FakeWatch
 
 SMALL = ("--prompt-count", "3", "--max-new-tokens", "8", "--batch-sizes", "2")
 BENCH = ("bench", *SMALL, "--systems", "hf,speculative")
-OURS = ("bench", *SMALL, "--systems", "speculative", "--draft-model", "none")
+OURS = ("bench", *SMALL, "--systems", "speculative")
 EQUIVALENCE = ("equivalence", *SMALL, "--policies", "continuous", "--dtypes", "float32")
 
 
@@ -49,24 +51,46 @@ def test_a_bench_leaves_its_result_a_table_and_two_plots(
     assert (tmp_path / "table.md").read_text().strip() in out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("interruption", "expected"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
-)
-async def test_an_interrupted_bench_keeps_and_shows_what_it_measured(
-    interruption: signal.Signals, expected: int, tmp_path: Path
+class InterruptedWatch(FakeWatch):
+    """Sends this process a signal in the middle of the runs."""
+
+    def __init__(self, interruption: signal.Signals) -> None:
+        super().__init__()
+        self._interruption = interruption
+
+    def since(self, began: Moment) -> Contention:
+        found = super().since(began)
+        if self.watched_count == 5:
+            signal.raise_signal(self._interruption)
+        return found
+
+
+@pytest.mark.parametrize(("interruption", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_bench_keeps_and_shows_what_it_measured(
+    interruption: signal.Signals,
+    expected: int,
+    tmp_path: Path,
+    services_here: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = await start("paceline", *OURS, "--runs", "1000", "--output", str(tmp_path))
-    while not (tmp_path / "result.json").exists():
-        await asyncio.sleep(0.05)
-    services = psutil.Process(process.pid).children()
-    process.send_signal(interruption)
-    status, out, _ = await ended(process)
+    monkeypatch.setattr(bench, "MachineWatch", partial(InterruptedWatch, interruption))
+    status, out, _ = paceline_here(*OURS, "--runs", "1000", "--output", str(tmp_path))
     assert status == expected
     result = bench_result_from_json((tmp_path / "result.json").read_text())
     assert 0 < sum(len(one.runs) for one in result.systems) < 2000
     assert (tmp_path / "table.md").read_text().strip() in out
     assert (tmp_path / "throughput.png").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interrupted_bench_leaves_no_service_behind(interruption: signal.Signals, tmp_path: Path) -> None:
+    process = await start("paceline", *OURS, "--runs", "1000", "--output", str(tmp_path))
+    while not (tmp_path / "result.json").exists():
+        await asyncio.sleep(0.05)
+    services = psutil.Process(process.pid).children()
+    process.send_signal(interruption)
+    await ended(process)
     assert not [one for one in services if one.is_running()]
 
 
