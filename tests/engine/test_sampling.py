@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -170,34 +171,33 @@ async def test_logprobs_are_the_targets_own_at_every_place(pairs: dict[str, Pair
         assert [value for _, value in token.logprobs.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": math.nan}, "temperature"),
-        ({"temperature": 1e-4}, "temperature"),
-        ({"top_k": -1}, "top_k"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"min_p": 2.0}, "min_p"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty"),
-        ({"repetition_penalty": 1e-3}, "repetition_penalty"),
-        ({"presence_penalty": 1e9}, "presence_penalty"),
-        ({"frequency_penalty": -1e9}, "frequency_penalty"),
-        ({"min_new_tokens": 99}, "min_new_tokens"),
-        ({"logit_bias": ((VOCABULARY_SIZE, 1.0),)}, "logit_bias"),
-        ({"logit_bias": ((1, 1.0), (1, 2.0))}, "logit_bias"),
-        ({"logit_bias": ((1, math.inf),)}, "logit_bias"),
-    ],
-)
-async def test_a_parameter_out_of_range_is_refused_by_name(
-    changes: dict[str, float], field: str, pairs: dict[str, PairOfCheckpoints]
-) -> None:
-    sampling = replace(SamplingParameters(), **changes)  # type: ignore[arg-type]
+OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": math.nan}, "temperature"),
+    ({"temperature": 1e-4}, "temperature"),
+    ({"top_k": -1}, "top_k"),
+    ({"top_p": 0.0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"min_p": 2.0}, "min_p"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-3}, "repetition_penalty"),
+    ({"presence_penalty": 1e9}, "presence_penalty"),
+    ({"frequency_penalty": -1e9}, "frequency_penalty"),
+    ({"min_new_tokens": 99}, "min_new_tokens"),
+    ({"logit_bias": ((VOCABULARY_SIZE, 1.0),)}, "logit_bias"),
+    ({"logit_bias": ((1, 1.0), (1, 2.0))}, "logit_bias"),
+    ({"logit_bias": ((1, math.inf),)}, "logit_bias"),
+]
+"""Parameters, and the one of them that is refused."""
+
+
+async def test_a_parameter_out_of_range_is_refused_by_name(pairs: dict[str, PairOfCheckpoints]) -> None:
     async with cluster(pairs["Llama"].target, pairs["Llama"].draft) as running:
-        with pytest.raises(InvalidRequest) as refusal:
-            await running.client.complete(GenerationRequest(TokenIds(PROMPT), 20, sampling=sampling))
-    assert refusal.value.field == f"sampling.{field}"
+        for changes, field in OUT_OF_RANGE:
+            sampling = replace(SamplingParameters(), **changes)
+            with pytest.raises(InvalidRequest) as refusal:
+                await running.client.complete(GenerationRequest(TokenIds(PROMPT), 20, sampling=sampling))
+            assert refusal.value.field == f"sampling.{field}", changes
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

@@ -83,7 +83,7 @@ async def test_a_request_that_fails_is_counted_with_its_reason() -> None:
             raise RuntimeError("broken")
 
         verifier.before = fail
-        tally = await soaked(client, asked, 5)
+        tally = await soaked(client, asked, 2)
     assert {failure.reason for failure in tally.failures} == {"PEER_FAILED"}
     assert not is_sound(result(tally))
 
