@@ -23,8 +23,8 @@ PROMPT = tuple(range(20, 38))
 STRICT = EngineOptions(kv_memory="1MiB", page_tokens=4, numerics="strict")
 
 
-def runner(folder: Path, options: EngineOptions, dtype: str) -> Runner:
-    with kernels_of_a_gpu():
+def runner(folder: Path, options: EngineOptions, dtype: str, *, checked: bool = False) -> Runner:
+    with kernels_of_a_gpu(checked=checked):
         return Runner(load_model(str(folder), dtype), options)  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ def test_float32_logits_are_the_model_s_own(tmp_path: Path) -> None:
     folder = written(tmp_path, "Glm4")
     with torch.inference_mode():
         own = AutoModelForCausalLM.from_pretrained(folder)(input_ids=torch.tensor([PROMPT])).logits[0]
-    (logits,) = runner(folder, STRICT, "float32").forward([PackedRow("a", 0, PROMPT, len(PROMPT) - 1)])
+    (logits,) = runner(folder, STRICT, "float32", checked=True).forward([PackedRow("a", 0, PROMPT, len(PROMPT) - 1)])
     assert isinstance(logits, torch.Tensor)
     torch.testing.assert_close(logits, own, rtol=1e-3, atol=1e-3)
 

@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with Collector() as server:
-        serving = Thread(target=server.serve_forever)
+        serving = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         serving.start()
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
