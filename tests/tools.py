@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 from unittest.mock import patch
 
@@ -51,8 +51,8 @@ def kernels_of_a_gpu(*, checked: bool = False) -> Iterator[None]:
     triton_runs()
     from paceline.engine.backend import triton_backend
 
-    with (
-        patch("paceline.engine.model.loader.find_backend", lambda device: triton_backend()),
-        nullcontext() if checked else patch("paceline.engine.loading.check_model"),
-    ):
+    with ExitStack() as patches:
+        patches.enter_context(patch("paceline.engine.model.loader.find_backend", lambda device: triton_backend()))
+        if not checked:
+            patches.enter_context(patch("paceline.engine.loading.check_model"))
         yield
