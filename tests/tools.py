@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 from unittest.mock import patch
 
@@ -43,10 +43,16 @@ def triton_runs() -> None:
 
 
 @contextmanager
-def kernels_of_a_gpu() -> Iterator[None]:
-    """Give models that are loaded inside the backend of a GPU; where there is none, its kernels are interpreted."""
+def kernels_of_a_gpu(*, checked: bool = False) -> Iterator[None]:
+    """Give models that are loaded inside the backend of a GPU; where there is none, its kernels are interpreted.
+
+    Unless `checked`, loading compares no passes with the model's own: interpreted, that takes longer than most tests.
+    """
     triton_runs()
     from paceline.engine.backend import triton_backend
 
-    with patch("paceline.engine.model.loader.find_backend", lambda device: triton_backend()):
+    with ExitStack() as patches:
+        patches.enter_context(patch("paceline.engine.model.loader.find_backend", lambda device: triton_backend()))
+        if not checked:
+            patches.enter_context(patch("paceline.engine.loading.check_model"))
         yield

@@ -72,17 +72,15 @@ class Faults:
         await member.process.start()
 
     async def _pause(self, member: Member) -> None:
-        await self._between(member, signal.SIGSTOP, signal.SIGCONT)
+        await self._between(member, signal.SIGSTOP, signal.SIGCONT, MAX_PAUSE_S)
 
     async def _fail(self, member: Member) -> None:
-        await self._between(member, ERRORS, ERRORS)
+        await self._between(member, ERRORS, ERRORS, MAX_PAUSE_S)
 
     async def _hang(self, member: Member) -> None:
         await self._between(member, HANG, HANG, MAX_HANG_S)
 
-    async def _between(
-        self, member: Member, first: signal.Signals, last: signal.Signals, longest_s: float = MAX_PAUSE_S
-    ) -> None:
+    async def _between(self, member: Member, first: signal.Signals, last: signal.Signals, longest_s: float) -> None:
         member.process.send_signal(first)
         await asyncio.sleep(self._rng.uniform(0, longest_s))
         member.process.send_signal(last)

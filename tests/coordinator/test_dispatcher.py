@@ -56,7 +56,7 @@ def with_cache(verifier: FakeVerifier, used_bytes: int) -> ModelDescription:
     return replace(verifier.description, cache=cache)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     deaths=st.lists(st.integers(0, 12), min_size=1, max_size=LOSSES_TO_FAIL - 1),
     lanes=st.integers(1, 2),

@@ -76,7 +76,7 @@ async def run_policy(policy: str, lanes: int, draft_count: int | Literal["auto"]
     assert scheduler.statistics.snapshot().committed_count == sum(map(len, outputs))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
     lanes=st.integers(1, 2),

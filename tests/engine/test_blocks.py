@@ -158,16 +158,16 @@ def test_nothing_between_two_steps_waits_for_the_device(tmp_path: Path, monkeypa
         return run
 
     with kernels_of_a_gpu():
-        runner = Runner(
-            load_model(str(write_model(tmp_path, "Llama", num_hidden_layers=1, vocab_size=70, intermediate_size=32))),
-            FIXED,
-        )
+        # Small: every head and token takes the interpreter's time.
+        heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
+        sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 70}
+        runner = Runner(load_model(str(write_model(tmp_path, "Llama", **heads, **sizes))), FIXED)
     monkeypatch.setattr(Recorder, "recorded", watched)
     rules = [ChoiceRule(), SAMPLED, ChoiceRule(SamplingParameters(0.8, top_k=9, top_p=0.9, min_p=0.01), 5)]
-    rows = [StepRow(PackedRow(str(n), 0, (5, 6, 7)), rule, 3) for n, rule in enumerate(rules)]
+    rows = [StepRow(PackedRow(str(n), 0, (5,)), rule, 3) for n, rule in enumerate(rules)]
     outcomes = Steps(runner).run(rows)
     assert all(isinstance(one, list) and len(one) == 3 for one in outcomes)
-    runner.forward([PackedRow("0", 5, (9, 10, 11), 2)])
+    runner.forward([PackedRow("0", 3, (9, 10), 1)])
     assert watch.count > 100
 
 

@@ -132,9 +132,9 @@ class DenseMachine(CacheMachine):
 TestPaged = PagedMachine.TestCase
 TestOutgrowing = OutgrowingMachine.TestCase
 TestDense = DenseMachine.TestCase
-TestPaged.settings = settings(max_examples=120, stateful_step_count=20)
-TestOutgrowing.settings = settings(max_examples=60, stateful_step_count=20)
-TestDense.settings = settings(max_examples=60, stateful_step_count=15)
+TestPaged.settings = settings(max_examples=40, stateful_step_count=20)
+TestOutgrowing.settings = settings(max_examples=25, stateful_step_count=20)
+TestDense.settings = settings(max_examples=25, stateful_step_count=15)
 
 
 def paged(page_count: int) -> KvPool:

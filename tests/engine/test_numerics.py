@@ -25,7 +25,7 @@ from paceline.errors import StartupError
 from paceline.model_service.serving import engine_options
 from paceline.numerics import promise
 from paceline.process.settings import parse_settings
-from paceline.types import PAPER_POLICIES, GenerationRequest, ModelDescription, PolicyName, UserMessage
+from paceline.types import PAPER_POLICIES, GenerationRequest, ModelDescription, UserMessage
 from target_service.config import TargetSettings
 from tests.checkpoints import FAMILIES, write_model
 from tests.cluster.test_exactness import generate, shared_requests
@@ -90,7 +90,9 @@ SYSTEMS = ((1, 0), (1, 5), (8, 5))
 
 
 @pytest.mark.review  # B13
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*(pytest.param(one, marks=pytest.mark.long) for one in FAMILIES[:-1]), FAMILIES[-1]]
+)
 async def test_in_bfloat16_without_flags_every_output_equals_plain_decoding_alone(
     family: str, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
@@ -107,7 +109,7 @@ async def test_in_bfloat16_without_flags_every_output_equals_plain_decoding_alon
 
 
 @pytest.mark.review  # B13
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=pytest.mark.long)])
 async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding_alone(
     quantization: Quantization,
 ) -> None:
@@ -177,21 +179,21 @@ def test_logits_of_the_dense_layout_are_those_of_pages_to_the_last_bit(
         assert torch.equal(both, alone)
 
 
-@pytest.mark.parametrize("policy", sorted(PAPER_POLICIES))
 async def test_the_papers_policies_in_their_own_layout_equal_plain_decoding_in_bfloat16(
-    policy: PolicyName, pairs: dict[str, PairOfCheckpoints]
+    pairs: dict[str, PairOfCheckpoints],
 ) -> None:
     built_kernels()
     pair, prompts = pairs["Llama"], [shared_requests(seed=0)[number] for number in (0, 1, 4, 7, 8, 11)]
     async with cluster(pair.target, pair.draft, batch_size=1, lanes=1, dtype="bfloat16") as running:
         expected, _ = await generate(running, prompts, 0)
     options = EngineOptions("64MiB", layout="dense")
-    async with cluster(
-        pair.target, pair.draft, batch_size=4, policy=policy, options=options, dtype="bfloat16"
-    ) as running:
-        assert running.target.describe().numerics == "strict"
-        outputs, _ = await generate(running, prompts, 5)
-    assert outputs == expected
+    for policy in sorted(PAPER_POLICIES):
+        async with cluster(
+            pair.target, pair.draft, batch_size=4, policy=policy, options=options, dtype="bfloat16"
+        ) as running:
+            assert running.target.describe().numerics == "strict"
+            outputs, _ = await generate(running, prompts, 5)
+        assert outputs == expected, policy
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -58,27 +59,30 @@ SAMPLINGS = [
 ]
 
 
-async def outputs(running: Cluster, draft_count: int, sampling: SamplingParameters) -> list[list[int]]:
-    requests = [
-        GenerationRequest(
-            TokenIds(PROMPT[: 1 + number % 4]), 24, sampling=sampling, seed=number, max_draft_count=draft_count
-        )
-        for number in range(10)
-    ]
-    return [one.token_ids for one in await asyncio.gather(*map(running.client.complete, requests))]
+async def outputs(running: Cluster, draft_count: int) -> dict[SamplingParameters, list[list[int]]]:
+    """Return ten outputs of each of `SAMPLINGS`; all are generated at once, since a round of many takes little more."""
+
+    async def of(sampling: SamplingParameters) -> list[list[int]]:
+        requests = [
+            GenerationRequest(
+                TokenIds(PROMPT[: 1 + number % 4]), 24, sampling=sampling, seed=number, max_draft_count=draft_count
+            )
+            for number in range(10)
+        ]
+        return [one.token_ids for one in await asyncio.gather(*map(running.client.complete, requests))]
+
+    return dict(zip(SAMPLINGS, await asyncio.gather(*map(of, SAMPLINGS)), strict=True))
 
 
 async def test_sampled_tokens_are_the_same_whatever_the_draft(pairs: dict[str, PairOfCheckpoints]) -> None:
     target = pairs["Llama"].target
-    expected: dict[SamplingParameters, list[list[int]]] = {}
+    async with cluster(target, target, batch_size=16) as running:
+        expected = await outputs(running, 0)
     accepted: Counter[str] = Counter()
     drafts = {"like the target": pairs["Llama"].draft, "itself": target, "rubbish": pairs["Qwen3"].target}
     for name, draft in drafts.items():
-        async with cluster(target, draft, batch_size=4) as running:
-            for sampling in SAMPLINGS:
-                if sampling not in expected:
-                    expected[sampling] = await outputs(running, 0, sampling)
-                assert await outputs(running, 4, sampling) == expected[sampling]
+        async with cluster(target, draft, batch_size=16) as running:
+            assert await outputs(running, 4) == expected
             accepted[name] += (await running.client.describe()).statistics.accepted_count
     assert accepted["itself"] > accepted["like the target"] > 2 * accepted["rubbish"]
     # Different seeds give different outputs, and minimum lengths hold.
@@ -167,34 +171,33 @@ async def test_logprobs_are_the_targets_own_at_every_place(pairs: dict[str, Pair
         assert [value for _, value in token.logprobs.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": math.nan}, "temperature"),
-        ({"temperature": 1e-4}, "temperature"),
-        ({"top_k": -1}, "top_k"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"min_p": 2.0}, "min_p"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty"),
-        ({"repetition_penalty": 1e-3}, "repetition_penalty"),
-        ({"presence_penalty": 1e9}, "presence_penalty"),
-        ({"frequency_penalty": -1e9}, "frequency_penalty"),
-        ({"min_new_tokens": 99}, "min_new_tokens"),
-        ({"logit_bias": ((VOCABULARY_SIZE, 1.0),)}, "logit_bias"),
-        ({"logit_bias": ((1, 1.0), (1, 2.0))}, "logit_bias"),
-        ({"logit_bias": ((1, math.inf),)}, "logit_bias"),
-    ],
-)
-async def test_a_parameter_out_of_range_is_refused_by_name(
-    changes: dict[str, float], field: str, pairs: dict[str, PairOfCheckpoints]
-) -> None:
-    sampling = replace(SamplingParameters(), **changes)  # type: ignore[arg-type]
+OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": math.nan}, "temperature"),
+    ({"temperature": 1e-4}, "temperature"),
+    ({"top_k": -1}, "top_k"),
+    ({"top_p": 0.0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"min_p": 2.0}, "min_p"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-3}, "repetition_penalty"),
+    ({"presence_penalty": 1e9}, "presence_penalty"),
+    ({"frequency_penalty": -1e9}, "frequency_penalty"),
+    ({"min_new_tokens": 99}, "min_new_tokens"),
+    ({"logit_bias": ((VOCABULARY_SIZE, 1.0),)}, "logit_bias"),
+    ({"logit_bias": ((1, 1.0), (1, 2.0))}, "logit_bias"),
+    ({"logit_bias": ((1, math.inf),)}, "logit_bias"),
+]
+"""Parameters, and the one of them that is refused."""
+
+
+async def test_a_parameter_out_of_range_is_refused_by_name(pairs: dict[str, PairOfCheckpoints]) -> None:
     async with cluster(pairs["Llama"].target, pairs["Llama"].draft) as running:
-        with pytest.raises(InvalidRequest) as refusal:
-            await running.client.complete(GenerationRequest(TokenIds(PROMPT), 20, sampling=sampling))
-    assert refusal.value.field == f"sampling.{field}"
+        for changes, field in OUT_OF_RANGE:
+            sampling = replace(SamplingParameters(), **changes)
+            with pytest.raises(InvalidRequest) as refusal:
+                await running.client.complete(GenerationRequest(TokenIds(PROMPT), 20, sampling=sampling))
+            assert refusal.value.field == f"sampling.{field}", changes
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

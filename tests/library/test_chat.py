@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -262,6 +262,7 @@ def chats(kind: str) -> st.SearchStrategy[Chat]:
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_conversation_has_the_ids_as_if_special_tokens_had_names_that_nobody_types(
     kind: str, data: st.DataObject

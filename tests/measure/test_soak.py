@@ -83,7 +83,7 @@ async def test_a_request_that_fails_is_counted_with_its_reason() -> None:
             raise RuntimeError("broken")
 
         verifier.before = fail
-        tally = await soaked(client, asked, 5)
+        tally = await soaked(client, asked, 2)
     assert {failure.reason for failure in tally.failures} == {"PEER_FAILED"}
     assert not is_sound(result(tally))
 
@@ -178,8 +178,8 @@ class Recorded:
 
 async def disturbed(kinds: tuple[str, ...], target_count: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the faults of a cluster until every possible kind came once."""
-    monkeypatch.setattr(faults, "MAX_DOWN_S", 0.0)
-    monkeypatch.setattr(faults, "MAX_PAUSE_S", 0.0)
+    for name in ("MAX_DOWN_S", "MAX_PAUSE_S", "MAX_HANG_S"):
+        monkeypatch.setattr(faults, name, 0.0)
     done: list[str] = []
     recorded = cast(Any, Recorded(done))
     roles = ["target"] * target_count + ["draft", "coordinator"]

@@ -15,6 +15,7 @@ from opentelemetry.trace import Link, SpanContext, TraceFlags
 
 from paceline.observe.records import SpanRecord
 from paceline.observe.report.receiver import records_of
+from paceline.observe.spans import provider
 from paceline.observe.spans.provider import SCHEMA_URL, make_provider, make_tracer
 from paceline.observe.spans.setup import tracing
 from tests.commands import python_code
@@ -142,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with Collector() as server:
-        serving = Thread(target=server.serve_forever)
+        serving = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         serving.start()
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
@@ -199,6 +200,7 @@ def test_the_spans_of_many_requests_that_end_together_are_all_sent(
 def test_tracing_ends_though_a_collector_hangs(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+    monkeypatch.setattr(provider, "FLUSH_TIMEOUT_S", 0.2)
     with tracing("coordinator", None) as tracer:
         assert tracer
         tracer.start_span("one").end()
