@@ -2,7 +2,7 @@
 
 python -m benchmarks.edits --input question.jsonl
 
-Requests predict what plain decoding gives, with every tenth line, counted through all outputs, turned round word by word.
+Requests predict what plain decoding gives, with every tenth line, counted through all outputs, turned round by words.
 Then plain decoding, the prediction alone and all sources run in turn.
 """
 
