@@ -56,7 +56,7 @@ def test_outputs_are_the_targets_at_every_distance_with_prepared_rounds_and_with
     monkeypatch.setattr(command, "MachineWatch", FakeWatch)
     with pytest.raises(typer.Exit) as end:
         words = ",".join(map(str, delays_ms))
-        main(output=tmp_path, delays_ms=words, batch_sizes="1,2", prompt_count=2, max_new_tokens=8, runs=1)
+        main(output=tmp_path, delays_ms=words, batch_sizes="1,2", prompt_count=3, max_new_tokens=12, runs=1)
     assert end.value.exit_code == 0
     assert sorted(os.listdir(tmp_path)) == ["distance.png", "result.json", "table.md"]
     result = json.loads((tmp_path / "result.json").read_text())
@@ -65,11 +65,11 @@ def test_outputs_are_the_targets_at_every_distance_with_prepared_rounds_and_with
     at_2 = list(product(("draft", "target"), delays_ms, (2,), (0,)))
     assert cases == at_1 + at_2
     assert all(one["is_equal"] for one in result["summaries"])
-    assert [one["prompt_count"] for one in result["comparisons"]] == [1] * len(at_1) + [2] * len(at_2)
+    assert [one["prompt_count"] for one in result["comparisons"]] == [1] * len(at_1) + [3] * len(at_2)
     assert not any(run["prepared_row_count"] for one in result["comparisons"] for run in one["without"])
     rows = (tmp_path / "table.md").read_text().splitlines()[-len(cases) :]
-    assert [row.split("|")[13].strip() for row in rows] == ["1 of 1"] * len(at_1) + ["2 of 2"] * len(at_2)
-    assert capsys.readouterr().out.count(" 2 of 2 ") == len(at_2)
+    assert [row.split("|")[13].strip() for row in rows] == ["1 of 1"] * len(at_1) + ["3 of 3"] * len(at_2)
+    assert capsys.readouterr().out.count(" 3 of 3 ") == len(at_2)
 
 
 def run(tokens_per_s: int, equal_count: int = 4, others_share: float = 0.0) -> Run:
