@@ -17,13 +17,23 @@ import typer
 from rich.console import Console
 
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
+from paceline.errors import PacelineError
 from paceline.measure.synthetic.pair import PairOrder, write_pair
 from paceline.measure.synthetic.shapes import SHAPES
 from paceline.measure.tables import markdown_table
 from paceline.planning.dimensions import ModelDimensions, read_dimensions
 from paceline.planning.memory import MIB, CallSize, WeightForm, serving_work_bytes
 from paceline.process.launcher import ServiceProcess
-from paceline.types import ChoiceRule, ModelDescription, Prefilled, ProposeRow, SamplingParameters, VerifyRow
+from paceline.types import (
+    ChoiceRule,
+    ModelDescription,
+    Prefilled,
+    Proposal,
+    ProposeRow,
+    SamplingParameters,
+    VerifyOutcome,
+    VerifyRow,
+)
 from paceline.wire.channel import open_channel
 
 TIMEOUT_S = 120.0
@@ -149,11 +159,13 @@ class Load:
         self._lengths[name] = length
 
     async def _sent(self, name: str, length: int, tokens: tuple[int, ...]) -> int:
+        results: Sequence[VerifyOutcome | Proposal | PacelineError]
         if isinstance(self._remote, RemoteVerifier):
-            (result,) = (await self._remote.verify([VerifyRow(name, length, tokens, (), DRAWN)])).results
+            results = (await self._remote.verify([VerifyRow(name, length, tokens, (), DRAWN)])).results
         else:
-            (result,) = (await self._remote.propose([ProposeRow(name, length, tokens, 1, DRAWN)])).results
-        if isinstance(result, Exception):
+            results = (await self._remote.propose([ProposeRow(name, length, tokens, 1, DRAWN)])).results
+        (result,) = results
+        if isinstance(result, PacelineError):
             raise result
         return result.cached_length
 

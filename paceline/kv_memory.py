@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize, TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,10 @@ class KvMemory:
 def parse_memory(setting: str) -> int:
     """Read bytes, such as `16GiB` or `1000000`. Raise ValueError, naming valid forms."""
     try:
+        if setting.endswith("%"):  # which pydantic passes over
+            raise ValueError(f"{setting} is a share")
         return int(TypeAdapter(ByteSize).validate_python(setting))
-    except ValidationError as error:
+    except ValueError as error:
         raise ValueError("give bytes such as 16GiB") from error
 
 

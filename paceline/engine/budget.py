@@ -5,8 +5,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from paceline.engine.heads.loading import LoadedHeads
 from paceline.engine.memory import check_shares, kv_memory_bytes, shares_of, taken_bytes
 from paceline.engine.model.model import LoadedModel
@@ -47,5 +45,5 @@ def budget_of(model: LoadedModel, options: EngineOptions, heads: LoadedHeads | N
 def form_of(model: LoadedModel) -> WeightForm:
     """Return how the model's weights are held."""
     dtype = str(model.kv_shape.dtype).removeprefix("torch.")
-    device = "cpu" if model.kv_shape.device == torch.device("cpu") else "cuda"
-    return WeightForm(dtype, model.description.quantization == "int8", device)
+    is_int8 = model.description.quantization == "int8"
+    return WeightForm(dtype, is_int8, "cpu" if model.kv_shape.device.type == "cpu" else "cuda")
