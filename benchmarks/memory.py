@@ -138,9 +138,10 @@ class Load:
             await self._prefill(str(number), (pages_each - spare) * self._page_tokens)
         names = [*self._lengths]
         await self._round(names)
+        prompt_pages = self._pages(one.chunk_tokens + one.draft_count) + 1
+        while (left := await self._free_pages() - prompt_pages) > 0:
+            await self._prefill(f"rest {left}", min(left, most) * self._page_tokens - 1)
         await self._round(names, prompt=self._tokens(one.chunk_tokens))
-        while (left := await self._free_pages()) > 1:
-            await self._prefill(f"rest {left}", min(left - 1, most) * self._page_tokens)
 
     async def _free_pages(self) -> int:
         cache = (await self._remote.describe(TIMEOUT_S)).cache

@@ -26,7 +26,7 @@ from paceline.planning.search import (
     plan,
     weighed,
 )
-from paceline.planning.speed import MACHINES, Machine, RoundCosts, read_costs
+from paceline.planning.speed import MACHINES, Machine, RoundCosts, read_part_costs
 from paceline.process.launcher import settings_here
 from paceline.process.variables import NO_HEADS
 
@@ -129,7 +129,7 @@ def _costs(
 ) -> list[RoundCosts]:
     """Return the costs of each of `INT8_STEPS`; measured ones are taken for all."""
     if path:
-        return [read_costs(path)] * len(INT8_STEPS)
+        return [read_part_costs(path)] * len(INT8_STEPS)
     usual = MACHINES[device]
     machine = Machine(bandwidth_gb_s or usual.bandwidth_gb_s, tflop_s or usual.tflop_s)
     return [*floor_costs(pair, machine)]

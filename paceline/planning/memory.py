@@ -26,11 +26,11 @@ LEAST_LOGITS = MAX_DRAFT_COUNT + 1
 """Places of a row with the most drafts, whose logits are held together."""
 MOST_LOGITS = 1 << 27
 """Most logits that a call holds at a time: 512 MiB of them."""
-SERVING_BYTES = 8 << 20
+SERVING_BYTES = 3 << 20
 """What calls take beside the model's work: messages, threads, and what Python keeps of sequences."""
 CONTEXT_BYTES = 600 << 20
 """What the driver and libraries take of a CUDA device for a process; not seen yet."""
-PROCESS_BYTES = 400 << 20
+PROCESS_BYTES = 528 << 20
 """What Python and the libraries take of a CPU's memory, parts of files that are mapped included."""
 RECORDED_TOKENS = 512
 """Tokens of the largest recorded pass on a CUDA device."""
@@ -114,7 +114,7 @@ def work_bytes(model: ModelDimensions, form: WeightForm, call: CallSize) -> int:
     tokens = call.logit_count + call.chunk_tokens
     recorded = RECORDED_TOKENS * (model.vocabulary_size * FLOAT_BYTES + layer_token_bytes(model, form))
     kept = recorded if form.device == "cuda" else 0
-    return kept + max(tokens * layer_token_bytes(model, form), logits + drawn)
+    return kept + tokens * layer_token_bytes(model, form) + logits + drawn
 
 
 def choice_places(vocabulary_size: int) -> int:
@@ -123,16 +123,13 @@ def choice_places(vocabulary_size: int) -> int:
 
 
 def layer_token_bytes(model: ModelDimensions, form: WeightForm) -> int:
-    """Return the most bytes that a layer holds for a token: in its feed-forward, or in its attention.
-
-    Names stand for tensors that live at the same time, those of the layer before included while a name keeps them.
-    """
+    """Return the bytes that the layers hold for each token of a pass: one room for each kind of result."""
     value, hidden, inner = form.value_bytes, model.hidden_size, model.intermediate_size
-    kept = 2 * FLOAT_BYTES * hidden + value * (2 * hidden + model.attended_size)  # sums, norms, what was attended to
-    gate = FLOAT_BYTES * 2 * inner + 2 * value * inner  # the gate's input, its result, and the one of the layer before
-    attention = FLOAT_BYTES * model.projection_size + value * inner
-    widened = FLOAT_BYTES * inner + value * inner if form.is_int8 and value < FLOAT_BYTES else 0
-    return kept + max(gate, attention, widened + FLOAT_BYTES * hidden)
+    sums = 2 * FLOAT_BYTES * hidden  # what goes through the layers, and what is added to it
+    products = FLOAT_BYTES * (model.projection_size + 2 * inner)
+    entering = value * (hidden + model.attended_size + inner)
+    widened = FLOAT_BYTES * inner if form.is_int8 and value < FLOAT_BYTES else 0
+    return sums + products + entering + widened
 
 
 def serving_work_bytes(model: ModelDimensions, form: WeightForm, call: CallSize) -> int:

@@ -106,7 +106,7 @@ class FloorCosts:
 
 
 @dataclass(frozen=True)
-class MeasuredCosts:
+class PartCosts:
     """Prices in seconds of the parts of rounds, as `auto` learns them. They hold for one pair on one machine."""
 
     prices: Mapping[str, float]
@@ -134,7 +134,7 @@ class MeasuredCosts:
         return self.prices.get(part, 0.0)
 
 
-def read_costs(path: Path) -> MeasuredCosts:
+def read_part_costs(path: Path) -> PartCosts:
     """Read a JSON object with `seconds`: prices by the names of parts. Raise InvalidRequest."""
     try:
         prices = {str(part): float(price) for part, price in json.loads(path.read_text("utf-8"))["seconds"].items()}
@@ -147,4 +147,4 @@ def read_costs(path: Path) -> MeasuredCosts:
         raise InvalidRequest(
             f"--costs {path} lacks the price of `constant`, a plain round, or has one below 0", field="costs"
         )
-    return MeasuredCosts(prices, path)
+    return PartCosts(prices, path)

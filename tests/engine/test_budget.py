@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from threading import Thread
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
 from paceline.engine.sampling import Choosing, choose, ranked
+from paceline.engine.scratch import Scratch
 from paceline.engine.steps import StepRow, Steps
 from paceline.errors import StartupError
 from paceline.kv_memory import parse_memory
@@ -87,3 +89,17 @@ def test_a_model_without_the_sizes_is_refused_a_memory_for_all(pairs: dict[str, 
     model = replace(load_model(str(pairs["Llama"].target)), dimensions=None)
     with pytest.raises(StartupError, match="give --kv-memory instead"):
         Runner(model, replace(OPTIONS, memory="64GiB"))
+
+
+def test_rooms_are_used_again_and_grow_with_the_largest_result_alone() -> None:
+    scratch = Scratch()
+    small, other = scratch.room("a")((2, 3), torch.float32), scratch.room("b")((2, 3), torch.float32)
+    large = scratch.room("a")((8, 3), torch.bfloat16)
+    again = scratch.room("a")((4, 3), torch.float32)
+    assert large.data_ptr() == again.data_ptr() and large.data_ptr() != other.data_ptr()
+    assert (small.shape, large.dtype, again.shape) == ((2, 3), torch.bfloat16, (4, 3))
+    found: list[torch.Tensor] = []
+    thread = Thread(target=lambda: found.append(scratch.room("a")((4, 3), torch.float32)))
+    thread.start()
+    thread.join()
+    assert found[0].data_ptr() != again.data_ptr()

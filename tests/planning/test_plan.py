@@ -36,7 +36,7 @@ from paceline.planning.search import (
     row_counts,
     weighed,
 )
-from paceline.planning.speed import MACHINES, expected_tokens, read_costs
+from paceline.planning.speed import MACHINES, expected_tokens, read_part_costs
 from paceline.process.launcher import settings_here
 from tests.planning.pairs import BUILTIN, LARGE, LARGE_ON_CUDA, QWEN3_8B, QWEN3_600M
 
@@ -176,7 +176,7 @@ def test_expected_tokens_are_those_of_a_chain_of_drafts() -> None:
 def test_measured_costs_are_taken_in_place_of_the_floor(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({"seconds": {"constant": 0.01, "drafted": 0.001, "over 16": 0.1, "step": 0.002}}))
-    costs = read_costs(path)
+    costs = read_part_costs(path)
     assert costs.verify_s(2, 4, 100) == pytest.approx(0.018)
     assert costs.verify_s(4, 4, 100) == pytest.approx(0.01 + 0.016 + 0.4)
     assert costs.draft_s(2, 4, 100) == pytest.approx(0.008)
@@ -184,4 +184,4 @@ def test_measured_costs_are_taken_in_place_of_the_floor(tmp_path: Path) -> None:
     assert made.chosen and str(path) in costs.origin
     path.write_text("[]")
     with pytest.raises(InvalidRequest, match="--costs"):
-        read_costs(path)
+        read_part_costs(path)
