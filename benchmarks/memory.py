@@ -246,7 +246,11 @@ async def measured(one: Configuration, path: str, console: Console) -> Outcome:
         found = Outcome(one, predicted_bytes(read_dimensions(path), described, one), peak - idle, peak)
         after = resident.parts()
         grown = ", ".join(f"{name} {(after[name] - before[name]) / MIB:+.1f}" for name in before)
-        console.print(f"{one.role} {one.model}: idle {idle / MIB:.1f} MiB; {grown}", style="dim")
+        console.print(
+            f"{one.role} {one.model}: idle {idle / MIB:.1f} MiB; {grown}; predicted {found.predicted / MIB:.1f}, "
+            f"measured {found.measured / MIB:.1f}, {found.error:+.1%}",
+            style="dim",
+        )
         return found
 
 
