@@ -1,8 +1,8 @@
-"""The `--kv-memory` setting: bytes, or a share of the free memory."""
+"""The settings of memory: `--memory` is bytes, `--kv-memory` is bytes or a share of what is free."""
 
 from dataclasses import dataclass
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize, TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -13,14 +13,24 @@ class KvMemory:
     free_share: float | None = None
 
 
+def parse_memory(setting: str) -> int:
+    """Read bytes, such as `16GiB` or `1000000`. Raise ValueError, naming valid forms."""
+    try:
+        if setting.endswith("%"):  # which pydantic passes over
+            raise ValueError(f"{setting} is a share")
+        return int(TypeAdapter(ByteSize).validate_python(setting))
+    except ValueError as error:
+        raise ValueError("give bytes such as 16GiB") from error
+
+
 def parse_kv_memory(setting: str) -> KvMemory:
     """Read `512MiB`, `1000000` or `60%`. Raise ValueError, naming valid forms."""
     try:
         if not setting.endswith("%"):
-            return KvMemory(size_bytes=int(TypeAdapter(ByteSize).validate_python(setting)))
+            return KvMemory(size_bytes=parse_memory(setting))
         share = float(setting[:-1]) / 100
         if 0 < share <= 1:
             return KvMemory(free_share=share)
-    except (ValueError, ValidationError):
+    except ValueError:
         pass
     raise ValueError("give bytes such as 512MiB, or a share of what is free such as 60%")

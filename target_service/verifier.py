@@ -46,18 +46,22 @@ class Verifier:
 
     def _verify(self, rows: Sequence[VerifyRow], scope: str) -> list[VerifyOutcome | PacelineError]:
         rows, failed = self.runner.ruled(rows, scope, self._check)
-        live = [index for index in range(len(rows)) if index not in failed]
-        outcomes = dict(zip(live, self.runner.forward([self._packed(rows[i]) for i in live]), strict=True))
-        chosen = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, Tensor)}
+        live = [row for index, row in enumerate(rows) if index not in failed]
+        parts = self.runner.parts([self._packed(row).logit_count for row in live])
+        settled = iter([result for part in parts for result in self._settled(live[part])])
+        return [failed.get(index) or next(settled) for index in range(len(rows))]
+
+    def _settled(self, rows: Sequence[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
+        """Run rows in one pass, and keep of each what is right."""
+        outcomes = self.runner.forward([self._packed(row) for row in rows])
+        chosen = {index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, Tensor)}
         choosing = [self._choosing(rows[index], logits) for index, logits in chosen.items()]
         choices = dict(zip(chosen, self.runner.choose(choosing), strict=True))
-        return self._with_drafts(
-            rows,
-            [
-                failed.get(index) or self._settle(row, outcomes[index], choices.get(index, ()))
-                for index, row in enumerate(rows)
-            ],
-        )
+        results = [
+            self._settle(row, outcome, choices.get(index, ()))
+            for index, (row, outcome) in enumerate(zip(rows, outcomes, strict=True))
+        ]
+        return self._with_drafts(rows, results)
 
     def _with_drafts(
         self, rows: Sequence[VerifyRow], results: list[VerifyOutcome | PacelineError]

@@ -18,6 +18,7 @@ from paceline.engine.native import find_kernels, packed
 from paceline.engine.plan import BatchPlan
 from paceline.engine.quantization import QuantizedWeight
 from paceline.engine.row_choice import ChoiceKernels
+from paceline.engine.scratch import Memory, new_memory
 
 log = structlog.get_logger()
 
@@ -30,13 +31,19 @@ class Product(Protocol):
         """Name how it is computed."""
         ...
 
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """Turn [M, K] of any dtype into [M, N] of float32. A row's result depends on no other row."""
+    def __call__(self, values: torch.Tensor, memory: Memory = new_memory) -> torch.Tensor:
+        """Turn [M, K] of any dtype into [M, N] of float32. A row's result depends on no other row.
+
+        On a CPU, `memory` is where the result may lie.
+        """
         ...
 
 
 class LayerKernels(Protocol):
-    """The operations of a layer between its products. Numbers are float32 where no dtype is named."""
+    """The operations of a layer between its products. Numbers are float32 where no dtype is named.
+
+    On a CPU, `memory` is where a result lies.
+    """
 
     @property
     def name(self) -> str:
@@ -62,11 +69,14 @@ class LayerKernels(Protocol):
         weight: torch.Tensor,
         epsilon: float,
         dtype: torch.dtype = torch.float32,
+        memory: Memory = new_memory,
     ) -> torch.Tensor:
         """Add `added` [T, N] to `hidden` [T, N], in place; return its root mean square norm [T, N] in `dtype`."""
         ...
 
-    def gate(self, gate_and_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def gate(
+        self, gate_and_up: torch.Tensor, dtype: torch.dtype = torch.float32, memory: Memory = new_memory
+    ) -> torch.Tensor:
         """Multiply the silu of the first half of [T, 2 N] by the second: [T, N] (SwiGLU; Shazeer, arXiv 2002.05202)."""
         ...
 
@@ -80,6 +90,7 @@ class LayerKernels(Protocol):
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         epsilon: float,
         scaling: float,
+        memory: Memory = new_memory,
     ) -> torch.Tensor:
         """Store the new keys and values, and let every query see its own sequence up to itself.
 

@@ -1,14 +1,26 @@
 """Memory: the bytes that a cache may take, and the errors that mean there is no more."""
 
+import ctypes
+import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import torch
 
 from paceline.errors import StartupError
-from paceline.kv_memory import parse_kv_memory
+from paceline.kv_memory import parse_kv_memory, parse_memory
+from paceline.planning.dimensions import ModelDimensions
+from paceline.planning.memory import (
+    CONTEXT_BYTES,
+    CallSize,
+    WeightForm,
+    held_logit_count,
+    rounded_mib,
+    serving_work_bytes,
+)
 
 CGROUP = Path("/sys/fs/cgroup")
 NO_MEMORY_WORDS = (
@@ -29,6 +41,57 @@ def kv_memory_bytes(setting: str, device: torch.device) -> int:
         return int(budget.free_share * free_bytes(device))
     assert budget.size_bytes is not None
     return budget.size_bytes
+
+
+@dataclass(frozen=True)
+class MemoryShares:
+    """What a budget for all is divided into."""
+
+    held_bytes: int
+    """What the process has taken: itself, and the model's weights."""
+    work_bytes: int
+    """What its largest call may take meanwhile."""
+    kv_bytes: int
+    """What is left for the cache; negative if the budget does not hold the rest."""
+    logit_count: int
+    """Of how many places such a call may hold logits at a time."""
+
+
+def shares_of(
+    setting: str, held_bytes: int, dimensions: ModelDimensions, form: WeightForm, call: CallSize
+) -> MemoryShares:
+    """Divide the `--memory` setting of a process that has taken `held_bytes`."""
+    left = parse_memory(setting) - held_bytes
+    count = held_logit_count(dimensions, form, call, left_bytes=left)
+    work = serving_work_bytes(dimensions, form, replace(call, logit_count=count))
+    return MemoryShares(held_bytes, work, left - work, count)
+
+
+def check_shares(setting: str, shares: MemoryShares, least_kv_bytes: int) -> None:
+    """Raise StartupError, with the numbers, when a budget leaves the cache too little."""
+    if shares.kv_bytes < least_kv_bytes:
+        needed = shares.held_bytes + shares.work_bytes + least_kv_bytes
+        raise StartupError(
+            f"--memory {setting} does not hold this model: {rounded_mib(shares.held_bytes)} MiB are taken once it is "
+            f"loaded, a call takes up to {rounded_mib(shares.work_bytes)} MiB, and a token of the cache is to fit; "
+            f"give at least {rounded_mib(needed)}MiB, a lower --prefill-chunk-tokens, or --quantization int8"
+        )
+
+
+def taken_bytes(device: torch.device) -> int:
+    """Return what this process has taken of the device's memory, after giving back what nothing needs any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return int(torch.cuda.memory_reserved(device)) + CONTEXT_BYTES
+    give_back()
+    return int(psutil.Process().memory_info().rss)
+
+
+def give_back() -> None:
+    """Give the system what the C library keeps of freed memory. Loading leaves as much as a large weight."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

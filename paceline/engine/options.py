@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.checks import MAX_ROWS
+
 Layout = Literal["paged", "dense"]
 Numerics = Literal["auto", "fast", "strict"]
 
@@ -24,3 +26,8 @@ class EngineOptions:
     """Whether sequences go several steps in a row; then those are recorded at start, else single passes."""
     sequence_ttl_s: float = 600.0
     """Seconds without a call that names a sequence, after which it is freed: its owner is gone."""
+    memory: str | None = None
+    """Bytes for all that the process takes, such as `4GiB`; the cache gets what is left, whatever
+    `kv_memory` says."""
+    max_rows: int = MAX_ROWS
+    """Most rows of a call."""

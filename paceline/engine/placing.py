@@ -70,9 +70,11 @@ class _Wish:
 class Placing:
     """Finds room in the cache for the rows of one call, and shares the chunk of prompt tokens among them."""
 
-    def __init__(self, cache: KvCache, options: EngineOptions, vocabulary_size: int) -> None:
+    def __init__(self, cache: KvCache, options: EngineOptions, vocabulary_size: int, logit_count: int) -> None:
+        """`logit_count` is of how many places a call holds logits."""
         self._cache = cache
-        self._scored_tokens = min(options.prefill_chunk_tokens, max(1, SCORED_LOGITS // vocabulary_size))
+        most_scored = max(1, min(logit_count, SCORED_LOGITS // vocabulary_size))
+        self._scored_tokens = min(options.prefill_chunk_tokens, most_scored)
         self._chunk_tokens = options.prefill_chunk_tokens
         self._page_tokens = options.page_tokens
 

@@ -6,7 +6,7 @@ All calls come from one thread.
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ import torch
 
 from paceline.checks import DECODED_TOKENS, RowLimits, check_sequence_id
 from paceline.engine.attention.strict import StrictAttention
+from paceline.engine.budget import Budget, budget_of
 from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.cache.prefixes import Prefixes
@@ -22,7 +23,7 @@ from paceline.engine.heads.drafting import HeadsDrafts, HeadsRow
 from paceline.engine.heads.loading import LoadedHeads
 from paceline.engine.interfaces import KvCache, KvShape, let_go
 from paceline.engine.masks import Masks
-from paceline.engine.memory import is_out_of_memory, kv_memory_bytes, refusing_to_start
+from paceline.engine.memory import is_out_of_memory, refusing_to_start
 from paceline.engine.model.identity import kernels_of, model_digest
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.numerics import resolved_numerics
@@ -78,12 +79,14 @@ class Runner:
         """`on_pass` is called after every pass, in the thread that ran it. Raise StartupError."""
         options = replace(options, numerics=resolved_numerics(model, options))
         self.model = model
-        self.cache = make_cache(model, options, heads)
+        budget = budget_of(model, options, heads)
+        self.cache = make_cache(model, options, budget, heads)
         self._prefixes = Prefixes(self.cache)
         self._masks = Masks(model.tokenizer)
         self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check, self._masks.check)
         """Rules of the sequences in the cache; freed with them."""
         self._options = options
+        self._setting, self._logit_count = budget.setting, budget.logit_count
         self._heads = HeadsDrafts(heads, model, self.cache, self.choosing, self.choose) if heads else None
         self.passes = make_passes(model, self.cache, options, self._heads)
         self._clock = clock
@@ -112,13 +115,26 @@ class Runner:
         self._last_named |= {row.sequence_id: now for index, row in enumerate(named) if index not in errors}
         return named, errors
 
+    def parts(self, logit_counts: Sequence[int]) -> Iterator[slice]:
+        """Yield the parts of a call's rows that are run one after the other, so that logits of few are held at a time.
+
+        `logit_counts` are those of the rows.
+        """
+        start, held = 0, 0
+        for stop, count in enumerate(logit_counts):
+            if stop > start and held + count > self._logit_count:
+                yield slice(start, stop)
+                start, held = stop, 0
+            held += count
+        yield slice(start, len(logit_counts))
+
     def forward(self, rows: Sequence[PackedRow]) -> list[Outcome]:
         """Run the rows and return their outcomes.
 
         Prompts share the chunk and go on with the next call: see `placing`. Afterwards the cache holds the tokens that
         were run. When the run itself fails, every row's sequence is cut to `base_length`.
         """
-        placing = Placing(self.cache, self._options, self.model.description.vocabulary_size)
+        placing = Placing(self.cache, self._options, self.model.description.vocabulary_size, self._logit_count)
         pieces = dict(enumerate(placing.place(rows)))
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
         try:
@@ -195,9 +211,7 @@ class Runner:
         Raise StartupError when the cache left no memory for them.
         """
         if isinstance(self.passes, BlockPasses):
-            with refusing_to_start(
-                f"--kv-memory {self._options.kv_memory} leaves no memory for passes that are recorded; give less"
-            ):
+            with refusing_to_start(f"{self._setting} leaves no memory for passes that are recorded; give less"):
                 self.passes.record(steps=self._options.takes_steps)
 
     def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[RolledBack | PacelineError]:
@@ -276,24 +290,24 @@ def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
     return options.fixed_shapes and model.backend.tables is not None
 
 
-def make_cache(model: LoadedModel, options: EngineOptions, heads: LoadedHeads | None = None) -> KvCache:
+def make_cache(model: LoadedModel, options: EngineOptions, budget: Budget, heads: LoadedHeads | None = None) -> KvCache:
     """Lay out the cache that the options ask for, with layers for the heads.
 
     Raise StartupError when the cache could not hold a token or the memory cannot be had.
     """
-    capacity_bytes, shape = kv_memory_bytes(options.kv_memory, model.kv_shape.device), model.kv_shape
+    capacity_bytes, shape = budget.kv_bytes, model.kv_shape
     if heads and heads.layer_count:
         if options.layout == "dense":
             raise StartupError("--heads keep keys and values, and --layout is dense; give --layout paged")
         shape = replace(shape, layer_count=shape.layer_count + heads.layer_count)
     with refusing_to_start(
-        f"--kv-memory {options.kv_memory} is {capacity_bytes} bytes, more than can be had; "
+        f"{budget.setting} is {capacity_bytes} bytes for the cache, more than can be had; "
         "give less, or a share of what is free such as 60%"
     ):
         cache = _lay_out(model, shape, options, capacity_bytes)
     if not cache.max_length:
         raise StartupError(
-            f"--kv-memory {options.kv_memory} gives the cache {capacity_bytes} bytes, which hold no token of this "
+            f"{budget.setting} gives the cache {capacity_bytes} bytes, which hold no token of this "
             f"model; give it at least {cache.least_bytes} bytes, and more for longer and for several sequences"
         )
     return cache

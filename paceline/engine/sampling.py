@@ -21,6 +21,7 @@ from paceline.engine.noise import gumbel, gumbel_at, signed64, stream_starts
 from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits
 from paceline.engine.threads import choice_threads
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
+from paceline.planning.memory import choice_places
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
 
 SPARSE_SHARE = 4
@@ -84,7 +85,11 @@ def _parted(places: Sequence[PlaceT], sequences: Sequence[Choosing]) -> list[lis
 def _choose_apart(sequences: Sequence[Choosing]) -> list[list[Choice]]:
     """Choose by torch, one sequence after the other."""
     with choice_threads(max(one.logits.numel() for one in sequences)):
-        parts = [one.logits.max(dim=-1) if one.rule == GREEDY else _best(one) for one in sequences]
+        parts = [
+            one.logits.max(dim=-1) if one.rule == GREEDY else _best(one)
+            for sequence in sequences
+            for one in _few_places(sequence)
+        ]
         scores, token_ids = (torch.cat(one) for one in zip(*parts, strict=True))
         highest: list[float] = scores.tolist()
         choices: list[Choice] = token_ids.tolist()
@@ -96,6 +101,23 @@ def _choose_apart(sequences: Sequence[Choosing]) -> list[list[Choice]]:
             for (one, row), score, choice in zip(places, highest, choices, strict=True)
         ]
     return _parted(choices, sequences)
+
+
+def _few_places(one: Choosing) -> Iterator[Choosing]:
+    """Cut a sequence that is drawn for into parts of so few places that noise and scores take little memory."""
+    most, count = choice_places(one.logits.shape[1]), one.logits.shape[0]
+    if one.rule == GREEDY or count <= most:
+        yield one
+        return
+    for start in range(0, count, most):
+        stop = min(start + most, count)
+        yield Choosing(
+            one.logits[start:stop],
+            one.rule,
+            (*one.prefix, *one.following[:start]),
+            one.following[start : stop - 1],
+            None if one.allowed is None else one.allowed[start:stop],
+        )
 
 
 def no_choice(position: int) -> NoChoice:
@@ -164,12 +186,26 @@ def ranked(sequences: Sequence[Choosing], count: int) -> list[list[list[RankedTo
     found: dict[int, list[list[RankedToken]]] = {}
     plain = [index for index, one in enumerate(sequences) if _is_plain(one.rule)]
     with choice_threads(max(one.logits.numel() for one in sequences)):
-        if plain:
-            together = [sequences[index] for index in plain]
-            found |= zip(plain, _parted(_ranked(*_plain_scores(together), count), together), strict=True)
+        for indices in _few_at_once(plain, sequences):
+            together = [sequences[index] for index in indices]
+            found |= zip(indices, _parted(_ranked(*_plain_scores(together), count), together), strict=True)
         for index in set(range(len(sequences))).difference(plain):
             found[index] = _ranked(*_scores(sequences[index]), count)
     return [found[index] for index in range(len(sequences))]
+
+
+def _few_at_once(indices: Sequence[int], sequences: Sequence[Choosing]) -> Iterator[list[int]]:
+    """Yield the sequences' indices, together as many as have few places, or one with more."""
+    together, places = list[int](), 0
+    for index in indices:
+        one = sequences[index].logits
+        if together and places + one.shape[0] > choice_places(one.shape[1]):
+            yield together
+            together, places = [], 0
+        together.append(index)
+        places += one.shape[0]
+    if together:
+        yield together
 
 
 def _is_plain(rule: ChoiceRule) -> bool:

@@ -71,7 +71,12 @@ class Steps:
         return chosen | outcomes
 
     def _step(self, rows: Sequence[StepRow]) -> list[int | Prefilled | PacelineError | None]:
-        """Run one pass and return the next tokens; None says that none can be chosen, so the row ends here."""
+        """Return the next tokens; None says that none can be chosen, so the row ends here."""
+        parts = self._runner.parts([one.row.logit_count for one in rows])
+        return [outcome for part in parts for outcome in self._step_part(rows[part])]
+
+    def _step_part(self, rows: Sequence[StepRow]) -> list[int | Prefilled | PacelineError | None]:
+        """Run one pass for rows whose logits are held together."""
         runner = self._runner
         # No row is scored.
         outcomes = [one for one in runner.forward([one.row for one in rows]) if not isinstance(one, ScoredPart)]

@@ -20,9 +20,10 @@ def new_figure(width_inches: float, height_inches: float) -> "Figure":
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write the figure as PNG: whole, or not at all."""
+    """Write the figure as SVG if the path ends so, else as PNG: whole, or not at all."""
+    form = "svg" if path.suffix == ".svg" else "png"
     with replacing(path) as beside:
-        figure.savefig(beside, format="png", dpi=DPI)
+        figure.savefig(beside, format=form, dpi=DPI)
 
 
 def check_plots() -> None:

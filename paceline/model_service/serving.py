@@ -12,6 +12,7 @@ import torch
 
 from paceline.engine.heads.loading import LoadedHeads
 from paceline.engine.loading import load_model
+from paceline.engine.memory import give_back
 from paceline.engine.model.loader import resolve_device
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
@@ -67,6 +68,7 @@ async def serve_model(
                 exchanges=exchanges,
             ) as server:
                 freeze_heap()
+                give_back()
                 await server.set_serving(True)
                 announce(name, server.address, watched.metrics_url)
                 dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))

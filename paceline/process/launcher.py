@@ -169,6 +169,13 @@ def divided_threads(lane_count: int) -> tuple[int, int]:
     return draft_threads, max(1, CORES - draft_threads)
 
 
+def settings_here(role: str) -> Any:
+    """Return the settings that a service would read in this environment without flags. Raise StartupError."""
+    nowhere = f"{HOST}:1"
+    placeholders = ("--draft", nowhere, "--target", nowhere) if role == "coordinator" else ()
+    return _plan(role, OTHERWISE, OTHERWISE, *placeholders).settings
+
+
 def _plan(role: str, options: ClusterOptions, otherwise: ClusterOptions, *placeholders: str) -> ServicePlan:
     unsaid = {name: value for name, value in _asked(role, otherwise).items() if not is_set(role, name)}
     chosen = unsaid | _asked(role, options)

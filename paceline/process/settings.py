@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDic
 from paceline import __version__
 from paceline.checks import MAX_ROWS
 from paceline.errors import StartupError
-from paceline.kv_memory import parse_kv_memory
+from paceline.kv_memory import parse_kv_memory, parse_memory
 from paceline.observe.logs import LogFormat, LogLevel
 from paceline.process.variables import check_variables
 from paceline.security.limits import LONGEST_TIMEOUT_S
@@ -40,6 +40,11 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 def _kv_memory(setting: str) -> str:
     parse_kv_memory(setting)
+    return setting
+
+
+def _memory(setting: str) -> str:
+    parse_memory(setting)
     return setting
 
 
@@ -118,6 +123,12 @@ class ModelServiceSettings(ServiceSettings):
         description="CPU threads for the model's work; unset: as many as torch finds cores, which in a container may "
         "be more than it was given",
     )
+    memory: Annotated[str, AfterValidator(_memory)] | None = Field(
+        default=None,
+        description="memory for all that the service takes, such as 16GiB: weights, cache and the work of its calls; "
+        "the cache gets what is left, so --kv-memory is not given then. On a GPU it is the device's memory. Unset: "
+        "--kv-memory bounds the cache alone",
+    )
     kv_memory: Annotated[str, AfterValidator(_kv_memory)] = Field(
         default="2GiB",
         description="memory for the cache of keys and values: bytes such as 512MiB, or a share of what is free "
@@ -152,6 +163,15 @@ class ModelServiceSettings(ServiceSettings):
         description="time without a call that names a sequence, after which its cache is freed; if it still runs, "
         "the coordinator sends it again",
     )
+
+    @model_validator(mode="after")
+    def _one_bound_of_memory(self) -> Self:
+        if self.memory is not None and "kv_memory" in self.model_fields_set:
+            raise ValueError(
+                f"--memory {self.memory} and --kv-memory {self.kv_memory} are both given; give --memory for all that "
+                "the service takes, or --kv-memory for its cache alone"
+            )
+        return self
 
     @model_validator(mode="after")
     def _the_coordinator_may_ask(self) -> Self:

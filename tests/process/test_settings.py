@@ -116,6 +116,12 @@ def test_a_setting_that_is_needed_is_named_as_flag_and_variable(capsys: pytest.C
         (TargetSettings, ["--port", "70000"], "--port '70000'"),
         (TargetSettings, ["--dtype", "int8"], "--dtype 'int8'"),
         (TargetSettings, ["--kv-memory", "lots"], "--kv-memory 'lots'"),
+        (TargetSettings, ["--memory", "60%"], "--memory '60%': give bytes such as 16GiB"),
+        (
+            DraftSettings,
+            ["--memory", "2GiB", "--kv-memory", "1GiB"],
+            "--memory 2GiB and --kv-memory 1GiB are both given",
+        ),
         (DraftSettings, ["--threads", "0"], "--threads '0'"),
         (CoordinatorSettings, ["--draft", "x:1"], "--target"),
         (CoordinatorSettings, ["--draft", "x:1", "--target", "x:2", "--batch-size", "0"], "--batch-size '0'"),

@@ -16,6 +16,7 @@ from paceline.engine.interfaces import Attention
 from paceline.engine.model.plain_layer import Layer, Norm
 from paceline.engine.model.taps import Taps
 from paceline.engine.model.turns import Turns
+from paceline.engine.scratch import Memory, Scratch, new_memory
 
 
 def can_compile(layers: Sequence[Layer], kernels: LayerKernels) -> bool:
@@ -36,6 +37,7 @@ class CompiledLayers:
         self._turns = turns
         self._kernels = kernels
         self._dtype = layers[0].dtype
+        self._scratch = Scratch()
 
     def through(
         self,
@@ -48,30 +50,38 @@ class CompiledLayers:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run [T, H], which this uses up; return two parts [W, H] of the output that are still to be added.
 
+        The second lies in memory that the next call uses.
+
         `rows` are the attention's, as the kernels read them. The first layer's attention reads `beside` [T, H] too.
         """
         assert isinstance(attention, PagedAttention | DenseAttention | TableAttention)
         added: torch.Tensor | None = None
+        room = self._scratch.room
         for number, layer in enumerate(self._layers):
-            entering = self.add_and_norm(hidden, added, layer.before_attention) if layer.before_attention else hidden
+            entering = hidden
+            if layer.before_attention:
+                entering = self.add_and_norm(hidden, added, layer.before_attention, room("normed"))
             if taps:
                 taps.note(number, hidden)
             if beside is not None and not number:
                 entering = torch.cat((beside.to(entering.dtype), entering), dim=1)
-            attended = self._attend(layer, layer.projection(entering), rows, attention.memory(layer.number))
+            projected = layer.projection(entering, room("projected"))
+            attended = self._attend(layer, projected, rows, attention.memory(layer.number))
             if layer is self._layers[-1] and wanted is not None:
                 # As in a plain decoder, the last layer's output is needed for the wanted tokens alone.
                 hidden, attended = hidden[wanted], attended[wanted]
-            added = self._normed(layer.output(attended), layer.after_attention)
+            added = self._normed(layer.output(attended, room("added")), layer.after_attention)
             assert layer.before_feed_forward  # see `can_compile`
-            normed = self.add_and_norm(hidden, added, layer.before_feed_forward)
-            gated = self._kernels.gate(layer.gate_and_up(normed), self._dtype)
-            added = self._normed(layer.down(gated), layer.after_feed_forward)
+            normed = self.add_and_norm(hidden, added, layer.before_feed_forward, room("normed"))
+            gated = self._kernels.gate(layer.gate_and_up(normed, room("gate and up")), self._dtype, room("gated"))
+            added = self._normed(layer.down(gated, room("added")), layer.after_feed_forward)
         assert added is not None
         return hidden, added
 
-    def add_and_norm(self, hidden: torch.Tensor, added: torch.Tensor | None, norm: Norm) -> torch.Tensor:
-        return self._kernels.add_and_norm(hidden, added, norm.weight, norm.epsilon, self._dtype)
+    def add_and_norm(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, norm: Norm, memory: Memory = new_memory
+    ) -> torch.Tensor:
+        return self._kernels.add_and_norm(hidden, added, norm.weight, norm.epsilon, self._dtype, memory)
 
     def _normed(self, values: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         return self._kernels.add_and_norm(values, None, norm.weight, norm.epsilon) if norm else values
@@ -83,4 +93,5 @@ class CompiledLayers:
         if layer.query_norm and layer.key_norm:
             norms, epsilon = (layer.query_norm.weight, layer.key_norm.weight), layer.query_norm.epsilon
         rotation = self._turns.cos, self._turns.sin
-        return self._kernels.attend(rows, projected, *memory, rotation, norms, epsilon, layer.scaling)
+        room = self._scratch.room("attended")
+        return self._kernels.attend(rows, projected, *memory, rotation, norms, epsilon, layer.scaling, room)

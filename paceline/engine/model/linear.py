@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from paceline.engine.backend import Backend, Product
 from paceline.engine.quantization import QuantizedWeight
+from paceline.engine.scratch import Memory, new_memory
 
 ROWS = 16
 """Rows for which the layout is chosen: it serves one row and a whole prompt almost as well."""
@@ -33,7 +34,7 @@ class Linear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if self._is_packed else weight
         self._bias = bias
 
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+    def __call__(self, values: torch.Tensor, memory: Memory = new_memory) -> torch.Tensor:
         """Turn [..., in] into [..., out], in float32 whatever the weight's dtype, in which it multiplies."""
         if not self._is_packed:
             return F.linear(values.to(self._weight.dtype), self._weight, self._bias).float()

@@ -23,6 +23,7 @@ from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.weights_digest import reading_with_digest
 from paceline.engine.quantization import Quantization
 from paceline.errors import ModelNotUsable, StartupError
+from paceline.planning.dimensions import ModelDimensions, dimensions_of
 from paceline.text import fingerprint
 from paceline.types import ModelDescription, TokenizerFiles
 
@@ -80,7 +81,15 @@ def made_of(module: PreTrainedModel, description: ModelDescription, tokenizer: T
     )
     mixes_experts = _mixes_experts(module)  # before the module is used up
     backend = find_backend(module.device)
-    return LoadedModel(make_decoder(module, backend), description, shape, backend, tokenizer, mixes_experts)
+    decoder = make_decoder(module, backend)
+    return LoadedModel(decoder, description, _dimensions(config), shape, backend, tokenizer, mixes_experts)
+
+
+def _dimensions(config: Any) -> ModelDimensions | None:
+    try:
+        return dimensions_of(config.to_dict())
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def resolve_device(device: str) -> str:

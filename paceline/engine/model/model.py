@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from paceline.engine.backend import Backend
 from paceline.engine.interfaces import KvShape
 from paceline.engine.model.decoder import Decoder
+from paceline.planning.dimensions import ModelDimensions
 from paceline.types import ModelDescription, TokenizerFiles
 
 
@@ -12,6 +13,8 @@ from paceline.types import ModelDescription, TokenizerFiles
 class LoadedModel:
     decoder: Decoder
     description: ModelDescription
+    dimensions: ModelDimensions | None
+    """None for an architecture whose configuration has no such sizes."""
     kv_shape: KvShape
     backend: Backend
     tokenizer: TokenizerFiles | None

@@ -30,7 +30,9 @@ class PlainDecoder:
         taken = partial(
             take, backend=backend, packed_bytes=least_packed_bytes(module)
         )  # before the layers lose weights
-        self.embedding = model.get_input_embeddings().weight
+        embedding = model.get_input_embeddings().weight.detach()
+        # A copy: a weight of a mapped file keeps all of the file in memory, beside the packed weights.
+        self.embedding = embedding.clone() if embedding.device.type == "cpu" else embedding
         like = torch.empty(0, device=self.embedding.device)
         head_size = model.model.layers[0].self_attn.head_dim
         self.turns = Turns(model.model.rotary_emb, like, max_length_of(config), head_size)

@@ -90,7 +90,7 @@ class Norm:
     """Root mean square norm (Zhang, Sennrich, arXiv 1910.07467)."""
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
-        self.weight = weight.float()
+        self.weight = weight.to(torch.float32, copy=True)  # see the embedding of `plain_decoder`
         self.epsilon = epsilon
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:

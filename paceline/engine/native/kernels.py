@@ -19,6 +19,7 @@ from paceline.engine.attention.dense import DenseAttention
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.interfaces import Attention, Span
 from paceline.engine.plan import Places
+from paceline.engine.scratch import Memory, new_memory
 from paceline.engine.threads import kernel_threads
 
 log = structlog.get_logger()
@@ -133,16 +134,19 @@ class Kernels:
         weight: torch.Tensor,
         epsilon: float,
         dtype: torch.dtype = torch.float32,
+        memory: Memory = new_memory,
     ) -> torch.Tensor:
-        normed = torch.empty(hidden.shape, dtype=dtype)
+        normed = memory(hidden.shape, dtype)
         added_at = None if added is None else added.data_ptr()
         call = _NormCall(hidden.data_ptr(), added_at, weight.data_ptr(), epsilon, *hidden.shape, normed.data_ptr())
         self._library.paceline_add_and_norm(ctypes.byref(call), dtype == torch.bfloat16, self._threads())
         return normed
 
-    def gate(self, gate_and_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def gate(
+        self, gate_and_up: torch.Tensor, dtype: torch.dtype = torch.float32, memory: Memory = new_memory
+    ) -> torch.Tensor:
         token_count, size = gate_and_up.shape[0], gate_and_up.shape[1] // 2
-        gated = torch.empty((token_count, size), dtype=dtype)
+        gated = memory((token_count, size), dtype)
         call = _GateCall(gate_and_up.data_ptr(), token_count, size, gated.data_ptr())
         self._library.paceline_gate(ctypes.byref(call), dtype == torch.bfloat16, self._threads())
         return gated
@@ -157,13 +161,14 @@ class Kernels:
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         epsilon: float,
         scaling: float,
+        memory: Memory = new_memory,
     ) -> torch.Tensor:
         (kv_head_count, slot_count, head_size), position_count = keys.shape, len(rotation[0])
         assert head_size in HEAD_SIZES
         if rows.longest > position_count:
             raise IndexError(f"a sequence of {rows.longest} tokens has no positions beyond {position_count}")
         head_count = projected.shape[1] // head_size - 2 * kv_head_count
-        attended = torch.empty((projected.shape[0], head_count * head_size), dtype=keys.dtype)
+        attended = memory((projected.shape[0], head_count * head_size), keys.dtype)
         query_norm, key_norm = (one.data_ptr() for one in norms) if norms else (None, None)
         # In the order of the fields.
         call = _AttendCall(
@@ -189,6 +194,7 @@ class Kernels:
         weights: torch.Tensor,
         bias: torch.Tensor | None,
         scales: torch.Tensor | None = None,
+        memory: Memory = new_memory,
     ) -> torch.Tensor:
         """Multiply `rows` [M, K] by arranged `weights` [N / 16, ., 16, .] and the sums by `scales` [N]; add `bias` [N].
 
@@ -196,7 +202,7 @@ class Kernels:
         float32.
         """
         (row_count, size), column_count = rows.shape, weights.shape[0] * weights.shape[2]
-        out = torch.empty((row_count, column_count))
+        out = memory((row_count, column_count), torch.float32)
         scales_at, bias_at = (None if one is None else one.data_ptr() for one in (scales, bias))
         places = rows.data_ptr(), weights.data_ptr(), scales_at, bias_at, out.data_ptr()
         call = _ProductCall(way, row_count, size, column_count, *places)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from paceline.engine.native.kernels import Kernels, find_kernels
 from paceline.engine.quantization import QuantizedWeight
+from paceline.engine.scratch import Memory, new_memory
 
 WAYS = {torch.float32: ("float32",), torch.bfloat16: ("tiled", "dotted", "widened"), torch.int8: ("int8",)}
 """Ways to multiply by the weights' dtype; in bfloat16 by AMX, AVX512-BF16, and what every processor has. The first are
@@ -53,12 +54,12 @@ class PackedWeight:
         self._bias = None if bias is None else self._padded(bias)
         self._scales = self._padded(weight.scales) if isinstance(weight, QuantizedWeight) else None
 
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+    def __call__(self, values: torch.Tensor, memory: Memory = new_memory) -> torch.Tensor:
         """Turn [M, K] of any dtype into [M, N] of float32."""
         rows = values.to(self._dtype).contiguous()
         if self._scales is not None:
             rows = rows.float()  # what is multiplied by int8 is rounded as beside other weights, and then widened
-        product = self._kernels.product(self._way, rows, self._weights, self._bias, self._scales)
+        product = self._kernels.product(self._way, rows, self._weights, self._bias, self._scales, memory)
         # The compiled operations that read the result know no gaps between its rows.
         return product[:, : self._column_count].contiguous()
 

@@ -9,6 +9,7 @@ import triton
 
 from paceline.engine.attention.tables import SPLIT_KEYS, TableAttention, TableRows
 from paceline.engine.interfaces import Attention
+from paceline.engine.scratch import Memory, new_memory
 from paceline.engine.triton.attention_kernels import attend_kernel, combine_kernel
 from paceline.engine.triton.layer_kernels import add_and_norm_kernel, gate_kernel, place_kernel, store_kernel
 from paceline.engine.triton.product_kernels import ROWS, product_kernel
@@ -40,6 +41,7 @@ class TritonKernels:
         weight: torch.Tensor,
         epsilon: float,
         dtype: torch.dtype = torch.float32,
+        memory: Memory = new_memory,
     ) -> torch.Tensor:
         token_count, size = hidden.shape
         normed = torch.empty((token_count, size), dtype=dtype, device=hidden.device)
@@ -50,7 +52,9 @@ class TritonKernels:
         )
         return normed
 
-    def gate(self, gate_and_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def gate(
+        self, gate_and_up: torch.Tensor, dtype: torch.dtype = torch.float32, memory: Memory = new_memory
+    ) -> torch.Tensor:
         token_count, size = gate_and_up.shape[0], gate_and_up.shape[1] // 2
         gated = torch.empty((token_count, size), dtype=dtype, device=gate_and_up.device)
         gate_kernel[(token_count, triton.cdiv(size, GATE_BLOCK))](gate_and_up, gated, size, BLOCK=GATE_BLOCK)
@@ -66,6 +70,7 @@ class TritonKernels:
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         epsilon: float,
         scaling: float,
+        memory: Memory = new_memory,
     ) -> torch.Tensor:
         token_count, (kv_head_count, slot_count, size) = len(projected), keys.shape
         head_count = projected.shape[1] // size - 2 * kv_head_count

@@ -2,6 +2,7 @@
 
 import torch
 
+from paceline.engine.scratch import Memory, new_memory
 from paceline.engine.triton.kernels import TritonKernels
 
 WIDE_COLUMNS = 8192
@@ -22,7 +23,7 @@ class TiledWeight:
         self._columns = tile_columns(len(weight))
         self._step = STEP_BYTES // weight.itemsize
 
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+    def __call__(self, values: torch.Tensor, memory: Memory = new_memory) -> torch.Tensor:
         """Turn [M, K] of any dtype into [M, N] of float32."""
         rows = values.to(self._weight.dtype).contiguous()
         return self._kernels.product(rows, self._weight, self._bias, self._columns, self._step)

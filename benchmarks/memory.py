@@ -1,0 +1,288 @@
+"""Bytes that services take above the loaded, idle process, beside the prediction: `python -m benchmarks.memory`.
+
+Each configuration is a real process of a service. Its cache is filled to the last page, and its largest call is made:
+all rows with drafts, drawn for, beside a whole chunk of a prompt. The peak is the kernel's own, of resident memory.
+"""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
+from paceline.errors import PacelineError
+from paceline.measure.synthetic.pair import PairOrder, write_pair
+from paceline.measure.synthetic.shapes import SHAPES
+from paceline.measure.tables import markdown_table
+from paceline.planning.dimensions import ModelDimensions, read_dimensions
+from paceline.planning.memory import MIB, CallSize, WeightForm, serving_work_bytes
+from paceline.process.launcher import ServiceProcess
+from paceline.types import (
+    ChoiceRule,
+    ModelDescription,
+    Prefilled,
+    Proposal,
+    ProposeRow,
+    SamplingParameters,
+    VerifyOutcome,
+    VerifyRow,
+)
+from paceline.wire.channel import open_channel
+
+TIMEOUT_S = 120.0
+TOLERANCE = 0.05
+PAIR = "100m/5m"
+DRAWN = ChoiceRule(SamplingParameters(temperature=0.8), seed=7)
+SETTLED_S = 0.5
+
+
+@dataclass(frozen=True)
+class Configuration:
+    role: Literal["target", "draft"]
+    model: str
+    """`builtin`, or `synthetic` for the random pair."""
+    dtype: str
+    kv_mib: int
+    row_count: int
+    draft_count: int
+    chunk_tokens: int
+    quantization: str = "none"
+    heads: str = "none"
+    memory_mib: int = 0
+    """For all, in place of the cache's; 0: none."""
+
+    def flags(self, path: str) -> list[str]:
+        own = ["--heads", self.heads] if self.role == "target" else []
+        return [
+            *("--model", path, "--dtype", self.dtype, "--quantization", self.quantization, "--threads", "1"),
+            *(("--memory", f"{self.memory_mib}MiB") if self.memory_mib else ("--kv-memory", f"{self.kv_mib}MiB")),
+            *("--prefill-chunk-tokens", str(self.chunk_tokens), "--max-rows", str(self.row_count + 1)),
+            *("--log-level", "warning", *own),
+        ]
+
+
+CONFIGURATIONS = (
+    Configuration("target", "builtin", "float32", 64, 8, 5, 256),
+    Configuration("target", "builtin", "float32", 24, 4, 3, 64),
+    Configuration("target", "builtin", "float32", 256, 32, 8, 512),
+    Configuration("target", "builtin", "bfloat16", 64, 8, 5, 256),
+    Configuration("target", "builtin", "bfloat16", 32, 16, 5, 128),
+    Configuration("target", "builtin", "float32", 64, 8, 5, 256, "int8"),
+    Configuration("target", "builtin", "float32", 64, 8, 3, 256, heads="builtin:clover"),
+    Configuration("target", "synthetic", "float32", 128, 8, 5, 256),
+    Configuration("target", "synthetic", "float32", 256, 20, 5, 512),
+    Configuration("target", "synthetic", "bfloat16", 128, 16, 5, 256),
+    Configuration("draft", "builtin", "float32", 16, 8, 5, 256),
+    Configuration("draft", "synthetic", "float32", 64, 16, 5, 128),
+    Configuration("target", "builtin", "float32", 0, 8, 5, 256, memory_mib=704),
+    Configuration("target", "synthetic", "float32", 0, 8, 5, 256, memory_mib=1280),
+    Configuration("draft", "builtin", "float32", 0, 8, 5, 128, memory_mib=576),
+)
+
+
+class Resident:
+    """Resident memory of a process, as Linux counts it."""
+
+    def __init__(self, process_id: int) -> None:
+        self._folder = Path(f"/proc/{process_id}")
+
+    def begin(self) -> int:
+        """Return what is resident now, from which the peak is counted from now on."""
+        (self._folder / "clear_refs").write_text("5")
+        return self._read("VmRSS")
+
+    def peak(self) -> int:
+        return self._read("VmHWM")
+
+    def parts(self) -> dict[str, int]:
+        return {name: self._read(name) for name in ("RssAnon", "RssFile")}
+
+    def _read(self, name: str) -> int:
+        (line,) = [line for line in (self._folder / "status").read_text().splitlines() if line.startswith(f"{name}:")]
+        return 1024 * int(line.split()[1])
+
+
+class Load:
+    """Rows of random tokens for one service, until its cache is full."""
+
+    def __init__(self, remote: RemoteVerifier | RemoteDrafter, described: ModelDescription, one: Configuration) -> None:
+        self._remote, self._one = remote, one
+        self._numbers = random.Random(1)
+        self._vocabulary_size, self._max_length = described.vocabulary_size, described.max_length
+        cache = described.cache
+        self._page_tokens, self._room = cache.page_tokens, cache.max_length
+        self._lengths: dict[str, int] = {}
+
+    async def warm(self) -> None:
+        """Make one small call of each kind, so that code and tables are there."""
+        await self._prefill("warm", 2 * self._page_tokens)
+        await self._round(["warm"])
+        await self._remote.release(["warm"])
+        self._lengths.clear()
+
+    async def fill(self) -> None:
+        """Fill the cache with sequences of one length, and end with the largest call."""
+        one, pages = self._one, self._room // self._page_tokens
+        rows = one.row_count
+        most = self._max_length // self._page_tokens
+        pages_each = min(most, (pages - self._pages(one.chunk_tokens)) // rows)
+        spare = self._pages(one.draft_count + 2)
+        for number in range(rows):
+            await self._prefill(str(number), (pages_each - spare) * self._page_tokens)
+        names = [*self._lengths]
+        await self._round(names)
+        prompt_pages = self._pages(one.chunk_tokens + one.draft_count) + 1
+        while (left := await self._free_pages() - prompt_pages) > 0:
+            await self._prefill(f"rest {left}", min(left, most) * self._page_tokens - 1)
+        await self._round(names, prompt=self._tokens(one.chunk_tokens))
+
+    async def _free_pages(self) -> int:
+        cache = (await self._remote.describe(TIMEOUT_S)).cache
+        return (cache.capacity_bytes - cache.used_bytes) // (cache.token_bytes * self._page_tokens)
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self._page_tokens)
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self._numbers.randrange(8, self._vocabulary_size) for _ in range(count))
+
+    async def _prefill(self, name: str, count: int) -> None:
+        tokens, length = self._tokens(count), 0
+        while length < count:
+            length = await self._sent(name, length, tokens[length:])
+        self._lengths[name] = length
+
+    async def _sent(self, name: str, length: int, tokens: tuple[int, ...]) -> int:
+        results: Sequence[VerifyOutcome | Proposal | PacelineError]
+        if isinstance(self._remote, RemoteVerifier):
+            results = (await self._remote.verify([VerifyRow(name, length, tokens, (), DRAWN)])).results
+        else:
+            results = (await self._remote.propose([ProposeRow(name, length, tokens, 1, DRAWN)])).results
+        (result,) = results
+        if isinstance(result, PacelineError):
+            raise result
+        return result.cached_length
+
+    async def _round(self, names: Sequence[str], prompt: tuple[int, ...] = ()) -> None:
+        """Send a row of each sequence, and one with a prompt of its own."""
+        one = self._one
+        if isinstance(self._remote, RemoteVerifier):
+            heads = one.draft_count if one.heads != "none" else 0
+            rows = [
+                VerifyRow(name, self._lengths[name], self._tokens(1), self._tokens(one.draft_count), DRAWN)
+                for name in names
+            ]
+            rows += [VerifyRow("prompt", 0, prompt, (), DRAWN)] if prompt else []
+            results: Sequence[object] = (
+                await self._remote.verify([replace(row, propose_count=heads) for row in rows])
+            ).results
+        else:
+            asked = [ProposeRow(name, self._lengths[name], self._tokens(1), one.draft_count, DRAWN) for name in names]
+            asked += [ProposeRow("prompt", 0, prompt, one.draft_count, DRAWN)] if prompt else []
+            results = (await self._remote.propose(asked)).results
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        assert not any(isinstance(result, Prefilled) for result in results[: len(names)])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    configuration: Configuration
+    predicted: int
+    """Bytes above those of the idle process."""
+    measured: int
+    peak: int
+    """Bytes of the whole process."""
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the process took more than it was given."""
+        return 0 < self.configuration.memory_mib * MIB < self.peak
+
+
+def predicted_bytes(model: ModelDimensions, described: ModelDescription, one: Configuration) -> int:
+    """Return the cache's bytes and those of the largest call."""
+    form = WeightForm(described.dtype, described.quantization == "int8")
+    places = one.row_count * (one.draft_count + 1) if one.role == "target" else one.row_count
+    drawn = one.draft_count + 1 if one.role == "target" else 1
+    call = CallSize(places + 1, one.chunk_tokens, drawn)
+    return described.cache.capacity_bytes + serving_work_bytes(model, form, call)
+
+
+@asynccontextmanager
+async def running(one: Configuration, path: str) -> AsyncIterator[tuple[RemoteVerifier | RemoteDrafter, int]]:
+    """Start the service; yield its client and its process id."""
+    service = ServiceProcess(f"{one.role}_service", one.flags(path))
+    try:
+        channel = open_channel((await service.start()).address)
+        remote = (RemoteVerifier if one.role == "target" else RemoteDrafter)(channel, TIMEOUT_S)
+        yield remote, service.pid
+        await remote.close()
+    finally:
+        await service.stop()
+
+
+async def measured(one: Configuration, path: str, console: Console) -> Outcome:
+    async with running(one, path) as (remote, process_id):
+        described = await remote.describe(TIMEOUT_S)
+        load, resident = Load(remote, described, one), Resident(process_id)
+        await load.warm()
+        await asyncio.sleep(SETTLED_S)
+        before, idle = resident.parts(), resident.begin()
+        await load.fill()
+        peak = resident.peak()
+        found = Outcome(one, predicted_bytes(read_dimensions(path), described, one), peak - idle, peak)
+        after = resident.parts()
+        grown = ", ".join(f"{name} {(after[name] - before[name]) / MIB:+.1f}" for name in before)
+        console.print(
+            f"{one.role} {one.model}: idle {idle / MIB:.1f} MiB; {grown}; predicted {found.predicted / MIB:.1f}, "
+            f"measured {found.measured / MIB:.1f}, {found.error:+.1%}",
+            style="dim",
+        )
+        return found
+
+
+def row_of(one: Outcome) -> list[str]:
+    made = one.configuration
+    model = f"{made.role}, {made.model}, {made.dtype}"
+    model += f", {made.quantization}" if made.quantization != "none" else ""
+    model += ", heads" if made.heads != "none" else ""
+    given = f"{made.memory_mib}, {one.peak / MIB:.0f} taken" if made.memory_mib else f"{made.kv_mib} for the cache"
+    sizes = [given, *(str(size) for size in (made.row_count, made.draft_count, made.chunk_tokens))]
+    return [model, *sizes, f"{one.predicted / MIB:.1f}", f"{one.measured / MIB:.1f}", f"{one.error:+.1%}"]
+
+
+def main(
+    only: Annotated[list[int] | None, typer.Option(help="Number of a configuration, from 0. Unset: all.")] = None,
+) -> None:
+    """Print predicted and measured bytes; end with status 1 if one is off by more than 5 % or exceeds its memory."""
+    console = Console(highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [CONFIGURATIONS[number] for number in only] if only else CONFIGURATIONS
+        pair = Path(folder) / "pair"
+        if any(one.model == "synthetic" for one in chosen):
+            write_pair(PairOrder(PAIR, SHAPES[PAIR], pair, 0.7, 1.0, None, 0), lambda tried, found: None)
+        outcomes = []
+        for one in chosen:
+            path = f"builtin:{one.role}" if one.model == "builtin" else str(pair / one.role)
+            outcomes.append(asyncio.run(measured(one, path, console)))
+    header = ["service", "memory, MiB", "rows", "drafts", "chunk", "predicted", "measured", "error"]
+    print(markdown_table(header, [row_of(one) for one in outcomes]))
+    if any(abs(one.error) > TOLERANCE or one.exceeds for one in outcomes):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,175 @@
+"""`paceline plan`: what a pair needs and gives within a memory, before anything is bought or started."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from paceline.cli.plan_view import needs_table, settings_table, shown_bytes, write_picture
+from paceline.errors import InvalidRequest, StartupError
+from paceline.kv_memory import parse_memory
+from paceline.measure.figures import check_plots
+from paceline.planning.dimensions import ModelDimensions, read_dimensions
+from paceline.planning.flags import variables, write_variables
+from paceline.planning.heads import read_heads_size
+from paceline.planning.search import (
+    DRAFT_COUNTS,
+    INT8_STEPS,
+    Candidate,
+    Int8,
+    Pair,
+    Plan,
+    Setting,
+    Workload,
+    floor_costs,
+    plan,
+    weighed,
+)
+from paceline.planning.speed import MACHINES, Machine, RoundCosts, read_part_costs
+from paceline.process.launcher import settings_here
+from paceline.process.variables import NO_HEADS
+
+MODEL_HELP = "Checkpoint directory, the path of a config.json alone, or"
+
+
+def command(
+    memory: Annotated[str, typer.Option(help="Bytes for all services' models together, such as 16GiB.")],
+    target_model: Annotated[str, typer.Option(help=f"{MODEL_HELP} builtin:target.")] = "builtin:target",
+    draft_model: Annotated[
+        str, typer.Option(help=f"{MODEL_HELP} builtin:draft; not read with --heads.")
+    ] = "builtin:draft",
+    heads: Annotated[
+        str, typer.Option(help="Folder of heads that draft in place of a draft service, or builtin:clover.")
+    ] = NO_HEADS,
+    conversations: Annotated[int, typer.Option(min=1, help="Conversations that are open at once.")] = 20,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each, prompt and output.")] = 512,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Those of the prompt. Unset: half of them.")] = None,
+    acceptance: Annotated[
+        float, typer.Option(min=0, max=1, help="Chance of a draft to be accepted once those before it are.")
+    ] = 0.7,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the models run.")] = "cpu",
+    bandwidth_gb_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="Bandwidth of its memory, in 10^9 bytes a second. Unset: 20 on a CPU, 3350 on a GPU."
+        ),
+    ] = None,
+    tflop_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="Arithmetic of it, in 10^12 operations a second. Unset: 0.2 on a CPU, 400 on a GPU."
+        ),
+    ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="JSON file with measured `seconds` of the parts of rounds. Unset: the floor by bandwidth."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write the settings to, as variables. Unset: none.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="File for the picture, .svg or .png; needs matplotlib. Unset: none.")
+    ] = None,
+) -> None:
+    """Say whether a pair fits a memory, how fast it can be there, and with which settings."""
+    console = Console(highlight=False, soft_wrap=True)
+    if picture:
+        check_plots()
+    pair = _pair(target_model, draft_model, heads, device)
+    workload = _workload(conversations, tokens, prompt_tokens, acceptance, pair)
+    by_step = _costs(pair, costs, device, bandwidth_gb_s, tflop_s)
+    made = plan(pair, workload, by_step, _budget(memory))
+    own = _own(pair, workload, dict(zip(INT8_STEPS, by_step, strict=True)))
+    _tell(console, made, own, by_step[0].origin, conversations)
+    if picture:
+        write_picture(picture, made, own, f"{target_model} with {heads if pair.heads else draft_model}")
+        console.print(f"picture: {picture}")
+    chosen = made.chosen
+    if chosen is None:
+        raise StartupError(_refusal(memory, made.bound))
+    if output:
+        words = f"paceline plan: {conversations} conversations of {tokens} tokens in {memory}"
+        write_variables(output, variables(chosen, target_model, draft_model, heads), words)
+        console.print(f"settings: {output}")
+
+
+def _pair(target_model: str, draft_model: str, heads: str, device: Literal["cpu", "cuda"]) -> Pair:
+    target = read_dimensions(target_model)
+    if heads != NO_HEADS:
+        return Pair(target, None, read_heads_size(heads), device)
+    return Pair(target, read_dimensions(draft_model), None, device)
+
+
+def _workload(conversations: int, tokens: int, prompt_tokens: int | None, acceptance: float, pair: Pair) -> Workload:
+    prompt = tokens // 2 if prompt_tokens is None else prompt_tokens
+    if prompt >= tokens:
+        raise InvalidRequest(
+            f"--prompt-tokens {prompt} leaves none of --tokens {tokens} for output; give fewer", field="prompt_tokens"
+        )
+    longest = min(one.max_length for one in _models(pair))
+    if tokens > longest:
+        raise InvalidRequest(f"--tokens {tokens} is more than the {longest} of the models; give fewer", field="tokens")
+    return Workload(conversations, tokens, prompt, acceptance)
+
+
+def _models(pair: Pair) -> list[ModelDimensions]:
+    return [pair.target, *([pair.draft] if pair.draft else [])]
+
+
+def _budget(memory: str) -> int:
+    try:
+        return parse_memory(memory)
+    except ValueError as error:
+        raise InvalidRequest(f"--memory {memory!r}: {error}", field="memory") from error
+
+
+def _costs(
+    pair: Pair, path: Path | None, device: str, bandwidth_gb_s: float | None, tflop_s: float | None
+) -> list[RoundCosts]:
+    """Return the costs of each of `INT8_STEPS`; measured ones are taken for all."""
+    if path:
+        return [read_part_costs(path)] * len(INT8_STEPS)
+    usual = MACHINES[device]
+    machine = Machine(bandwidth_gb_s or usual.bandwidth_gb_s, tflop_s or usual.tflop_s)
+    return [*floor_costs(pair, machine)]
+
+
+def _own(pair: Pair, workload: Workload, by_step: dict[Int8, RoundCosts]) -> Candidate:
+    """Return what the services' settings here, or their defaults, would need and give."""
+    coordinator, target = settings_here("coordinator"), settings_here("target")
+    int8: Int8 = "both" if target.quantization == "int8" else "none"
+    rows = min(coordinator.batch_size, workload.conversation_count)
+    asked: Any = coordinator.draft_count
+    counts = DRAFT_COUNTS if asked == "auto" else [asked]
+    settings = [Setting(count, rows, target.prefill_chunk_tokens, int8) for count in counts]
+    return max((weighed(pair, workload, by_step[int8], one) for one in settings), key=lambda one: one.tokens_per_s)
+
+
+def _tell(console: Console, made: Plan, own: Candidate, origin: str, conversations: int) -> None:
+    shown = made.chosen or made.bound
+    console.print(needs_table("needed within the memory" if made.chosen else "the lower bound", shown))
+    console.print(settings_table(made, own))
+    console.print(f"speed: {origin}", style="dim")
+    console.print(f"lower bound: {shown_bytes(made.bound.total_bytes)}")
+    if made.chosen:
+        console.print(_fit(made.chosen.setting.row_count, conversations))
+
+
+def _fit(row_count: int, conversations: int) -> str:
+    if row_count == conversations:
+        return f"fits: all {conversations} conversations run at once"
+    return f"fits in part: {row_count} of {conversations} conversations run at once, and the others wait"
+
+
+def _refusal(memory: str, bound: Candidate) -> str:
+    parts = [("target", bound.target), *([("draft", bound.draft)] if bound.draft else [])]
+    words = "; ".join(
+        f"{name} {shown_bytes(one.total)}: process {shown_bytes(one.process)}, weights {shown_bytes(one.weights)}, "
+        f"cache {shown_bytes(one.kv)}, work {shown_bytes(one.work)}"
+        for name, one in parts
+    )
+    return (
+        f"--memory {memory} does not hold the plan: it needs at least {shown_bytes(bound.total_bytes)} ({words}); "
+        "give more, fewer --conversations or --tokens, or a smaller model"
+    )

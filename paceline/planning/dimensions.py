@@ -1,0 +1,133 @@
+"""The sizes of a model, from its config.json alone or with the headers of its weight files.
+
+It reads no weights. It does not know what the sizes mean for memory or speed.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.builtin import resolve_model
+from paceline.errors import ModelNotUsable
+
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number, by dtype."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Fields of configurations whose feed-forwards are shared out among experts."""
+_HEADER_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class ModelDimensions:
+    layer_count: int
+    hidden_size: int
+    intermediate_size: int
+    head_count: int
+    kv_head_count: int
+    head_size: int
+    vocabulary_size: int
+    max_length: int
+    """Positions that have a rotation."""
+    dtype: str
+    """What config.json says, float32 if it says nothing."""
+    is_tied: bool
+    """Whether the output head is the embedding."""
+    stored_parameter_count: int | None = None
+    """Numbers in the weight files; None where there are none."""
+
+    @property
+    def projection_size(self) -> int:
+        """Queries, keys and values of a token."""
+        return (self.head_count + 2 * self.kv_head_count) * self.head_size
+
+    @property
+    def attended_size(self) -> int:
+        return self.head_count * self.head_size
+
+    @property
+    def embedding_count(self) -> int:
+        """Numbers of the embedding, and of the output head."""
+        return self.vocabulary_size * self.hidden_size
+
+    @property
+    def layer_product_count(self) -> int:
+        """Numbers of the weights that a layer multiplies by, of a gated feed-forward."""
+        return (self.projection_size + self.attended_size + 3 * self.intermediate_size) * self.hidden_size
+
+    @property
+    def parameter_count(self) -> int:
+        """Numbers of all weights: those of the files, or those that follow from the sizes, without biases."""
+        if self.stored_parameter_count is not None:
+            return self.stored_parameter_count
+        norms = (2 * self.layer_count + 1) * self.hidden_size
+        embeddings = self.embedding_count * (1 if self.is_tied else 2)
+        return self.layer_count * self.layer_product_count + embeddings + norms
+
+
+def read_dimensions(model: str) -> ModelDimensions:
+    """Read a checkpoint's folder, `builtin:NAME`, or the path of a config.json alone. Raise ModelNotUsable."""
+    place = resolve_model(model)
+    config = place / "config.json" if place.is_dir() else place
+    if not config.is_file():
+        raise ModelNotUsable(
+            f"model {model!r} is neither a folder with a config.json nor such a file; give one of the two, or "
+            "builtin:target. Of a model on the hub, its config.json is enough"
+        )
+    try:
+        dimensions = dimensions_of(json.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelNotUsable(f"model {model!r}: {config} does not have the sizes of a decoder: {error!r}") from error
+    counted = stored_parameters(config.parent) if place.is_dir() else None
+    if counted is None and has_experts(config):
+        raise ModelNotUsable(
+            f"model {model!r} has experts, whose weights do not follow from {config}; give the folder with its weights"
+        )
+    return replace(dimensions, stored_parameter_count=counted)
+
+
+def dimensions_of(values: Mapping[str, Any]) -> ModelDimensions:
+    """Return the sizes that a configuration states by transformers' names. Raise KeyError for one that lacks."""
+    head_count = int(values["num_attention_heads"])
+    dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    return ModelDimensions(
+        layer_count=int(values["num_hidden_layers"]),
+        hidden_size=int(values["hidden_size"]),
+        intermediate_size=int(values["intermediate_size"]),
+        head_count=head_count,
+        kv_head_count=int(values.get("num_key_value_heads") or head_count),
+        head_size=int(values.get("head_dim") or values["hidden_size"] // head_count),
+        vocabulary_size=int(values["vocab_size"]),
+        max_length=int(values["max_position_embeddings"]),
+        dtype=dtype if dtype in VALUE_BYTES else "float32",
+        is_tied=bool(values.get("tie_word_embeddings", False)),
+    )
+
+
+def has_experts(config: Path) -> bool:
+    values = json.loads(config.read_text(encoding="utf-8"))
+    return any(int(values.get(name) or 0) > 1 for name in _EXPERTS)
+
+
+def stored_parameters(folder: Path) -> int | None:
+    """Return the numbers in a folder's weight files, from their headers; None without any. Raise ModelNotUsable."""
+    files = sorted(folder.glob("*.safetensors"))
+    return sum(count for file in files for count in _counts(file)) if files else None
+
+
+def _counts(file: Path) -> Iterator[int]:
+    """Yield the numbers of each tensor of a file in safetensors' form: a length, a JSON object, and the data."""
+    try:
+        with file.open("rb") as content:
+            size = int.from_bytes(content.read(_HEADER_LENGTH_BYTES), "little")
+            if size > _MOST_HEADER_BYTES:
+                raise ValueError(f"a header of {size} bytes")
+            header = json.loads(content.read(size))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                yield math.prod(tensor["shape"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelNotUsable(f"{file} is no file of safetensors, or half written: {error!r}") from error

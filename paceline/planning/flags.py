@@ -1,0 +1,41 @@
+"""A plan as settings that services read: a file of environment variables.
+
+It knows the services' variables by name; a test compares them with the services' settings.
+"""
+
+from pathlib import Path
+
+from paceline.files import replace_file
+from paceline.planning.memory import rounded_mib
+from paceline.planning.search import Candidate, Need
+
+
+def variables(chosen: Candidate, target_model: str, draft_model: str, heads: str) -> dict[str, str]:
+    """Return the variables of the services that make them as planned."""
+    setting = chosen.setting
+    found = {"PACELINE_TARGET_MODEL": target_model, "PACELINE_TARGET_HEADS": heads}
+    found |= _of_model("TARGET", chosen.target, chosen, is_int8=setting.int8 == "both")
+    if chosen.draft:
+        found |= {"PACELINE_DRAFT_MODEL": draft_model}
+        found |= _of_model("DRAFT", chosen.draft, chosen, is_int8=setting.int8 != "none")
+    return found | {
+        "PACELINE_COORDINATOR_BATCH_SIZE": str(setting.row_count),
+        "PACELINE_COORDINATOR_DRAFT_COUNT": str(setting.draft_count),
+        "PACELINE_COORDINATOR_LANES": "1",
+    }
+
+
+def _of_model(service: str, need: Need, chosen: Candidate, *, is_int8: bool) -> dict[str, str]:
+    own = {
+        "MEMORY": f"{rounded_mib(need.total)}MiB",
+        "MAX_ROWS": str(chosen.setting.row_count),
+        "PREFILL_CHUNK_TOKENS": str(chosen.setting.chunk_tokens),
+        "QUANTIZATION": "int8" if is_int8 else "none",
+    }
+    return {f"PACELINE_{service}_{name}": value for name, value in own.items()}
+
+
+def write_variables(path: Path, found: dict[str, str], words: str) -> None:
+    """Write lines that a shell and `docker --env-file` read. Raise InvalidRequest when the file cannot be written."""
+    lines = [f"# {words}", *(f"{name}={value}" for name, value in found.items())]
+    replace_file(path, "\n".join(lines) + "\n")

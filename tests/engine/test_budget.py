@@ -1,0 +1,105 @@
+"""The memory that an engine may use: a budget for all, and calls in parts whose results are those of the whole."""
+
+import re
+from dataclasses import replace
+from threading import Thread
+
+import psutil
+import pytest
+import torch
+
+from paceline.engine.loading import load_model
+from paceline.engine.options import EngineOptions
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import PassSize, Runner
+from paceline.engine.sampling import Choosing, choose, ranked
+from paceline.engine.scratch import Scratch
+from paceline.engine.steps import StepRow, Steps
+from paceline.errors import StartupError
+from paceline.kv_memory import parse_memory
+from paceline.planning.memory import MIB, choice_places
+from paceline.types import GREEDY, ChoiceRule, SamplingParameters, VerifyRow
+from target_service.verifier import Verifier
+from tests.conftest import PairOfCheckpoints
+
+OPTIONS = EngineOptions(kv_memory="1MiB", page_tokens=4, max_rows=8, prefill_chunk_tokens=32)
+DRAWN = ChoiceRule(SamplingParameters(temperature=0.9, top_p=0.9, repetition_penalty=1.2), seed=5)
+ROWS = [
+    VerifyRow(str(number), 0, tuple(range(9 + number, 14 + 2 * number)), (20, 21, 22)[:number], rule)
+    for number, rule in enumerate((GREEDY, DRAWN, GREEDY, DRAWN))
+]
+
+
+def test_a_call_in_parts_gives_what_the_whole_call_gives(pairs: dict[str, PairOfCheckpoints]) -> None:
+    model = load_model(str(pairs["Llama"].target))
+    whole = Verifier(Runner(model, OPTIONS)).verify(ROWS)
+    for logit_count in (1, 4, 7):
+        sizes: list[PassSize] = []
+        runner = Runner(model, OPTIONS, on_pass=sizes.append)
+        runner._logit_count = logit_count
+        assert Verifier(runner).verify(ROWS) == whole
+        assert [size.row_count for size in sizes] == [len(ROWS[part]) for part in runner.parts([1, 2, 3, 4])]
+
+
+def test_parts_hold_all_rows_in_order_and_few_logits_or_one_row(pairs: dict[str, PairOfCheckpoints]) -> None:
+    runner = Runner(load_model(str(pairs["Llama"].target)), OPTIONS)
+    runner._logit_count = 6
+    assert [*runner.parts([])] == [slice(0, 0)]
+    assert [*runner.parts([3, 3, 1, 9, 2])] == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
+
+
+def test_steps_in_parts_choose_the_same(pairs: dict[str, PairOfCheckpoints]) -> None:
+    model = load_model(str(pairs["Llama"].draft))
+    rows = [StepRow(PackedRow(row.sequence_id, 0, row.token_ids), row.rule or GREEDY, 3) for row in ROWS]
+    whole, runner = Steps(Runner(model, OPTIONS)).run(rows), Runner(model, OPTIONS)
+    runner._logit_count = 1
+    assert Steps(runner).run(rows) == whole
+
+
+def test_choices_of_few_places_at_once_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn((7, 50), generator=torch.Generator().manual_seed(3))
+    following = (4, 9, 4, 30, 9, 1)
+    plain = replace(DRAWN, sampling=SamplingParameters(temperature=0.9))
+    sequences = [Choosing(logits[:, :], rule, (9, 4), following) for rule in (DRAWN, plain, GREEDY)]
+    together, known = choose(sequences), ranked(sequences[1:2] * 3, 4)
+    monkeypatch.setattr("paceline.planning.memory.CHOICE_LOGITS", 100)
+    assert choice_places(50) == 2
+    assert choose(sequences) == together
+    assert ranked(sequences[1:2] * 3, 4) == known
+
+
+def test_a_memory_for_all_leaves_the_cache_what_process_and_calls_do_not_take(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    model = load_model(str(pairs["Llama"].target))
+    resident = psutil.Process().memory_info().rss
+    runner = Runner(model, replace(OPTIONS, memory=f"{resident // MIB + 200}MiB"))
+    assert 100 * MIB < runner.describe().cache.capacity_bytes < 250 * MIB
+
+
+def test_a_memory_that_is_too_little_is_refused_with_what_would_do(pairs: dict[str, PairOfCheckpoints]) -> None:
+    model = load_model(str(pairs["Llama"].target))
+    with pytest.raises(StartupError, match="--memory 64MiB does not hold this model: ") as refused:
+        Runner(model, replace(OPTIONS, memory="64MiB"))
+    (least,) = re.findall(r"give at least (\d+MiB)", refused.value.message)
+    assert parse_memory(least) > 64 * MIB
+
+
+def test_a_model_without_the_sizes_is_refused_a_memory_for_all(pairs: dict[str, PairOfCheckpoints]) -> None:
+    model = replace(load_model(str(pairs["Llama"].target)), dimensions=None)
+    with pytest.raises(StartupError, match="give --kv-memory instead"):
+        Runner(model, replace(OPTIONS, memory="64GiB"))
+
+
+def test_rooms_are_used_again_and_grow_with_the_largest_result_alone() -> None:
+    scratch = Scratch()
+    small, other = scratch.room("a")((2, 3), torch.float32), scratch.room("b")((2, 3), torch.float32)
+    large = scratch.room("a")((8, 3), torch.bfloat16)
+    again = scratch.room("a")((4, 3), torch.float32)
+    assert large.data_ptr() == again.data_ptr() and large.data_ptr() != other.data_ptr()
+    assert (small.shape, large.dtype, again.shape) == ((2, 3), torch.bfloat16, (4, 3))
+    found: list[torch.Tensor] = []
+    thread = Thread(target=lambda: found.append(scratch.room("a")((4, 3), torch.float32)))
+    thread.start()
+    thread.join()
+    assert found[0].data_ptr() != again.data_ptr()
