@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline import __version__
-from paceline.cli import bench, convert, demo, equivalence, gateway, generate, load, synth_pair, trace, up
+from paceline.cli import bench, convert, demo, equivalence, gateway, generate, load, simulate, synth_pair, trace, up
 from paceline.cli.run import command as run
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
@@ -52,6 +52,7 @@ for _name, _module in {
     "demo": demo,
     "trace": trace,
     "load": load,
+    "simulate": simulate,
     "convert": convert,
     "synth-pair": synth_pair,
     "bench": bench,
