@@ -7,7 +7,20 @@ import typer
 from typer.core import TyperCommand
 
 from paceline import __version__
-from paceline.cli import bench, convert, demo, equivalence, gateway, generate, load, simulate, synth_pair, trace, up
+from paceline.cli import (
+    bench,
+    convert,
+    demo,
+    equivalence,
+    gateway,
+    generate,
+    laws,
+    load,
+    simulate,
+    synth_pair,
+    trace,
+    up,
+)
 from paceline.cli.run import command as run
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
@@ -59,6 +72,7 @@ for _name, _module in {
     "equivalence": equivalence,
 }.items():
     app.command(_name, cls=_Command, context_settings=getattr(_module, "SETTINGS", None))(_module.command)
+app.add_typer(laws.app, name="laws")
 
 
 def main() -> None:

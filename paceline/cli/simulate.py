@@ -132,6 +132,13 @@ def command(
     simulate = import_module("coordinator.simulation.run").simulate
     result: SimulationResult = simulate(saved, cluster, requests, client_count=workload.clients, seed=workload.seed)
     _show(console, saved, cluster, result)
+    if (counts := saved.draft_counts) and len(counts) < 2 and cluster.draft_count not in (0, *counts):
+        console.print(
+            f"the costs are of {counts[0]} drafts a round alone, so what other counts cost is a guess; measure them "
+            "with --draft-count auto",
+            style="yellow",
+            soft_wrap=True,
+        )
     if output:
         replace_file(output, json.dumps(_content(saved, cluster, result), indent=2) + "\n")
         console.print(f"written to {output}", style="dim", soft_wrap=True)

@@ -34,6 +34,11 @@ class SavedCosts:
     """None: chosen round by round."""
     costs: MeasuredCosts
 
+    @property
+    def draft_counts(self) -> list[int]:
+        """Draft counts whose verification was measured; what others cost can be foreseen from two or more."""
+        return sorted({one.step_count for one in self.costs.calls if one.step_count and not one.draft_model})
+
     @classmethod
     def of(cls, cluster: ClusterDescription) -> "SavedCosts":
         """Take the costs out of a description. Raise InvalidRequest where none were measured."""
