@@ -76,9 +76,9 @@ def test_a_long_prompt_comes_in_chunks() -> None:
     assert simulated(clients=1, count=1, output=2, prompt=64 * 5).round_count >= 5
 
 
-@pytest.mark.parametrize("where", ["draft", "target"])
-def test_distance_makes_each_round_longer(where: str) -> None:
-    near, far = simulated(clients=1), simulated(clients=1, **{f"{where}_round_trip_s": 0.1})
+@pytest.mark.parametrize("distance", [{"draft_round_trip_s": 0.1}, {"target_round_trip_s": 0.1}])
+def test_distance_makes_each_round_longer(distance: dict[str, Any]) -> None:
+    near, far = simulated(clients=1), simulated(clients=1, **distance)
     assert far.summary.elapsed_s == pytest.approx(near.summary.elapsed_s + 0.1 * near.round_count, rel=0.1)
 
 
