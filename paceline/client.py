@@ -272,24 +272,27 @@ class Client:
                 finishes[piece.completion_index] = piece.finish
         return [Completion(tuple(tokens[index]), finishes[index]) for index in sorted(finishes)]
 
-    async def describe(self) -> ClusterDescription:
-        """Ask the coordinators in turn until one answers, again and again while the outage may last."""
+    async def describe(self, *, include_costs: bool = False) -> ClusterDescription:
+        """Ask the coordinators in turn until one answers, again and again while the outage may last.
+
+        `include_costs` asks what rounds cost too, which only one who plans needs.
+        """
         outage = self._outage()
         while True:
             try:
-                return await self.describe_once()
+                return await self.describe_once(include_costs=include_costs)
             except PeerUnavailable as error:
                 if self._is_closed:
                     raise
                 await outage.wait(error, self._addresses[self._next])
 
-    async def describe_once(self) -> ClusterDescription:
+    async def describe_once(self, *, include_costs: bool = False) -> ClusterDescription:
         """Ask each coordinator once until one answers. Raise the first one's PeerUnavailable when none does."""
         first, failures = self._next, []
         for place in range(len(self._stubs)):
             asked = (first + place) % len(self._stubs)
             try:
-                cluster = await self._describe(asked)
+                cluster = await self._describe(asked, include_costs)
             except PeerUnavailable as error:
                 failures.append(error)
             else:
@@ -297,10 +300,10 @@ class Client:
                 return cluster
         raise failures[0]
 
-    async def _describe(self, asked: int) -> ClusterDescription:
+    async def _describe(self, asked: int, include_costs: bool) -> ClusterDescription:
         try:
             with translated_errors():
-                request = generation_service_pb2.DescribeClusterRequest()
+                request = generation_service_pb2.DescribeClusterRequest(include_costs=include_costs)
                 response = answered(
                     await self._stubs[asked].DescribeCluster(
                         request, timeout=DESCRIBE_TIMEOUT_S, metadata=self._security.metadata()

@@ -13,9 +13,11 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from paceline.cli.options import comma_counts
 from paceline.engine.heads.reading import KINDS, write_heads
+from paceline.laws.points import write_points
 from paceline.process.launcher import CORES, ClusterOptions
-from training import draft, heads, outputs, problems, target
+from training import draft, grid, heads, outputs, problems, target
 from training.features import FrozenTarget, features_of
 from training.loop import MAX_LENGTH, Progress, bucketed, fit, new_model
 from training.tokenizer import save_tokenizer, train_tokenizer
@@ -162,6 +164,36 @@ def train_heads(
     for top in (1, 5):
         shares = ", ".join(f"{share:.3f}" for share in heads.right_shares(made, frozen, held, top))
         console.print(f"{kind}, {steps} steps: right among the {top} likeliest, by place: {shares}")
+
+
+@app.command("grid")
+def train_grid(
+    target: Annotated[Path, typer.Option(help="Folder of the target's checkpoint", exists=True)],
+    outputs_file: Annotated[
+        Path, typer.Option("--outputs", help="The target's outputs, as `training outputs` writes them", exists=True)
+    ],
+    folder: Annotated[Path, typer.Option(help="Folder for cells and points.json; made when missing")],
+    depths: Annotated[str, typer.Option(help="Layers of drafts")] = ",".join(map(str, grid.DEPTHS)),
+    token_counts: Annotated[str, typer.Option(help="Tokens of training")] = ",".join(map(str, grid.TOKEN_COUNTS)),
+    most_outputs: int = 12_000,
+    seed: int = 5,
+) -> None:
+    """Train drafts of several depths on several numbers of tokens; cells that are there already are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def recipe() -> grid.Recipe:
+        own = [outputs.Output(**row) for row in json.loads(outputs_file.read_text())][:most_outputs]
+        random.Random(seed).shuffle(own)
+        held = own[: max(1, len(own) // 20)]
+        teacher = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+        batches = bucketed(own[len(held) :], 8192, random.Random(seed))
+        lessons = list(outputs.lessons(teacher, batches, console.print))
+        tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+        return grid.Recipe(lessons, held, tokenizer.get_vocab(), seed, console.print)
+
+    wanted = grid.cells(comma_counts("--depths", depths), comma_counts("--token-counts", token_counts))
+    write_points(folder / "points.json", grid.made_points(folder, wanted, recipe))
+    console.print(f"written to {folder / 'points.json'}")
 
 
 if __name__ == "__main__":

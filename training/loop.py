@@ -76,17 +76,21 @@ def fit(
     batches: Iterator[Batch],
     loss_of: Callable[[LlamaForCausalLM, Batch], tuple[torch.Tensor, int]],
     *,
-    minutes: float,
+    minutes: float = math.inf,
+    most_tokens: float = math.inf,
     peak_rate: float,
     report: Callable[[str], None],
 ) -> Progress:
-    """Train until `minutes` have passed. `loss_of` returns the mean loss of a batch and its token count."""
+    """Train until `minutes` have passed or `most_tokens` were seen.
+
+    `loss_of` returns the mean loss of a batch and its token count.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     began, last_report = time.monotonic(), 0.0
     step_count = token_count = 0
     tail: list[float] = []
     model.train()
-    while (share := (time.monotonic() - began) / (60 * minutes)) < 1:
+    while (share := max((time.monotonic() - began) / (60 * minutes), token_count / most_tokens)) < 1:
         rate = peak_rate * min(1.0, (step_count + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share)))
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -120,6 +120,7 @@ class GenerationServicer:
                 statistics=self._statistics.snapshot(),
                 targets=self._shown(self._dispatcher.describe()),
                 drafts=self._shown(self._drafts.describe()),
+                costs=self._statistics.costs.snapshot() if request.include_costs else None,
             )
         )
 

@@ -153,20 +153,23 @@ class Scheduler:
         return self._lost
 
     async def _run_round(self, group: list[Generation], waits_s: list[float], lane: int) -> RoundReport:
-        drafters = self._drafters.usable
-        wishes = self._planner.plan(group, list(drafters))
-        with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
-            report = await run_round(
-                wishes,
-                drafters,
-                self._target,
-                self._limits,
-                draft_worth_s=self._draft_worth.seconds,
-                clock=self._clock,
-            )
-            self._metrics.round_ended(waits_s, report)
-            record(report)
-        self._learn(wishes, report, sum(waits_s) / len(waits_s))
+        costs, began_s = self.statistics.costs, self._clock()
+        with costs.in_flight() as in_flight_count:
+            drafters = self._drafters.usable
+            wishes = self._planner.plan(group, list(drafters))
+            with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
+                report = await run_round(
+                    wishes,
+                    drafters,
+                    self._target,
+                    self._limits,
+                    draft_worth_s=self._draft_worth.seconds,
+                    clock=self._clock,
+                )
+                self._metrics.round_ended(waits_s, report)
+                record(report)
+            self._learn(wishes, report, sum(waits_s) / len(waits_s))
+            costs.add(report, in_flight_count, self._clock() - began_s)
         return report
 
     def _judge(self, group: list[Generation], error: Exception) -> dict[Generation, PacelineError]:

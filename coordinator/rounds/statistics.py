@@ -3,12 +3,14 @@
 from collections import Counter
 from itertools import accumulate
 
+from coordinator.rounds.cost_counts import CostCounts
 from coordinator.rounds.round_report import RoundReport
 from paceline.types import ClusterStatistics, HopTime, SourceUsage, added_up
 
 
 class Statistics:
     def __init__(self) -> None:
+        self.costs = CostCounts()
         self._round_count = 0
         self._fallback_round_count = 0
         self._drafted_count = 0

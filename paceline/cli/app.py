@@ -7,7 +7,21 @@ import typer
 from typer.core import TyperCommand
 
 from paceline import __version__
-from paceline.cli import bench, convert, demo, equivalence, gateway, generate, load, plan, synth_pair, trace, up
+from paceline.cli import (
+    bench,
+    convert,
+    demo,
+    equivalence,
+    gateway,
+    generate,
+    laws,
+    load,
+    plan,
+    simulate,
+    synth_pair,
+    trace,
+    up,
+)
 from paceline.cli.run import command as run
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
@@ -53,12 +67,14 @@ for _name, _module in {
     "trace": trace,
     "load": load,
     "plan": plan,
+    "simulate": simulate,
     "convert": convert,
     "synth-pair": synth_pair,
     "bench": bench,
     "equivalence": equivalence,
 }.items():
     app.command(_name, cls=_Command, context_settings=getattr(_module, "SETTINGS", None))(_module.command)
+app.add_typer(laws.app, name="laws")
 
 
 def main() -> None:

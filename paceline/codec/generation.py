@@ -338,6 +338,7 @@ def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.D
         statistics=_statistics_to_pb(cluster.statistics),
         targets=map(_replica_to_pb, cluster.targets),
         drafts=map(_replica_to_pb, cluster.drafts),
+        costs=_costs_to_pb(cluster.costs) if cluster.costs else None,
     )
 
 
@@ -354,6 +355,35 @@ def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> 
         statistics=_statistics_from_pb(message.statistics),
         targets=tuple(map(_replica_from_pb, message.targets)),
         drafts=tuple(map(_replica_from_pb, message.drafts)),
+        costs=_costs_from_pb(message.costs) if message.HasField("costs") else None,
+    )
+
+
+def _costs_to_pb(costs: types.MeasuredCosts) -> generation_service_pb2.MeasuredCosts:
+    return generation_service_pb2.MeasuredCosts(
+        calls=[generation_service_pb2.CallCosts(**values_of(types.CallCosts, one)) for one in costs.calls],
+        acceptances=[
+            generation_service_pb2.AcceptanceCounts(
+                **values_of(types.AcceptanceCounts, one) | {"source": _SOURCE_TO_PB[one.source]}
+            )
+            for one in costs.acceptances
+        ],
+    )
+
+
+def _costs_from_pb(message: generation_service_pb2.MeasuredCosts) -> types.MeasuredCosts:
+    return types.MeasuredCosts(
+        tuple(types.CallCosts(**values_of(types.CallCosts, one)) for one in message.calls),
+        tuple(
+            types.AcceptanceCounts(
+                _SOURCE_FROM_PB.get(one.source, types.DraftSource.UNSPECIFIED),
+                one.draft_model,
+                tuple(one.compared_counts),
+                tuple(one.right_counts),
+                one.output_deviation,
+            )
+            for one in message.acceptances
+        ),
     )
 
 

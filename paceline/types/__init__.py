@@ -12,6 +12,7 @@ from paceline.types.cluster import (
     ReplicaDescription,
     ReplicaState,
 )
+from paceline.types.costs import AcceptanceCounts, CallCosts, MeasuredCosts
 from paceline.types.drafting import SOURCE_NAMES, DraftingOptions, DraftSource, SourceUsage, added_up
 from paceline.types.generation import (
     Chat,
@@ -52,7 +53,9 @@ from paceline.types.sampling import GREEDY, ChoiceRule, ResponseFormat, Sampling
 
 __all__ = [
     "SOURCE_NAMES",
+    "AcceptanceCounts",
     "CacheDescription",
+    "CallCosts",
     "CallTiming",
     "Chat",
     "ChatMessage",
@@ -68,6 +71,7 @@ __all__ = [
     "GenerationFinish",
     "GenerationRequest",
     "HopTime",
+    "MeasuredCosts",
     "ModelDescription",
     "ModelIdentity",
     "OutputPiece",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from paceline.types.costs import MeasuredCosts
 from paceline.types.drafting import SourceUsage
 from paceline.types.models import ModelDescription
 from paceline.types.rounds import HopTime
@@ -88,3 +89,5 @@ class ClusterDescription:
     statistics: ClusterStatistics
     targets: tuple[ReplicaDescription, ...] = ()
     drafts: tuple[ReplicaDescription, ...] = ()
+    costs: MeasuredCosts | None = None
+    """None if they were not asked for, or from an older coordinator."""

@@ -817,12 +817,17 @@ class DescribeClusterRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    INCLUDE_COSTS_FIELD_NUMBER: _builtins.int
+    include_costs: _builtins.bool
+    """Whether to answer `costs` too, which are a few hundred entries."""
     def __init__(
         self,
+        *,
+        include_costs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_costs", b"include_costs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -845,6 +850,7 @@ class DescribeClusterResponse(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     TARGETS_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """Most sequences that take part in a round."""
     draft_count: _builtins.int
@@ -877,6 +883,10 @@ class DescribeClusterResponse(_message.Message):
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaDescription]:
         """Replicas of the draft service, by address."""
 
+    @_builtins.property
+    def costs(self) -> Global___MeasuredCosts:
+        """What calls cost and what drafts were worth since the coordinator started; set if asked for."""
+
     def __init__(
         self,
         *,
@@ -891,16 +901,151 @@ class DescribeClusterResponse(_message.Message):
         statistics: Global___ClusterStatistics | None = ...,
         targets: _abc.Iterable[Global___ReplicaDescription] | None = ...,
         drafts: _abc.Iterable[Global___ReplicaDescription] | None = ...,
+        costs: Global___MeasuredCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "draft", b"draft", "draft_count", b"draft_count", "statistics", b"statistics", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "statistics", b"statistics", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "draft", b"draft", "draft_count", b"draft_count", "drafts", b"drafts", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "statistics", b"statistics", "target", b"target", "targets", b"targets", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "drafts", b"drafts", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "statistics", b"statistics", "target", b"target", "targets", b"targets", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft_count: _TypeAlias = _typing.Literal["draft_count"]  # noqa: Y015
     _WhichOneofArgType__draft_count: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_count) -> _WhichOneofReturnType__draft_count | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+
+@_typing.final
+class MeasuredCosts(_message.Message):
+    """Tells what the rounds since the start cost and gave, by the size of their calls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    ACCEPTANCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallCosts]:
+        """Calls to the model services."""
+
+    @_builtins.property
+    def acceptances(self) -> _containers.RepeatedCompositeFieldContainer[Global___AcceptanceCounts]:
+        """What drafts were worth."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___CallCosts] | None = ...,
+        acceptances: _abc.Iterable[Global___AcceptanceCounts] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptances", b"acceptances", "calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredCosts: _TypeAlias = MeasuredCosts  # noqa: Y015
+
+@_typing.final
+class CallCosts(_message.Message):
+    """Sums over the calls of about one size to services of one model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFT_MODEL_FIELD_NUMBER: _builtins.int
+    ROUND_COUNT_AT_ONCE_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    CALL_COUNT_FIELD_NUMBER: _builtins.int
+    DRAFTED_COUNT_FIELD_NUMBER: _builtins.int
+    PROMPT_COUNT_FIELD_NUMBER: _builtins.int
+    EXECUTED_S_FIELD_NUMBER: _builtins.int
+    EXECUTED_SQUARES_FIELD_NUMBER: _builtins.int
+    WIRE_S_FIELD_NUMBER: _builtins.int
+    OWN_S_FIELD_NUMBER: _builtins.int
+    draft_model: _builtins.str
+    """Draft model that was called; empty for the target."""
+    round_count_at_once: _builtins.int
+    """Rounds of this coordinator that were in flight when the call's round began, its own included."""
+    row_count: _builtins.int
+    """Sequences of each call."""
+    step_count: _builtins.int
+    """Most tokens that a row of the call drafts, or brings as drafts to verify."""
+    call_count: _builtins.int
+    """Calls."""
+    drafted_count: _builtins.int
+    """Draft tokens that were made or verified."""
+    prompt_count: _builtins.int
+    """Tokens that the service had to take in first: of prompts, or of what it had missed."""
+    executed_s: _builtins.float
+    """Seconds of work."""
+    executed_squares: _builtins.float
+    """Squares of each call's seconds of work, for their spread."""
+    wire_s: _builtins.float
+    """Seconds that were neither work nor waiting for other calls."""
+    own_s: _builtins.float
+    """Seconds of the rounds in neither hop; of calls to the target only, of which each round has one."""
+    def __init__(
+        self,
+        *,
+        draft_model: _builtins.str = ...,
+        round_count_at_once: _builtins.int = ...,
+        row_count: _builtins.int = ...,
+        step_count: _builtins.int = ...,
+        call_count: _builtins.int = ...,
+        drafted_count: _builtins.int = ...,
+        prompt_count: _builtins.int = ...,
+        executed_s: _builtins.float = ...,
+        executed_squares: _builtins.float = ...,
+        wire_s: _builtins.float = ...,
+        own_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_count", b"call_count", "draft_model", b"draft_model", "drafted_count", b"drafted_count", "executed_s", b"executed_s", "executed_squares", b"executed_squares", "own_s", b"own_s", "prompt_count", b"prompt_count", "round_count_at_once", b"round_count_at_once", "row_count", b"row_count", "step_count", b"step_count", "wire_s", b"wire_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallCosts: _TypeAlias = CallCosts  # noqa: Y015
+
+@_typing.final
+class AcceptanceCounts(_message.Message):
+    """Counts how often drafts of one source were right, by their place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_FIELD_NUMBER: _builtins.int
+    COMPARED_COUNTS_FIELD_NUMBER: _builtins.int
+    RIGHT_COUNTS_FIELD_NUMBER: _builtins.int
+    OUTPUT_DEVIATION_FIELD_NUMBER: _builtins.int
+    source: Global___DraftSource.ValueType
+    """What drafted."""
+    draft_model: _builtins.str
+    """Draft model; empty for other sources."""
+    output_deviation: _builtins.float
+    """Standard deviation of the share of right drafts from one output to another, beyond luck."""
+    @_builtins.property
+    def compared_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Times that the first, second, ... draft was compared: all before it were right."""
+
+    @_builtins.property
+    def right_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Times that it was right."""
+
+    def __init__(
+        self,
+        *,
+        source: Global___DraftSource.ValueType = ...,
+        draft_model: _builtins.str = ...,
+        compared_counts: _abc.Iterable[_builtins.int] | None = ...,
+        right_counts: _abc.Iterable[_builtins.int] | None = ...,
+        output_deviation: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compared_counts", b"compared_counts", "draft_model", b"draft_model", "output_deviation", b"output_deviation", "right_counts", b"right_counts", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptanceCounts: _TypeAlias = AcceptanceCounts  # noqa: Y015
 
 @_typing.final
 class ReplicaDescription(_message.Message):

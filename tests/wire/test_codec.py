@@ -200,6 +200,10 @@ def test_descriptions_survive_the_wire() -> None:
     circuits = tuple(types.ReplicaDescription("x:1", types.ReplicaState.UP, 0, one) for one in known)
     without_draft = replace(cluster, draft=None, targets=replicas, drafts=circuits)
     assert generation.cluster_from_pb(generation.cluster_to_pb(without_draft)) == without_draft
+    acceptance = types.AcceptanceCounts(types.DraftSource.DRAFT, "d", (3, 2), (2, 1), 0.5)
+    calls = (types.CallCosts("d", 1, 2, 3, 4, 5, 6, 7.5, 8.5, 9.5, 10.5),)
+    with_costs = replace(cluster, costs=types.MeasuredCosts(calls, (acceptance,)))
+    assert generation.cluster_from_pb(generation.cluster_to_pb(with_costs)) == with_costs
 
 
 @pytest.mark.review

@@ -1,12 +1,12 @@
-"""Open-loop load: requests are sent at their planned times, and the outcome of each is recorded.
+"""Load: requests are sent at their planned times, or by clients in a loop, and the outcome of each is recorded.
 
-A slow server does not slow the arrivals. Latency counts from the planned arrival, so it includes all waiting that the
-server caused. This module knows nothing of rates, reports or the command line.
+At planned times a slow server does not slow the arrivals. Latency counts from the planned arrival, so it includes all
+waiting that the server caused. This module knows nothing of rates, reports or the command line.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -99,6 +99,20 @@ async def run_load(
                 await sleep(wait_s)
             log.sent_count += 1
             requests.create_task(_send(planned_s, request, generate, log))
+
+
+async def run_loops(requests: Sequence[GenerationRequest], client_count: int, generate: Generate, log: LoadLog) -> None:
+    """Send the requests by so many clients, each of which asks again when it was answered; wait for the last to end."""
+    log.began_s, left = log.clock(), iter(requests)
+
+    async def ask() -> None:
+        for request in left:
+            log.sent_count += 1
+            await _send(log.elapsed_s(), request, generate, log)
+
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(client_count):
+            clients.create_task(ask())
 
 
 async def _send(planned_s: float, request: GenerationRequest, generate: Generate, log: LoadLog) -> None:

@@ -1,0 +1,127 @@
+"""Laws of drafts beside what was measured: `python -m benchmarks.laws report POINTS.json`, or `counts --data FILE`.
+
+`report` draws the law of acceptance through its points, which `python -m training grid` makes. `counts` asks whether
+the draft count that measured costs foresee as best is the best.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.questions import encode_questions
+from paceline.client import NO_RETRIES, Client
+from paceline.laws.drafts import DraftLaws
+from paceline.laws.points import read_points
+from paceline.measure.figures import new_figure, save_figure
+from paceline.measure.load.load import LoadLog, run_loops
+from paceline.measure.load.summary import Objectives, summarize
+from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.simulate.call_times import CallTimes, Work
+from paceline.simulate.saved_costs import SavedCosts
+from paceline.types import DraftingOptions, DraftSource, GenerationRequest, MeasuredCosts, TokenIds
+from training import problems
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+console = Console(highlight=False)
+MOST_DRAFTS = 8
+FROM_DRAFT = DraftingOptions(sources=(DraftSource.DRAFT,))
+PAPER = (0.08, 0.74)
+"""Slopes of accepted tokens a cycle by ln(tokens) and ln(depth) in arXiv 2505.07858; of counts, not of shares."""
+
+
+@app.command()
+def report(points: Path, plot: Path = Path("benchmarks/results/laws.png")) -> None:
+    """Show the law of acceptance, and how far it is from cells that were held out."""
+    known = DraftLaws(read_points(points))
+    law = known.acceptance
+    slopes = " and ".join(f"{one.value:.3f} ± {one.margin:.3f}" for one in law.coefficients[1:])
+    console.print(f"R2 {law.r_squared:.3f}; slopes by ln(tokens) and ln(depth): {slopes}")
+    console.print(f"the paper's slopes, of accepted tokens a cycle: {PAPER[0]} and {PAPER[1]}", style="dim")
+    for one in known.held_out:
+        error = known.draft(one.depth, one.token_count).acceptance.value - one.acceptance
+        console.print(f"held out, depth {one.depth}, {one.token_count} tokens: off by {error:+.3f}")
+    _draw(known, plot)
+
+
+def _draw(known: DraftLaws, path: Path) -> None:
+    figure = new_figure(7, 5)
+    axes = figure.subplots()
+    for number, depth in enumerate(known.depths):
+        own = [one for one in (*known.used, *known.held_out) if one.depth == depth]
+        tokens = sorted(one.token_count for one in own)
+        axes.plot([one.token_count for one in own], [one.acceptance for one in own], "o", color=f"C{number}")
+        values = [known.draft(depth, one).acceptance.value for one in tokens]
+        axes.plot(tokens, values, color=f"C{number}", label=f"depth {depth}")
+    axes.set(xscale="log", xlabel="tokens of training", ylabel="share of right drafts")
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_figure(figure, path)
+
+
+@app.command()
+def counts(
+    data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
+    batch_sizes: str = "1,8,32",
+    rounds_of_clients: Annotated[int, typer.Option(help="Requests of each client and count")] = 3,
+    max_new_tokens: int = 96,
+) -> None:
+    """Measure every draft count, and compare the best with what costs and acceptance foresee."""
+    _, unseen = problems.load(data)
+    prompts = encode_questions([one.question for one in unseen], ClusterOptions())
+    for batch_size in map(int, batch_sizes.split(",")):
+        asyncio.run(_compare(prompts, batch_size, rounds_of_clients * batch_size, max_new_tokens))
+
+
+async def _compare(prompts: Sequence[tuple[int, ...]], batch_size: int, count: int, max_new_tokens: int) -> None:
+    options = ClusterOptions(batch_size=batch_size, lanes=1, draft_count=str(MOST_DRAFTS), prefix_sharing=False)
+    async with running_cluster(options) as addresses, Client(addresses.coordinator, NO_RETRIES) as client:
+        measured: dict[int, float] = {}
+        for draft_count in (MOST_DRAFTS, *range(MOST_DRAFTS + 1)):  # the first again: services begin slowly
+            log = LoadLog()
+            requests = [
+                GenerationRequest(
+                    TokenIds(prompts[number % len(prompts)]),
+                    max_new_tokens,
+                    max_draft_count=draft_count,
+                    drafting=FROM_DRAFT,
+                )
+                for number in range(max(count, 8))
+            ]
+            await run_loops(requests, batch_size, client.generate, log)
+            measured[draft_count] = summarize(log.records, Objectives()).tokens_per_s
+        saved = SavedCosts.of(await client.describe(include_costs=True))
+    _show(batch_size, measured, [foreseen(saved.costs, batch_size, one) for one in range(MOST_DRAFTS + 1)])
+
+
+def foreseen(costs: MeasuredCosts, batch_size: int, draft_count: int) -> float:
+    """Return tokens a second of rounds of one lane, by measured costs and acceptance."""
+    (acceptance,) = (one for one in costs.acceptances if one.source is DraftSource.DRAFT)
+    reached, tokens = 1.0, 1.0
+    places = zip(acceptance.right_counts, acceptance.compared_counts, strict=True)
+    for _, (right, compared) in zip(range(draft_count), places, strict=False):
+        reached *= right / compared
+        tokens += reached
+    work, seconds = Work(1, batch_size, draft_count, batch_size * draft_count, 0), 0.0
+    for is_target in (True, False) if draft_count else (True,):
+        took = CallTimes([one for one in costs.calls if (not one.draft_model) == is_target]).foresee(work)
+        seconds += took.executed_s + took.wire_s + took.own_s
+    return batch_size * tokens / seconds
+
+
+def _show(batch_size: int, measured: dict[int, float], predicted: Sequence[float]) -> None:
+    table = Table("draft count", "measured", "foreseen", title=f"tokens a second at B = {batch_size}")
+    for draft_count, value in sorted(measured.items()):
+        table.add_row(str(draft_count), f"{value:.0f}", f"{predicted[draft_count]:.0f}")
+    console.print(table)
+    chosen = max(range(len(predicted)), key=lambda one: predicted[one])
+    loss = 1 - measured[chosen] / max(measured.values())
+    console.print(f"foreseen best: {chosen} drafts, {loss:.1%} below the measured best")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,72 @@
+"""Simulated clusters beside real ones: `python -m benchmarks.simulation measure --data train.jsonl`, then `compare`.
+
+`measure` needs a quiet machine and writes what it saw; `compare` simulates the same requests, as often as wanted.
+"""
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.questions import encode_questions
+from benchmarks.simulation.comparing import FIGURES, compare, holds, table_of, write_plot
+from benchmarks.simulation.measuring import measure, read_real, write_real
+from paceline.files import replace_file
+from paceline.process.launcher import ClusterOptions
+from training import problems
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+console = Console(highlight=False, width=120)
+FOLDER = Path("benchmarks/results/simulation")
+Folder = Annotated[Path, typer.Option(help="Folder for real-*.json, and for what is compared")]
+
+
+@app.command("measure")
+def measure_real(
+    data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
+    replicas: int = 1,
+    draft_count: str = "5",
+    max_new_tokens: int = 160,
+    folder: Folder = FOLDER,
+) -> None:
+    """Measure costs, and what four loads take, with the built-in pair."""
+    _, unseen = problems.load(data)
+    options = ClusterOptions(draft_count=draft_count, prefix_sharing=False)
+    prompts = encode_questions([one.question for one in unseen], options)
+    folder.mkdir(parents=True, exist_ok=True)
+    real = asyncio.run(measure(options, replicas, prompts, max_new_tokens, console.print))
+    write_real(folder / f"real-{replicas}.json", real)
+
+
+@app.command("compare")
+def compare_all(folder: Folder = FOLDER, seed: int = 1) -> None:
+    """Simulate what was measured, and show both."""
+    for path in sorted(folder.glob("real-*.json")):
+        real = read_real(path)
+        comparisons = compare(real, seed)
+        title = f"{real.replica_count} replicas of {real.saved.target.model_id}"
+        console.print(title)
+        console.print(table_of(comparisons, real.replica_count))
+        for one in comparisons:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in one.service_shares.items())
+            console.print(f"{one.client_count} clients: simulated services worked {shares}", style="dim")
+        write_plot(folder / f"simulation-{real.replica_count}.png", comparisons, title)
+        rows = [
+            {
+                "client_count": one.client_count,
+                "holds": holds(one, real.replica_count),
+                "errors": dict(zip(FIGURES, one.errors, strict=True)),
+                "real": asdict(one.real),
+                "simulated": asdict(one.simulated),
+            }
+            for one in comparisons
+        ]
+        replace_file(folder / f"simulation-{real.replica_count}.json", json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    app()

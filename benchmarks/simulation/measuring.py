@@ -1,0 +1,118 @@
+"""The real runs: services as processes, a coordinator over one replica or more, and clients that ask in loops.
+
+A first pass over all loads shows what calls cost; the costs are saved, and a second pass over other prompts is what a
+simulation is compared with. Knows nothing of simulations.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from pydantic import TypeAdapter
+
+from paceline.client import NO_RETRIES, Client
+from paceline.files import replace_file
+from paceline.measure.load.load import LoadLog, SentRequest, run_loops
+from paceline.process.launcher import ClusterOptions, plan_cluster, running_service
+from paceline.simulate.saved_costs import SavedCosts
+from paceline.types import DraftingOptions, DraftSource, GenerationRequest, OutputPiece, TokenIds
+
+Prompts = Sequence[tuple[int, ...]]
+REQUEST_COUNTS = {1: 40, 4: 96, 8: 128, 16: 192}
+"""Requests by the number of clients: about 20 seconds of each on two cores."""
+ROUND_TRIPS = 21
+FROM_DRAFT = DraftingOptions(sources=(DraftSource.DRAFT,))
+"""What sources without a model find depends on the texts, which a simulation does not have."""
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """What so many clients saw."""
+
+    client_count: int
+    prompt_counts: tuple[int, ...]
+    """Lengths of the requests' prompts and outputs, in the order in which they were sent."""
+    output_counts: tuple[int, ...]
+    records: tuple[SentRequest, ...]
+
+
+@dataclass(frozen=True)
+class RealCluster:
+    replica_count: int
+    client_round_trip_s: float
+    saved: SavedCosts
+    runs: tuple[RealRun, ...]
+
+
+_FORM = TypeAdapter(RealCluster)
+
+
+def write_real(path: Path, real: RealCluster) -> None:
+    replace_file(path, _FORM.dump_json(real).decode() + "\n")
+
+
+def read_real(path: Path) -> RealCluster:
+    return _FORM.validate_json(path.read_bytes())
+
+
+async def measure(
+    options: ClusterOptions, replica_count: int, prompts: Prompts, max_new_tokens: int, tell: Callable[[str], None]
+) -> RealCluster:
+    """Measure all loads twice. The first half of the prompts shows costs, the second is compared."""
+    plan = plan_cluster(options)
+    assert plan.draft
+    async with AsyncExitStack() as stack:
+        flags = [(plan.target.module, plan.target.flags)] * replica_count
+        targets = [await stack.enter_async_context(running_service(*one)) for one in flags]
+        draft = await stack.enter_async_context(running_service(plan.draft.module, plan.draft.flags))
+        addresses = ("--target", ",".join(one.address for one in targets), "--draft", draft.address)
+        coordinator = await stack.enter_async_context(
+            running_service(
+                plan.coordinator.module, (*plan.coordinator.flags, *addresses, "--prepared-rounds", "false")
+            )
+        )
+        client = await stack.enter_async_context(Client(coordinator.address, NO_RETRIES))
+        half = len(prompts) // 2
+        for client_count in REQUEST_COUNTS:
+            await _run(client, client_count, prompts[:half], max_new_tokens)
+            tell(f"{client_count} clients: costs measured")
+        saved = SavedCosts.of(await client.describe(include_costs=True))
+        round_trip_s = await _round_trip_s(client)
+        runs = []
+        for client_count in REQUEST_COUNTS:
+            runs.append(await _run(client, client_count, prompts[half:], max_new_tokens))
+            tell(f"{client_count} clients: measured")
+    return RealCluster(replica_count, round_trip_s, saved, tuple(runs))
+
+
+async def _run(client: Client, client_count: int, prompts: Prompts, max_new_tokens: int) -> RealRun:
+    count = REQUEST_COUNTS[client_count]
+    chosen = [prompts[number % len(prompts)] for number in range(count)]
+    output_counts = [0] * count
+
+    async def generate(request: GenerationRequest) -> AsyncIterator[OutputPiece]:
+        async for piece in client.generate(request):
+            if piece.finish:
+                output_counts[request.seed or 0] = piece.finish.usage.output_count
+            yield piece
+
+    log = LoadLog()
+    requests = [
+        GenerationRequest(TokenIds(one), max_new_tokens, seed=number, drafting=FROM_DRAFT)
+        for number, one in enumerate(chosen)
+    ]
+    await run_loops(requests, client_count, generate, log)
+    return RealRun(client_count, tuple(map(len, chosen)), tuple(output_counts), tuple(log.records))
+
+
+async def _round_trip_s(client: Client) -> float:
+    """Return the seconds of a small call: the way from a client to the coordinator and back."""
+    times_s = []
+    for _ in range(ROUND_TRIPS):
+        began_s = time.perf_counter()
+        await client.describe_once()
+        times_s.append(time.perf_counter() - began_s)
+    return median(times_s)

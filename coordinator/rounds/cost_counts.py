@@ -1,0 +1,156 @@
+"""Sums of what calls cost and of how often drafts were right, since the start, for those who plan other clusters.
+
+Knows nothing of what `auto` decides. A planner's prices are of whole rounds, where what one lane does hides behind
+another; here each call stands alone, beside how many rounds were in flight, because services that share cores slow
+each other down.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from math import sqrt
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from coordinator.requests.generation import Generation
+from coordinator.rounds.round_report import RoundReport, RowReport
+from paceline.types import AcceptanceCounts, CallCosts, DraftSource, HopTime, MeasuredCosts
+
+
+class _Size(NamedTuple):
+    """The calls that are summed together. Prompts are told apart by their bits alone, for they have any length."""
+
+    draft_model: str
+    round_count_at_once: int
+    row_count: int
+    step_count: int
+    prompt_bits: int
+
+
+@dataclass
+class _Sums:
+    call_count: int = 0
+    drafted_count: int = 0
+    prompt_count: int = 0
+    executed_s: float = 0.0
+    executed_squares: float = 0.0
+    wire_s: float = 0.0
+    own_s: float = 0.0
+
+    def add(self, hop: HopTime, drafted_count: int, prompt_count: int, own_s: float = 0.0) -> None:
+        self.call_count += 1
+        self.drafted_count += drafted_count
+        self.prompt_count += prompt_count
+        self.executed_s += hop.executed_s
+        self.executed_squares += hop.executed_s**2
+        self.wire_s += hop.wire_s
+        self.own_s += own_s
+
+
+class CostCounts:
+    def __init__(self) -> None:
+        self._in_flight_count = 0
+        self._calls: dict[_Size, _Sums] = {}
+        self._acceptances: dict[tuple[DraftSource, str], _Acceptance] = {}
+
+    @property
+    def in_flight_count(self) -> int:
+        return self._in_flight_count
+
+    @contextmanager
+    def in_flight(self) -> Iterator[int]:
+        """Count a round in flight while the block runs; yield how many are, with it."""
+        self._in_flight_count += 1
+        try:
+            yield self._in_flight_count
+        finally:
+            self._in_flight_count -= 1
+
+    def add(self, report: RoundReport, round_count_at_once: int, round_s: float) -> None:
+        """Count a round that took `round_s` with all that the coordinator did for it."""
+        is_empty = not report.rows and not report.prompt_token_count
+        if is_empty or report.draft_error or report.prepared_count:
+            return  # its hops say nothing of what its rows cost
+        for model, call in report.draft_calls.items():
+            bits = call.caught_up_count.bit_length()
+            size = _Size(model, round_count_at_once, call.row_count, call.step_count, bits)
+            self._at(size).add(report.propose, call.token_count, call.caught_up_count)
+        most = max((row.drafted_count for row in report.rows), default=0)
+        prompt_count = report.prompt_token_count
+        size = _Size("", round_count_at_once, len(report.rows), most, prompt_count.bit_length())
+        own_s = max(0.0, round_s - report.propose.total_s - report.verify.total_s)
+        self._at(size).add(report.verify, report.drafted_count, prompt_count, own_s)
+        for row in report.rows:
+            self._add_row(row)
+
+    def _at(self, size: _Size) -> _Sums:
+        return self._calls.setdefault(size, _Sums())
+
+    def _add_row(self, row: RowReport) -> None:
+        if row.source and row.drafted_count:
+            kind = (row.source, row.draft_model)
+            self._acceptances.setdefault(kind, _Acceptance()).add(row)
+
+    def snapshot(self) -> MeasuredCosts:
+        return MeasuredCosts(
+            tuple(
+                CallCosts(*size[:-1], **{one.name: getattr(sums, one.name) for one in fields(sums)})
+                for size, sums in sorted(self._calls.items())
+            ),
+            tuple(one.counts(*kind) for kind, one in sorted(self._acceptances.items())),
+        )
+
+
+@dataclass
+class _Acceptance:
+    """Counts of one source."""
+
+    compared: list[int] = field(default_factory=list)
+    right: list[int] = field(default_factory=list)
+    outputs: "_Outputs" = field(default_factory=lambda: _Outputs())
+
+    def add(self, row: RowReport) -> None:
+        compared_count = min(row.accepted_count + 1, row.drafted_count)
+        for counts, count in ((self.compared, compared_count), (self.right, row.accepted_count)):
+            counts.extend([0] * (compared_count - len(counts)))
+            for place in range(count):
+                counts[place] += 1
+        if row.generation:
+            self.outputs.add(row.generation, row.accepted_count, compared_count)
+
+    def counts(self, source: DraftSource, draft_model: str) -> AcceptanceCounts:
+        return AcceptanceCounts(source, draft_model, tuple(self.compared), tuple(self.right), self.outputs.deviation)
+
+
+class _Outputs:
+    """How much outputs differ: the drafts of one text are right more often than those of another."""
+
+    def __init__(self) -> None:
+        self._live: WeakKeyDictionary[Generation, tuple[int, int]] = WeakKeyDictionary()
+        """Right and compared drafts of outputs that have not ended."""
+        self._count = 0
+        self._sums: dict[str, float] = dict.fromkeys(("right", "compared", "compared squares", "right squares"), 0.0)
+
+    def add(self, generation: Generation, right_count: int, compared_count: int) -> None:
+        right, compared = self._live.get(generation, (0, 0))
+        self._live[generation] = right, compared = right + right_count, compared + compared_count
+        if generation.ended:
+            del self._live[generation]
+            self._count += 1
+            self._add({"right": right, "compared": compared})
+            self._add({"compared squares": compared**2, "right squares": right**2 / compared})
+
+    def _add(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._sums[name] += value
+
+    @property
+    def deviation(self) -> float:
+        """The square root of the variance between outputs that an analysis of variance leaves beside luck."""
+        right, compared, compared_squares, right_squares = self._sums.values()
+        weight = compared - compared_squares / compared if compared else 0.0
+        if weight <= 0:
+            return 0.0  # fewer than two outputs
+        rate = right / compared
+        by_luck = (self._count - 1) * rate * (1 - rate)
+        return sqrt(max(0.0, right_squares - right**2 / compared - by_luck) / weight)

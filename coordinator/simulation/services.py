@@ -1,0 +1,193 @@
+"""Model services that compute nothing: they keep the lengths of sequences, and answer after the time that it takes."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from coordinator.protocols import Deadline
+from coordinator.rounds.round_report import NEW_TO_DRAFT
+from coordinator.simulation.texts import Text, Texts
+from paceline.checks import DECODED_TOKENS
+from paceline.errors import PacelineError
+from paceline.simulate.call_times import CallSeconds, CallTimes, Work
+from paceline.simulate.result import ServiceUse
+from paceline.simulate.saved_costs import SavedModel
+from paceline.types import (
+    CacheDescription,
+    CallTiming,
+    ModelDescription,
+    ModelIdentity,
+    Prefilled,
+    PreparedDrafts,
+    Proposal,
+    Proposals,
+    ProposeRow,
+    RolledBack,
+    SequenceLength,
+    TokenizerFiles,
+    Verdict,
+    Verdicts,
+    VerifyOutcome,
+    VerifyRow,
+)
+
+NO_LIMIT = 2**31 - 1
+SOME_TOKEN = 0
+
+
+def described(model: SavedModel) -> ModelDescription:
+    """Return a description of a model that takes sequences of any length."""
+    chunk = model.prefill_chunk_tokens
+    cache = CacheDescription(token_bytes=model.token_bytes, max_length=NO_LIMIT, prefill_chunk_tokens=chunk)
+    return ModelDescription(model.model_id, "", NO_LIMIT, "", NO_LIMIT, (), "", "", 0, cache=cache)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a service is placed in."""
+
+    times: CallTimes
+    round_trip_s: float
+    """Beside that of the measurement."""
+    rounds_at_once: Callable[[], int]
+    rng: Random
+
+
+class _Service:
+    """One replica: calls are worked off one after the other, in the order in which they came."""
+
+    def __init__(self, name: str, model: SavedModel, around: Surroundings) -> None:
+        self.name = name
+        self._model = model
+        self._description = described(model)
+        self._around = around
+        self._worker = asyncio.Lock()
+        self._lengths: dict[str, int] = {}
+        self._peak_tokens = self._call_count = 0
+        self._busy_s = self._queued_s = 0.0
+
+    async def is_serving(self, timeout_s: float) -> bool:
+        return True
+
+    async def describe(self, timeout_s: float) -> ModelDescription:
+        return self._description
+
+    def trust(self, identity: ModelIdentity) -> None:
+        pass
+
+    def owe(self, sequence_ids: Sequence[str]) -> None:
+        for sequence_id in sequence_ids:
+            self._lengths.pop(sequence_id, None)
+
+    @property
+    def owed_count(self) -> int:
+        return 0
+
+    async def release(self, sequence_ids: Sequence[str]) -> None:
+        self.owe(sequence_ids)
+
+    async def close(self) -> None:
+        pass
+
+    def use(self, elapsed_s: float) -> ServiceUse:
+        return ServiceUse(
+            self.name,
+            self._call_count,
+            self._busy_s / elapsed_s if elapsed_s else 0.0,
+            self._queued_s / self._call_count if self._call_count else 0.0,
+            self._peak_tokens,
+            self._peak_tokens * self._model.token_bytes,
+        )
+
+    def _keep(self, sequence_id: str, length: int) -> int:
+        self._lengths[sequence_id] = length
+        return length
+
+    async def _work(self, work: Work) -> CallTiming:
+        """Let the time of a call pass."""
+        self._peak_tokens = max(self._peak_tokens, sum(self._lengths.values()))
+        took: CallSeconds = self._around.times.draw(work, self._around.rng)
+        one_way_s = (took.wire_s + self._around.round_trip_s) / 2
+        await asyncio.sleep(took.own_s + one_way_s)
+        clock = asyncio.get_running_loop().time
+        asked_s = clock()
+        async with self._worker:
+            queued_s = clock() - asked_s
+            await asyncio.sleep(took.executed_s)
+        self._call_count += 1
+        self._busy_s += took.executed_s
+        self._queued_s += queued_s
+        await asyncio.sleep(one_way_s)
+        return CallTiming(queued_s, took.executed_s)
+
+    def _prompt_shares(self, rows: Sequence[ProposeRow] | Sequence[VerifyRow]) -> list[int]:
+        """Return the tokens that the service takes in of each row: one chunk of prompts a call, for all rows."""
+        left, shares = self._model.prefill_chunk_tokens, []
+        for row in rows:
+            count = len(row.token_ids)
+            share = count if count <= DECODED_TOKENS else min(count, left)
+            left -= share if count > DECODED_TOKENS else 0
+            shares.append(share)
+        return shares
+
+
+class SimulatedTarget(_Service):
+    def __init__(self, name: str, model: SavedModel, around: Surroundings, texts: Texts) -> None:
+        super().__init__(name, model, around)
+        self._texts = texts
+        self._begun: dict[str, tuple[Text, int]] = {}
+        """Text of each sequence, with the length of its prompt."""
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        shares = self._prompt_shares(rows)
+        results = [self._verdict(row, share) for row, share in zip(rows, shares, strict=True)]
+        decided = [row for row, result in zip(rows, results, strict=True) if isinstance(result, Verdict)]
+        counts = [len(row.draft_token_ids) for row in decided]
+        prompt_count = sum(shares) - len(decided)
+        work = Work(self._around.rounds_at_once(), len(decided), max(counts, default=0), sum(counts), prompt_count)
+        timing = await self._work(work)
+        return Verdicts([*results], timing)
+
+    def _verdict(self, row: VerifyRow, share: int) -> VerifyOutcome:
+        if not row.base_length:
+            # The first token is the request's number.
+            length = len(row.token_ids) + row.following_count
+            self._begun.setdefault(row.sequence_id, (self._texts.of(row.token_ids[0]), length))
+        length = row.base_length + share
+        if row.following_count or share < len(row.token_ids):
+            return Prefilled(self._keep(row.sequence_id, length))
+        text, prompt_count = self._begun[row.sequence_id]
+        accepted_count = text.accepted_count(length - prompt_count, len(row.draft_token_ids))
+        return Verdict(accepted_count, SOME_TOKEN, self._keep(row.sequence_id, length + accepted_count))
+
+    def owe(self, sequence_ids: Sequence[str]) -> None:
+        super().owe(sequence_ids)
+        for sequence_id in sequence_ids:
+            self._begun.pop(sequence_id, None)
+
+    async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
+        return [RolledBack(self._keep(one.sequence_id, one.length), 0) for one in lengths]
+
+    async def download_tokenizer(self) -> TokenizerFiles | None:
+        return None
+
+
+class SimulatedDraft(_Service):
+    def listen(self, take: Callable[[Sequence[PreparedDrafts]], None]) -> None:
+        pass  # it prepares nothing
+
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        shares = self._prompt_shares(rows)
+        results = [self._proposal(row, share) for row, share in zip(rows, shares, strict=True)]
+        counts = [row.draft_count for row in rows]
+        missed = sum(max(0, len(row.token_ids) - NEW_TO_DRAFT) for row in rows)
+        timing = await self._work(Work(self._around.rounds_at_once(), len(rows), max(counts), sum(counts), missed))
+        return Proposals([*results], timing)
+
+    def _proposal(self, row: ProposeRow, share: int) -> Proposal:
+        length = row.base_length + share
+        if row.following_count or share < len(row.token_ids):
+            return Proposal((), self._keep(row.sequence_id, length))
+        cached = self._keep(row.sequence_id, length + row.draft_count - 1)
+        return Proposal((SOME_TOKEN,) * row.draft_count, cached)

@@ -1,0 +1,131 @@
+"""What the laws say of drafts: acceptance of one that was not trained, the best for a budget, and counts by batch."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from paceline.errors import InvalidRequest
+from paceline.laws.fitting import Estimate, LogLinearLaw, fit
+from paceline.laws.points import Point
+from paceline.simulate.call_times import CallSeconds, CallTimes, Work
+from paceline.simulate.saved_costs import SavedCosts
+
+LEAST_ACCEPTANCE, MOST_ACCEPTANCE = 0.0, 0.99
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft that may never have been trained."""
+
+    depth: int
+    token_count: float
+    acceptance: Estimate
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The draft and draft count that give most at a batch size."""
+
+    batch_size: int
+    draft: Draft
+    draft_count: int
+    tokens_per_s: float
+
+
+class DraftLaws:
+    """Laws of acceptance, of training time and of drafting time."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        """Raise InvalidRequest where points are too few, or too alike, for the law of acceptance."""
+        self.used = [one for one in points if not one.held_out]
+        self.held_out = [one for one in points if one.held_out]
+        self.acceptance: LogLinearLaw = fit(
+            [(one.token_count, one.depth) for one in self.used], [one.acceptance for one in self.used]
+        )
+        self._token_s = _Line((one.depth, one.train_s / one.token_count) for one in self.used if one.train_s)
+        self._step_s = _Line((one.depth, one.step_s) for one in self.used if one.step_s)
+
+    @property
+    def depths(self) -> list[int]:
+        return sorted({one.depth for one in self.used})
+
+    def draft(self, depth: int, token_count: float) -> Draft:
+        found = self.acceptance.predict((token_count, depth))
+        within = min(max(found.value, LEAST_ACCEPTANCE), MOST_ACCEPTANCE)
+        return Draft(depth, token_count, Estimate(within, found.margin))
+
+    def affordable(self, budget_s: float) -> list[Draft]:
+        """Return the draft of each measured depth that is trained for so many seconds. Raise InvalidRequest."""
+        if not self._token_s.is_known:
+            raise InvalidRequest("no point has train_s, so a budget says nothing; measure the seconds of training")
+        return [self.draft(depth, budget_s / self._token_s.at(depth)) for depth in self.depths]
+
+    def step_factor(self, depth: int, measured_depth: int) -> float:
+        """Return how much longer a draft's steps take than those of the measured depth; 1 if points tell no times."""
+        return self._step_s.at(depth) / self._step_s.at(measured_depth) if self._step_s.is_known else 1.0
+
+
+class _Line:
+    """Values by depth: a part that all drafts have, and one for each layer; neither is below nothing."""
+
+    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
+        known = list(points)
+        self.is_known = bool(known)
+        if not known:
+            return
+        depth, value = fmean(one for one, _ in known), fmean(one for _, one in known)
+        square = sum((one - depth) ** 2 for one, _ in known)
+        slope = sum((one - depth) * (own - value) for one, own in known) / square if square else 0.0
+        self._slope = min(max(0.0, slope), value / depth)
+        self._first = value - self._slope * depth
+
+    def at(self, depth: int) -> float:
+        return self._first + self._slope * depth
+
+
+class RoundTimes:
+    """Seconds of rounds with drafts of any depth, from measured costs."""
+
+    def __init__(self, saved: SavedCosts, laws: DraftLaws, measured_depth: int) -> None:
+        """`measured_depth` is the depth of the draft whose costs were measured.
+
+        Raise InvalidRequest where costs are of no draft, or of one draft count, which says nothing of others.
+        """
+        counts = saved.draft_counts
+        if saved.draft is None or len(counts) < 2:
+            raise InvalidRequest(
+                f"the costs are of draft counts {counts or 'none'}; measure them with --draft-count auto, which tries "
+                "several"
+            )
+        self.most_drafts = max(counts)
+        model = saved.draft.model_id
+        self._verify = CallTimes([one for one in saved.costs.calls if not one.draft_model])
+        self._propose = CallTimes([one for one in saved.costs.calls if one.draft_model == model])
+        self._laws = laws
+        self._measured_depth = measured_depth
+
+    def seconds(self, batch_size: int, draft_count: int, depth: int) -> float:
+        """Return the time of a round of one lane: the draft works, and then the target."""
+        work = Work(1, batch_size, draft_count, batch_size * draft_count, 0)
+        total = _total(self._verify.foresee(work), 1.0)
+        factor = self._laws.step_factor(depth, self._measured_depth)
+        return total + (_total(self._propose.foresee(work), factor) if draft_count else 0.0)
+
+
+def _total(seconds: CallSeconds, factor: float) -> float:
+    return factor * seconds.executed_s + seconds.wire_s + seconds.own_s
+
+
+def best_choice(drafts: Sequence[Draft], batch_size: int, times: RoundTimes) -> Choice:
+    """Return what gives most tokens a second among these drafts and all counts up to the most measured."""
+    choices = [
+        Choice(batch_size, one, count, batch_size * _tokens(one, count) / times.seconds(batch_size, count, one.depth))
+        for one in drafts
+        for count in range(times.most_drafts + 1)
+    ]
+    return max(choices, key=lambda one: one.tokens_per_s)
+
+
+def _tokens(draft: Draft, count: int) -> float:
+    """Return the tokens of a row: each draft is right only if all before it are."""
+    return sum(draft.acceptance.value**place for place in range(count + 1))

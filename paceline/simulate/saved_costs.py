@@ -1,0 +1,70 @@
+"""Costs that a cluster measured, saved in a file with the settings that they were measured with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from paceline.errors import InvalidRequest, StartupError
+from paceline.files import replace_file
+from paceline.types import ClusterDescription, MeasuredCosts, ModelDescription
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a simulation has to know of a model."""
+
+    model_id: str
+    token_bytes: int
+    """Bytes of a token's keys and values."""
+    prefill_chunk_tokens: int
+
+    @classmethod
+    def of(cls, model: ModelDescription) -> "SavedModel":
+        return cls(model.model_id, model.cache.token_bytes, model.cache.prefill_chunk_tokens)
+
+
+@dataclass(frozen=True)
+class SavedCosts:
+    target: SavedModel
+    draft: SavedModel | None
+    batch_size: int
+    lane_count: int
+    draft_count: int | None
+    """None: chosen round by round."""
+    costs: MeasuredCosts
+
+    @property
+    def draft_counts(self) -> list[int]:
+        """Draft counts whose verification was measured; what others cost can be foreseen from two or more."""
+        return sorted({one.step_count for one in self.costs.calls if one.step_count and not one.draft_model})
+
+    @classmethod
+    def of(cls, cluster: ClusterDescription) -> "SavedCosts":
+        """Take the costs out of a description. Raise InvalidRequest where none were measured."""
+        if cluster.costs is None:
+            raise InvalidRequest("the coordinator tells no costs: it is older than this command; upgrade it")
+        if not any(not one.draft_model for one in cluster.costs.calls):
+            raise InvalidRequest("the coordinator ran no round yet, so nothing is known of costs; send it requests")
+        draft = SavedModel.of(cluster.draft) if cluster.draft else None
+        target, count = SavedModel.of(cluster.target), cluster.draft_count
+        return cls(target, draft, cluster.batch_size, cluster.lane_count, count, cluster.costs)
+
+
+_FORM = TypeAdapter(SavedCosts)
+
+
+def write_costs(path: Path, saved: SavedCosts) -> None:
+    replace_file(path, _FORM.dump_json(saved, indent=2).decode() + "\n")
+
+
+def read_costs(path: Path) -> SavedCosts:
+    """Raise StartupError where the file is not what `write_costs` writes."""
+    try:
+        return _FORM.validate_json(path.read_bytes())
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {error.strerror}; name a file that --save-costs wrote") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise StartupError(f"{path} has no costs: {place}: {first['msg']}; give what --save-costs wrote") from error

@@ -1,0 +1,120 @@
+"""A coordinator in simulated time."""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.simulation.run import simulate
+from coordinator.simulation.simulated_time import SimulatedTimeLoop
+from coordinator.simulation.texts import Text
+from paceline.errors import InvalidRequest
+from paceline.simulate.cluster import PlannedRequest, SimulatedCluster
+from paceline.simulate.result import SimulationResult
+from paceline.types import MeasuredCosts
+from tests.simulate.made_up_costs import propose_s, saved_costs, verify_s
+
+OVERHEAD_S = 0.0015
+"""What a verify takes beside its work: on the wire, and the coordinator's own."""
+
+
+def simulated(clients: int = 4, count: int = 8, output: int = 24, prompt: int = 30, **asked: Any) -> SimulationResult:
+    asked = {"batch_size": 4, "lane_count": 2, "draft_count": 5} | asked
+    requests = [PlannedRequest(prompt, output)] * count
+    return simulate(saved_costs(), SimulatedCluster(**asked), requests, client_count=clients, seed=1)
+
+
+def test_time_passes_only_where_everything_waits() -> None:
+    async def wait() -> tuple[float, float]:
+        began_s = time.perf_counter()
+        await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(7200))
+        return asyncio.get_running_loop().time(), time.perf_counter() - began_s
+
+    with asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
+        simulated_s, took_s = runner.run(wait())
+    assert simulated_s == pytest.approx(7200)
+    assert took_s < 60
+
+
+def test_the_same_arguments_give_the_same_result() -> None:
+    assert simulated(draft_count="auto") == simulated(draft_count="auto")
+
+
+def test_plain_decoding_alone_takes_a_round_a_token() -> None:
+    result = simulated(clients=1, count=2, draft_count=0, draft_service_count=0)
+    assert result.round_count == 2 * 24
+    each = result.summary.per_token_s
+    assert each and each.p50 == pytest.approx(verify_s(1, 0) + OVERHEAD_S, rel=0.05)
+
+
+def test_drafts_that_are_always_right_take_one_round_for_all_of_them() -> None:
+    saved = saved_costs(right=(100,) * 8, deviation=0.0)
+    cluster = SimulatedCluster(4, 2, 5)
+    result = simulate(saved, cluster, [PlannedRequest(4, 60)], client_count=1, seed=1)
+    assert result.round_count < 14
+    assert result.summary.accepted_count > 0.9 * result.summary.drafted_count
+
+
+def test_a_round_takes_what_its_calls_take() -> None:
+    result = simulated(clients=1, count=1, output=200)
+    rounds_s = propose_s(1, 5) + verify_s(1, 5) + OVERHEAD_S + 0.0015
+    assert result.summary.elapsed_s == pytest.approx(result.round_count * rounds_s, rel=0.05)
+
+
+def test_all_outputs_have_their_length_and_all_caches_are_counted() -> None:
+    result = simulated(clients=8, count=8)
+    assert result.summary.counts["completed"] == 8
+    assert {one.output_count for one in result.requests} == {24}
+    target = result.services[0]
+    assert 8 * 30 < target.peak_tokens <= 8 * (30 + 24 + 5)
+    assert target.peak_bytes == 1000 * target.peak_tokens
+
+
+def test_a_long_prompt_comes_in_chunks() -> None:
+    assert simulated(clients=1, count=1, output=2, prompt=64 * 5).round_count >= 5
+
+
+@pytest.mark.parametrize("distance", [{"draft_round_trip_s": 0.1}, {"target_round_trip_s": 0.1}])
+def test_distance_makes_each_round_longer(distance: dict[str, Any]) -> None:
+    near, far = simulated(clients=1), simulated(clients=1, **distance)
+    assert far.summary.elapsed_s == pytest.approx(near.summary.elapsed_s + 0.1 * near.round_count, rel=0.1)
+
+
+def test_more_replicas_answer_more_where_each_has_its_machine() -> None:
+    one, two = (simulated(16, 32, apart=True, target_count=n, draft_service_count=n) for n in (1, 2))
+    assert two.summary.tokens_per_s > 1.4 * one.summary.tokens_per_s
+    assert len([use for use in two.services if use.call_count]) == 4
+
+
+def test_coordinators_share_the_services() -> None:
+    result = simulated(8, 16, coordinator_count=2, target_count=2)
+    assert result.summary.counts["completed"] == 16
+
+
+def test_requests_come_at_their_times() -> None:
+    requests = [PlannedRequest(10, 4, at_s) for at_s in (0.0, 50.0, 100.0)]
+    result = simulate(saved_costs(), SimulatedCluster(4, 2, 5), requests, seed=1)
+    assert sorted(one.sent_s for one in result.requests) == pytest.approx([0.0, 50.0, 100.0])
+
+
+def test_a_draft_of_which_nothing_is_known_is_refused() -> None:
+    saved = saved_costs()
+    plain = replace(saved, draft=None, costs=MeasuredCosts(saved.costs.calls))
+    with pytest.raises(InvalidRequest, match="give --drafts 0"):
+        simulate(plain, SimulatedCluster(4, 2, 5), [PlannedRequest(4, 4)])
+    assert simulate(plain, SimulatedCluster(4, 2, 5, draft_service_count=0), [PlannedRequest(4, 4)]).round_count == 4
+
+
+def test_luck_belongs_to_a_text_and_its_positions() -> None:
+    one, other = (Text("1 7", [0.8, 0.7, 0.6], 0.1) for _ in range(2))
+    assert [one.accepted_count(place, 3) for place in range(50)] == [
+        other.accepted_count(place, 3) for place in reversed(range(50))
+    ][::-1]
+
+
+def test_drafts_are_right_as_often_as_was_measured() -> None:
+    rates = [0.8, 0.6, 0.4]
+    found = [Text(f"1 {number}", rates, 0.0).accepted_count(0, 3) for number in range(3000)]
+    assert sum(found) / 3000 == pytest.approx(0.8 + 0.8 * 0.6 + 0.8 * 0.6 * 0.4, rel=0.05)

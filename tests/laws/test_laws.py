@@ -1,0 +1,127 @@
+"""Laws of drafts: their fit, their intervals, and what they choose."""
+
+import random
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import pytest
+from scipy.stats import t as student
+
+from paceline.errors import InvalidRequest, StartupError
+from paceline.laws.drafts import DraftLaws, RoundTimes, best_choice
+from paceline.laws.fitting import fit, student_quantile
+from paceline.laws.points import Point, read_points, write_points
+from tests.commands import paceline_here
+from tests.simulate.made_up_costs import propose_s, saved_costs, verify_s
+
+GRID = [(depth, 500_000 * 2**power) for depth in (1, 2, 3, 5) for power in range(5)]
+
+
+def acceptance(depth: int, tokens: float) -> float:
+    return -0.4 + 0.06 * log(tokens) + 0.05 * log(depth)
+
+
+def points(noise: float = 0.0) -> list[Point]:
+    """Drafts that follow the law; training a layer takes 10 us a token, a step 1 ms and 0.5 a layer."""
+    rng = random.Random(1)
+    return [
+        Point(
+            depth,
+            tokens,
+            acceptance(depth, tokens) + rng.gauss(0, noise),
+            train_s=tokens * depth * 1e-5,
+            step_s=1e-3 + 5e-4 * depth,
+        )
+        for depth, tokens in GRID
+    ]
+
+
+def test_a_law_without_noise_is_found() -> None:
+    law = DraftLaws(points()).acceptance
+    assert [one.value for one in law.coefficients] == pytest.approx([-0.4, 0.06, 0.05])
+    assert law.r_squared == pytest.approx(1.0)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """200 fits; with 95 % the chance of fewer than 180 hits is below 1 in 1000."""
+    rng, hits = random.Random(1), 0
+    for _ in range(200):
+        xs = [(rng.uniform(1, 100),) for _ in range(8)]
+        law = fit(xs, [2 + 3 * log(x) + rng.gauss(0, 0.5) for (x,) in xs])
+        hits += abs(law.coefficients[1].value - 3) <= law.coefficients[1].margin
+    assert 180 <= hits <= 199
+
+
+@pytest.mark.parametrize("freedom", [2, 3, 5, 10, 100])
+def test_the_quantile_is_students(freedom: int) -> None:
+    assert student_quantile(freedom) == pytest.approx(student.ppf(0.975, freedom), rel=0.02)
+
+
+def test_a_point_that_was_held_out_changes_no_law_and_is_foreseen() -> None:
+    held = replace(points(0.01)[7], held_out=True)
+    known = DraftLaws([*points(0.01)[:7], held, *points(0.01)[8:]])
+    assert known.held_out == [held] and len(known.used) == len(GRID) - 1
+    found = known.draft(held.depth, held.token_count).acceptance
+    assert abs(found.value - held.acceptance) <= 2 * found.margin
+
+
+@pytest.mark.parametrize("few", [points()[:3], [one for one in points() if one.depth == 1]])
+def test_points_that_say_too_little_are_refused(few: list[Point]) -> None:
+    with pytest.raises(InvalidRequest, match="give|vary"):
+        DraftLaws(few)
+
+
+def test_a_budget_buys_a_deeper_draft_fewer_tokens() -> None:
+    drafts = DraftLaws(points()).affordable(60)
+    assert [one.depth for one in drafts] == [1, 2, 3, 5]
+    assert drafts[0].token_count > drafts[1].token_count > drafts[-1].token_count
+    with pytest.raises(InvalidRequest, match="train_s"):
+        DraftLaws([replace(one, train_s=None) for one in points()]).affordable(60)
+
+
+def round_s(rows: int, count: int, factor: float = 1.0) -> float:
+    return verify_s(rows, rows * count) + 0.0015 + (factor * propose_s(rows, count) + 0.0015 if count else 0.0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8])
+def test_the_best_count_is_that_of_the_measured_curve(batch_size: int) -> None:
+    known = DraftLaws(points())
+    draft = known.draft(2, 8_000_000)
+    found = best_choice([draft], batch_size, RoundTimes(saved_costs(), known, 2))
+    rates = [
+        sum(draft.acceptance.value**place for place in range(count + 1)) / round_s(batch_size, count)
+        for count in range(9)
+    ]
+    assert rates[found.draft_count] > 0.97 * max(rates)
+
+
+def test_a_deeper_draft_pays_for_its_steps() -> None:
+    known = DraftLaws(points())
+    assert known.step_factor(2, 2) == 1
+    assert known.step_factor(5, 1) == pytest.approx(3.5 / 1.5, rel=0.01)
+
+
+def test_costs_of_one_draft_count_say_nothing_of_others() -> None:
+    saved = saved_costs()
+    few = [one for one in saved.costs.calls if one.step_count in (0, 5)]
+    with pytest.raises(InvalidRequest, match="auto"):
+        RoundTimes(replace(saved, costs=replace(saved.costs, calls=tuple(few))), DraftLaws(points()), 2)
+
+
+def test_points_survive_their_file_and_wrong_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "points.json"
+    write_points(path, points())
+    assert read_points(path) == points()
+    for text in ("", "{}", '[{"depth": 1}]', '[{"depth": 0, "token_count": 5, "acceptance": 0.5}]'):
+        path.write_text(text)
+        with pytest.raises(StartupError, match="give"):
+            read_points(path)
+
+
+def test_the_command_prints_the_law(tmp_path: Path) -> None:
+    path = tmp_path / "points.json"
+    write_points(path, points())
+    status, out, err = paceline_here("laws", "fit", str(path), "--depth", "4", "--tokens", "16000000")
+    assert (status, err) == (0, "")
+    assert "0.060 ± 0.000 ln(tokens)" in out and f"{acceptance(4, 16e6):.3f}" in out

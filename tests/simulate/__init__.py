@@ -1,0 +1,1 @@
+"""Tests of what a simulation is made of."""
