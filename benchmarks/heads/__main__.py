@@ -11,12 +11,13 @@ from rich.console import Console
 from benchmarks.heads import accuracy, exact, served
 from benchmarks.heads import report as reports
 from benchmarks.heads.learning import learn, learnt
+from benchmarks.heads.synthetic import synthetic_heads
 from benchmarks.heads.variants import NAMES, folder_name
 from benchmarks.questions import encode_questions
 from paceline.builtin import resolve_model
 from paceline.cli.options import InputFile, PromptCount, comma_counts, comma_list
 from paceline.cli.prompts import selected_lines
-from paceline.engine.heads.reading import KINDS, WEIGHTS
+from paceline.engine.heads.reading import KINDS, WEIGHTS, write_heads
 from paceline.files import replace_file
 from paceline.measure.equivalence.precision import Precision
 from paceline.measure.figures import check_plots
@@ -81,6 +82,16 @@ def measure_accuracy(
             found[name] = accuracy.measure(learnt(name, frozen, work, DRAFT_COUNT), frozen, texts)
             console.print(f"{name}: {found[name]}")
     replace_file(work / ACCURACY, accuracy.Accuracies.dump_json(found, indent=1).decode())
+
+
+@app.command()
+def synthetic(
+    target: Annotated[Path, typer.Option(help="Folder of a target of `paceline synth-pair`", exists=True)],
+    work: Work = Path("heads"),
+) -> None:
+    """Write heads of the kind `eagle` that know the tokens of a synthetic target, to measure speed with."""
+    frozen = FrozenTarget.read(target)
+    write_heads(synthetic_heads(frozen, DRAFT_COUNT), frozen.config, work / "eagle")
 
 
 @app.command("served")

@@ -11,8 +11,12 @@ from benchmarks.heads import report as reports
 from benchmarks.heads.accuracy import Accuracy
 from benchmarks.heads.exact import Exactness
 from benchmarks.heads.served import BOTH, PLAIN, SERVICE, Served, ServedRun
+from benchmarks.heads.synthetic import synthetic_heads
 from benchmarks.heads.variants import NAMES, VARIANTS, begun
 from paceline.engine.heads.reading import read_heads
+from paceline.measure.synthetic.shapes import ModelShape
+from paceline.measure.synthetic.successors import draw_successors
+from paceline.measure.synthetic.weights import Recipe, make_module
 from paceline.process.launcher import ClusterOptions
 from paceline.types import DraftSource
 from tests.checkpoints import VOCABULARY_SIZE
@@ -53,6 +57,19 @@ def test_every_variant_of_clover_learns(name: str, pairs: dict[str, PairOfCheckp
     fit_heads(heads, frozen, texts, step_count=20)
     assert loss_of(heads, frozen, texts[0]) < before
     assert 0 <= accuracy.measure(heads, frozen, texts).extra_tokens <= DRAFT_COUNT
+
+
+def test_synthetic_heads_know_what_follows_each_token() -> None:
+    successors = draw_successors(list(range(64)), seed=0)
+    shape = ModelShape("Llama", 2, 64, 2, 1, 32, 96, 64, 128)
+    frozen = FrozenTarget(make_module(Recipe("target", shape, successors, 1.0)))
+    place_of = {token_id: place for place, token_id in enumerate(successors.token_ids.tolist())}
+    token_ids = [7]
+    for _ in range(40):
+        token_ids.append(int(successors.token_ids[successors.places[place_of[token_ids[-1]]]]))
+    (text,) = frozen.features([(token_ids, 1)])
+    found = accuracy.measure(synthetic_heads(frozen, DRAFT_COUNT), frozen, [text])
+    assert min(found.likeliest) > 0.7
 
 
 def test_each_kind_is_served_without_the_draft_service_and_the_last_system_has_both() -> None:
