@@ -16,6 +16,7 @@ import torch
 import tests.profiles  # noqa: F401 (loads one)
 from tests.checkpoints import FAMILIES, write_model, write_related_draft
 from tests.clusters import cluster_here
+from tests.heads import write_random_heads
 from tests.services import Models, model_flags, running_services
 
 
@@ -64,11 +65,13 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PairOfCheckpoin
 
 
 @pytest.fixture(scope="session")
-def models(pairs: dict[str, PairOfCheckpoints]) -> Iterator[Models]:
-    """Run processes of two targets and two drafts."""
-    target = model_flags("target_service", pairs["Llama"].target)
-    draft = model_flags("draft_service", pairs["Llama"].draft)
-    with running_services(target, target, draft, draft) as (one, other, first_draft, second_draft):
+def models(pairs: dict[str, PairOfCheckpoints], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    """Run processes of two targets, of which the second has heads, and two drafts."""
+    pair = pairs["Llama"]
+    heads = write_random_heads(tmp_path_factory.mktemp("models") / "heads", "eagle", pair.target)
+    target, draft = model_flags("target_service", pair.target), model_flags("draft_service", pair.draft)
+    with_heads = [*target, "--heads", str(heads)]
+    with running_services(target, with_heads, draft, draft) as (one, other, first_draft, second_draft):
         yield Models((one, other), (first_draft, second_draft))
 
 

@@ -8,24 +8,30 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.heads import accuracy, served
+from benchmarks.heads import accuracy, exact, served
 from benchmarks.heads import report as reports
 from benchmarks.heads.learning import learn, learnt
+from benchmarks.heads.synthetic import synthetic_heads
 from benchmarks.heads.variants import NAMES, folder_name
 from benchmarks.questions import encode_questions
 from paceline.builtin import resolve_model
-from paceline.cli.options import comma_counts, comma_list
-from paceline.engine.heads.reading import KINDS, WEIGHTS
+from paceline.cli.options import InputFile, PromptCount, comma_counts, comma_list
+from paceline.cli.prompts import selected_lines
+from paceline.engine.heads.reading import KINDS, WEIGHTS, write_heads
 from paceline.files import replace_file
+from paceline.measure.equivalence.precision import Precision
 from paceline.measure.figures import check_plots
+from paceline.measure.prompts import encode_lines, read_text_codec
 from paceline.process.launcher import ClusterOptions
+from paceline.process.variables import NO_DRAFT
 from training import problems
 from training.features import FrozenTarget, features_of
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console(highlight=False, width=140)
-ACCURACY, SERVED, TABLE = "accuracy.json", "served.json", "table.md"
+ACCURACY, SERVED, EXACT, TABLE = "accuracy.json", "served.json", "exact.json", "table.md"
 DRAFT_COUNT = 3
+MAX_PROMPT_TOKENS = 400
 Outputs = Annotated[Path, typer.Option(help="The target's outputs, as `training outputs` writes them", exists=True)]
 FeaturesFile = Annotated[Path | None, typer.Option(help="File of the outputs' features, made when missing")]
 Work = Annotated[Path, typer.Option(help="Folder for trained heads and results")]
@@ -78,6 +84,16 @@ def measure_accuracy(
     replace_file(work / ACCURACY, accuracy.Accuracies.dump_json(found, indent=1).decode())
 
 
+@app.command()
+def synthetic(
+    target: Annotated[Path, typer.Option(help="Folder of a target of `paceline synth-pair`", exists=True)],
+    work: Work = Path("heads"),
+) -> None:
+    """Write heads of the kind `eagle` that know the tokens of a synthetic target, to measure speed with."""
+    frozen = FrozenTarget.read(target)
+    write_heads(synthetic_heads(frozen, DRAFT_COUNT), frozen.config, work / "eagle")
+
+
 @app.command("served")
 def measure_served(
     data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
@@ -108,6 +124,52 @@ def measure_served(
         console.print(reports.served_table(found))
 
 
+@app.command("exact")
+def measure_exact(
+    input_file: InputFile = None,
+    prompt_count: PromptCount = None,
+    work: Work = Path("heads"),
+    kinds: Annotated[str, typer.Option(help="Kinds of heads, with commas")] = ",".join(KINDS),
+    batch_sizes: Annotated[str, typer.Option(help="With commas")] = "1,8",
+    dtypes: Annotated[str, typer.Option(help="As those of `paceline equivalence`, with commas")] = (
+        "float32,bfloat16-strict"
+    ),
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 24,
+    target: Target = "builtin:target",
+) -> None:
+    """Compare outputs with plain decoding's, greedy and sampled; results of other cases are kept.
+
+    Exit status 1 when an output differs.
+    """
+    heads = {name: work / folder_name(name) for name in comma_list("--kinds", kinds, tuple(KINDS))}
+    pair = ClusterOptions(target_model=target)
+    lines = selected_lines(input_file, None, prompt_count)
+    encoded = encode_lines(lines, read_text_codec(target, NO_DRAFT), chat=False, max_prompt_tokens=MAX_PROMPT_TOKENS)
+    prompts, file = [one.token_ids for one in encoded], work / EXACT
+    known = exact.Results.validate_json(file.read_text()) if file.exists() else []
+    found = {one.case: one for one in known}
+
+    def keep(result: exact.Exactness) -> None:
+        found[result.case] = result
+        replace_file(file, exact.Results.dump_json(list(found.values()), indent=1).decode())
+        console.print(result)
+
+    for word in comma_list("--dtypes", dtypes):
+        comparison = exact.compare(
+            pair,
+            Precision.parse(word),
+            heads,
+            prompts,
+            draft_count=DRAFT_COUNT,
+            batch_sizes=comma_counts("--batch-sizes", batch_sizes),
+            max_new_tokens=max_new_tokens,
+            report=keep,
+        )
+        asyncio.run(comparison)
+    console.print(reports.exact_table(list(found.values())), markup=False)
+    raise typer.Exit(int(any(one.equal_count < one.prompt_count for one in found.values())))
+
+
 @app.command()
 def report(work: Work = Path("heads")) -> None:
     """Print what is known, beside the paper's figures; write it with plots."""
@@ -121,6 +183,8 @@ def report(work: Work = Path("heads")) -> None:
         results = served.Results.validate_json((work / SERVED).read_text())
         tables.append(reports.served_table(results))
         reports.plot_served(results, work / "served.png")
+    if (work / EXACT).exists():
+        tables.append(reports.exact_table(exact.Results.validate_json((work / EXACT).read_text())))
     replace_file(work / TABLE, "\n".join(tables))
     console.print("\n".join(tables), markup=False)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from benchmarks.heads import paper
 from benchmarks.heads.accuracy import Accuracy
-from benchmarks.heads.served import PLAIN, Served
+from benchmarks.heads.exact import Exactness
+from benchmarks.heads.served import BOTH, PLAIN, SERVICE, Served
 from paceline.engine.heads.reading import KINDS
 from paceline.measure.figures import new_figure, save_figure
 from paceline.measure.tables import markdown_table
@@ -20,8 +21,8 @@ COLORS = {
     "clover": "#0b6e4f",
     "clover2": "#2a9d8f",
     "eagle": "#1b4965",
-    "draft service": "#c98a1b",
-    "all, auto": "#6d597a",
+    SERVICE: "#c98a1b",
+    BOTH: "#6d597a",
 }
 
 
@@ -105,6 +106,20 @@ def _paper_ratio(system: str, batch_size: int) -> str:
 def _paper_ratios(system: str) -> list[float]:
     pairs = zip(paper.TOKENS_PER_S[system], paper.TOKENS_PER_S[PLAIN], strict=True)
     return [one / plain for one, plain in pairs]
+
+
+def exact_table(results: Sequence[Exactness]) -> str:
+    """Return how many outputs of each kind equal plain decoding's."""
+    header = ["heads", "precision", "B", "temperature", "equal", "extra tokens"]
+    rows = [
+        [
+            *(one.kind, one.precision, str(one.batch_size), f"{one.temperature:g}"),
+            f"{one.equal_count} of {one.prompt_count}",
+            f"{one.extra_tokens:.2f}",
+        ]
+        for one in results
+    ]
+    return markdown_table(header, rows)
 
 
 def plot_accuracy(found: Mapping[str, Accuracy], path: Path) -> None:

@@ -1,6 +1,7 @@
 """What heads gain where they are served: tokens a second beside plain decoding and the draft service, by batch size.
 
-One lane for all systems, so that the batch size is the number of generations at once, as in the paper.
+One lane for all systems, so that the batch size is the number of generations at once, as in the paper. Nothing drafts
+but what a system is named after: no text that repeats.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,13 @@ from paceline.measure.alternate import timed_passes
 from paceline.measure.cluster import ClusterSystem, running_system
 from paceline.measure.contention import Contention, MachineWatch, counting, was_quiet
 from paceline.measure.rounds import RoundUse
+from paceline.measure.source_sets import ALL_SOURCES, SourceSet
 from paceline.measure.system import Measured
 from paceline.process.launcher import ClusterOptions
 from paceline.process.variables import NO_DRAFT, NO_HEADS
+from paceline.types import DraftSource
 
-PLAIN, SERVICE, ALL = "plain", "draft service", "all, auto"
+PLAIN, SERVICE, BOTH = "plain", "draft service", "both, auto"
 """Systems beside one for each kind of heads."""
 SERVICE_DRAFT_COUNT = "5"
 LEAST_PROMPTS = 8
@@ -77,8 +80,14 @@ def systems_at(
         PLAIN: replace(alone, draft_count="0"),
         SERVICE: replace(base, draft_count=SERVICE_DRAFT_COUNT),
         **kinds,
-        ALL: both,
+        BOTH: both,
     }
+
+
+def sources_of(system: str) -> SourceSet:
+    """Return what may draft in a system."""
+    service, heads = DraftSource.DRAFT, DraftSource.HEADS
+    return {PLAIN: ALL_SOURCES, SERVICE: (service,), BOTH: (service, heads)}.get(system, (heads,))
 
 
 async def measure(
@@ -95,7 +104,8 @@ async def measure(
     async with AsyncExitStack() as stack:
         running: dict[str, ClusterSystem] = {}
         for name, options in systems.items():
-            running[name] = await stack.enter_async_context(running_system(options, max_new_tokens))
+            system = running_system(options, max_new_tokens, sources=sources_of(name))
+            running[name] = await stack.enter_async_context(system)
         report(f"B = {batch_size}: {len(own)} prompts")
         measured = await timed_passes(running, own, run_count, MachineWatch())
     expected = measured[PLAIN][0].outputs

@@ -13,7 +13,15 @@ from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
-from paceline.types import CircuitState, GenerationRequest, ReplicaState, SamplingParameters, TokenIds
+from paceline.types import (
+    CircuitState,
+    DraftingOptions,
+    DraftSource,
+    GenerationRequest,
+    ReplicaState,
+    SamplingParameters,
+    TokenIds,
+)
 from tests.fakes.proxy import running_proxy
 from tests.services import PATIENT, Models, running_services, until_freed
 
@@ -81,14 +89,20 @@ async def until(client: Client, address: str, wanted: ReplicaState) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
-async def test_a_service_killed_and_started_again_costs_no_token(role: str, expected: Outputs, models: Models) -> None:
-    """The service loses its cache, so every sequence is sent again in full."""
-    target, draft = models.targets[0], models.drafts[0]
-    victim = target if role == "target" else draft
+@pytest.mark.parametrize("source", [DraftSource.HEADS, DraftSource.DRAFT], ids=["target with heads", "draft"])
+async def test_a_service_killed_and_started_again_costs_no_token(
+    source: DraftSource, expected: Outputs, models: Models
+) -> None:
+    """The service that drafts loses its cache, so every sequence is sent again in full."""
+    target, draft = models.targets[1], models.drafts[0]
+    victim = target if source is DraftSource.HEADS else draft
+    requests = [replace(one, drafting=DraftingOptions((source,))) for one in REQUESTS]
     async with coordinating(target.address, draft.address) as client:
-        assert await disturbed(client, victim.restart) == expected
+        assert await disturbed(client, victim.restart, requests) == expected
         await until(client, victim.address, ReplicaState.UP)
+        (usage,) = (await client.complete(requests[0])).finish.usage.sources
+        assert usage.source is source
+        assert usage.drafted_count > 0
         await until_freed(target, draft)
 
 

@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.heads import accuracy, paper, served
+from benchmarks.heads import accuracy, exact, paper, served
 from benchmarks.heads import report as reports
 from benchmarks.heads.accuracy import Accuracy
-from benchmarks.heads.served import ALL, PLAIN, SERVICE, Served, ServedRun
+from benchmarks.heads.exact import Exactness
+from benchmarks.heads.served import BOTH, PLAIN, SERVICE, Served, ServedRun
+from benchmarks.heads.synthetic import synthetic_heads
 from benchmarks.heads.variants import NAMES, VARIANTS, begun
 from paceline.engine.heads.reading import read_heads
+from paceline.measure.synthetic.shapes import ModelShape
+from paceline.measure.synthetic.successors import draw_successors
+from paceline.measure.synthetic.weights import Recipe, make_module
 from paceline.process.launcher import ClusterOptions
+from paceline.types import DraftSource
 from tests.checkpoints import VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 from tests.heads import DRAFT_COUNT, KINDS, drafts_of_modules, write_random_heads
@@ -53,7 +59,20 @@ def test_every_variant_of_clover_learns(name: str, pairs: dict[str, PairOfCheckp
     assert 0 <= accuracy.measure(heads, frozen, texts).extra_tokens <= DRAFT_COUNT
 
 
-def test_each_kind_is_served_without_the_draft_service_and_the_last_system_has_all() -> None:
+def test_synthetic_heads_know_what_follows_each_token() -> None:
+    successors = draw_successors(list(range(64)), seed=0)
+    shape = ModelShape("Llama", 2, 64, 2, 1, 32, 96, 64, 128)
+    frozen = FrozenTarget(make_module(Recipe("target", shape, successors, 1.0)))
+    place_of = {token_id: place for place, token_id in enumerate(successors.token_ids.tolist())}
+    token_ids = [7]
+    for _ in range(40):
+        token_ids.append(int(successors.token_ids[successors.places[place_of[token_ids[-1]]]]))
+    (text,) = frozen.features([(token_ids, 1)])
+    found = accuracy.measure(synthetic_heads(frozen, DRAFT_COUNT), frozen, [text])
+    assert min(found.likeliest) > 0.7
+
+
+def test_each_kind_is_served_without_the_draft_service_and_the_last_system_has_both() -> None:
     heads = {"clover": Path("c"), "medusa": Path("m")}
     systems = served.systems_at(ClusterOptions(), 4, heads, 3)
     found = {name: (one.draft_model, one.heads, one.draft_count) for name, one in systems.items()}
@@ -62,9 +81,22 @@ def test_each_kind_is_served_without_the_draft_service_and_the_last_system_has_a
         SERVICE: ("builtin:draft", "none", "5"),
         "clover": ("none", "c", "3"),
         "medusa": ("none", "m", "3"),
-        ALL: ("builtin:draft", "c", "auto"),
+        BOTH: ("builtin:draft", "c", "auto"),
     }
     assert {(one.batch_size, one.lanes) for one in systems.values()} == {(4, 1)}
+
+
+def test_nothing_drafts_but_what_a_system_is_named_after() -> None:
+    service, heads = DraftSource.DRAFT, DraftSource.HEADS
+    found = {name: served.sources_of(name) for name in (SERVICE, "clover", "medusa", BOTH)}
+    assert found == {SERVICE: (service,), "clover": (heads,), "medusa": (heads,), BOTH: (service, heads)}
+
+
+def test_equal_outputs_are_told_with_how_many_drafts_they_had() -> None:
+    found = [Exactness("medusa", "float32", 8, 0.8, 480, 479, 0.5)]
+    assert exact.Results.validate_json(exact.Results.dump_json(found)) == found
+    cells = [cell.strip() for cell in reports.exact_table(found).splitlines()[2].strip("|").split("|")]
+    assert cells == ["medusa", "float32", "8", "0.8", "479 of 480", "0.50"]
 
 
 def test_tables_stand_beside_the_papers() -> None:
