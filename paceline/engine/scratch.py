@@ -29,7 +29,6 @@ class Scratch(threading.local):
             size_bytes = prod(shape) * dtype.itemsize
             held = self._rooms.get(name)
             if held is None or len(held) < size_bytes:
-                self._rooms.pop(name, None)  # before there is another one
                 # The system gets the smaller one back at once: the C library would keep it, and could not use it.
                 held = self._rooms[name] = torch.frombuffer(mmap(-1, max(1, size_bytes)), dtype=torch.uint8)
             return held[:size_bytes].view(dtype).view(tuple(shape))
