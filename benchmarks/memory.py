@@ -70,7 +70,7 @@ class Configuration:
 
 CONFIGURATIONS = (
     Configuration("target", "builtin", "float32", 64, 8, 5, 256),
-    Configuration("target", "builtin", "float32", 24, 4, 3, 64),
+    Configuration("target", "builtin", "float32", 48, 4, 3, 64),
     Configuration("target", "builtin", "float32", 256, 32, 8, 512),
     Configuration("target", "builtin", "bfloat16", 64, 8, 5, 256),
     Configuration("target", "builtin", "bfloat16", 32, 16, 5, 128),
@@ -138,7 +138,7 @@ class Load:
             await self._prefill(str(number), (pages_each - spare) * self._page_tokens)
         names = [*self._lengths]
         await self._round(names)
-        prompt_pages = self._pages(one.chunk_tokens + one.draft_count) + 1
+        prompt_pages = self._pages(one.chunk_tokens + one.draft_count) + (1 if one.role == "target" else rows)
         while (left := await self._free_pages() - prompt_pages) > 0:
             await self._prefill(f"rest {left}", min(left, most) * self._page_tokens - 1)
         await self._round(names, prompt=self._tokens(one.chunk_tokens))

@@ -6,6 +6,7 @@ The C library would leave holes between results of many sizes, and take two to t
 import threading
 from collections.abc import Callable, Sequence
 from math import prod
+from mmap import mmap
 
 import torch
 
@@ -28,8 +29,8 @@ class Scratch(threading.local):
             size_bytes = prod(shape) * dtype.itemsize
             held = self._rooms.get(name)
             if held is None or len(held) < size_bytes:
-                self._rooms.pop(name, None)  # before there is another one
-                held = self._rooms[name] = torch.empty(size_bytes, dtype=torch.uint8)
+                # The system gets the smaller one back at once: the C library would keep it, and could not use it.
+                held = self._rooms[name] = torch.frombuffer(mmap(-1, max(1, size_bytes)), dtype=torch.uint8)
             return held[:size_bytes].view(dtype).view(tuple(shape))
 
         return make

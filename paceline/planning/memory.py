@@ -26,7 +26,7 @@ LEAST_LOGITS = MAX_DRAFT_COUNT + 1
 """Places of a row with the most drafts, whose logits are held together."""
 MOST_LOGITS = 1 << 27
 """Most logits that a call holds at a time: 512 MiB of them."""
-SERVING_BYTES = 3 << 20
+SERVING_BYTES = 1 << 20
 """What calls take beside the model's work: messages, threads, and what Python keeps of sequences."""
 CONTEXT_BYTES = 600 << 20
 """What the driver and libraries take of a CUDA device for a process; not seen yet."""
