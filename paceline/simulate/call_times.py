@@ -109,9 +109,10 @@ def _work(calls: CallCosts) -> Work:
 
 
 def _spread(calls: Sequence[CallCosts]) -> float:
-    """Return the coefficient of variation of the work of calls of one size."""
-    alike = sum(one.executed_s**2 / one.call_count for one in calls if one.call_count)
-    beyond = sum(one.executed_squares for one in calls) - alike
+    """Return the coefficient of variation of the work of calls of one size. Prompts of one size differ in length."""
+    alone = [one for one in calls if one.call_count and not one.prompt_count]
+    alike = sum(one.executed_s**2 / one.call_count for one in alone)
+    beyond = sum(one.executed_squares for one in alone) - alike
     return min(MOST_SPREAD, sqrt(max(0.0, beyond) / alike)) if alike else 0.0
 
 
