@@ -453,6 +453,16 @@ def test_rounds_are_compared_by_what_they_give_and_not_by_how_short_they_are(
     assert settled.count(pays) > 0.95 * len(settled)
 
 
+def test_groups_of_another_size_do_what_pays_until_they_have_measured_it() -> None:
+    worth, now_s, kinds = PreparingWorth(), 0.0, list[bool]()
+    for size, rounds in ((8, 10 * BLOCK), (2, 4 * BLOCK)):
+        rows = [whole_row(f"{size}-{n}", 4, cached_length=5) for n in range(size)]
+        for _ in range(rounds):
+            kinds.append(worth.choose(rows, now_s))
+            now_s += 20.0 if kinds[-1] else 10.0
+    assert not any(kinds[10 * BLOCK :])
+
+
 def test_what_later_rows_bring_tells_how_often_drafts_are_accepted() -> None:
     always, never = Answered(), Answered()
     for length in range(0, 600, 6):
