@@ -1,7 +1,8 @@
 """The real runs: services as processes, a coordinator over one replica or more, and clients that ask in loops.
 
-A first pass over all loads shows what calls cost; the costs are saved, and a second pass over other prompts is what a
-simulation is compared with. Knows nothing of simulations.
+Two coordinators share the services and take turns at each load: one shows what calls cost, and what clients see of the
+other, with other prompts, is what a simulation is compared with. So a machine that grows slower or faster does so for
+both. Knows nothing of simulations.
 """
 
 import time
@@ -61,7 +62,7 @@ def read_real(path: Path) -> RealCluster:
 async def measure(
     options: ClusterOptions, replica_count: int, prompts: Prompts, max_new_tokens: int, tell: Callable[[str], None]
 ) -> RealCluster:
-    """Measure all loads twice. The first half of the prompts shows costs, the second is compared."""
+    """Measure all loads. The first half of the prompts shows costs, the second is compared."""
     plan = plan_cluster(options)
     assert plan.draft
     async with AsyncExitStack() as stack:
@@ -69,22 +70,20 @@ async def measure(
         targets = [await stack.enter_async_context(running_service(*one)) for one in flags]
         draft = await stack.enter_async_context(running_service(plan.draft.module, plan.draft.flags))
         addresses = ("--target", ",".join(one.address for one in targets), "--draft", draft.address)
-        coordinator = await stack.enter_async_context(
-            running_service(
-                plan.coordinator.module, (*plan.coordinator.flags, *addresses, "--prepared-rounds", "false")
-            )
-        )
-        client = await stack.enter_async_context(Client(coordinator.address, NO_RETRIES))
-        half = len(prompts) // 2
+        flags_of_both = (*plan.coordinator.flags, *addresses, "--prepared-rounds", "false")
+        clients = []
+        for _ in range(2):
+            coordinator = await stack.enter_async_context(running_service(plan.coordinator.module, flags_of_both))
+            clients.append(await stack.enter_async_context(Client(coordinator.address, NO_RETRIES)))
+        costing, client = clients
+        half, runs = len(prompts) // 2, []
+        await _run(client, 1, prompts[:half], max_new_tokens)  # services begin slowly
         for client_count in REQUEST_COUNTS:
-            await _run(client, client_count, prompts[:half], max_new_tokens)
-            tell(f"{client_count} clients: costs measured")
-        saved = SavedCosts.of(await client.describe(include_costs=True))
-        round_trip_s = await _round_trip_s(client)
-        runs = []
-        for client_count in REQUEST_COUNTS:
+            await _run(costing, client_count, prompts[:half], max_new_tokens)
             runs.append(await _run(client, client_count, prompts[half:], max_new_tokens))
             tell(f"{client_count} clients: measured")
+        saved = SavedCosts.of(await costing.describe(include_costs=True))
+        round_trip_s = await _round_trip_s(client)
     return RealCluster(replica_count, round_trip_s, saved, tuple(runs))
 
 
