@@ -149,9 +149,10 @@ def plot_served(results: Sequence[Served], path: Path) -> None:
     axes = figure.subplots()
     for system in dict.fromkeys(one.system for one in results if one.system != PLAIN):
         own = [one for one in results if one.system == system]
-        sizes = [one.batch_size for one in own]
         ratios = [one.tokens_per_s / plain[one.batch_size] for one in own]
-        axes.plot(sizes, ratios, marker="o", color=COLORS.get(system, "#8d99ae"), label=system)
+        axes.plot(
+            [one.batch_size for one in own], ratios, marker="o", color=COLORS.get(system, "#8d99ae"), label=system
+        )
         if system in paper.TOKENS_PER_S:
             label = f"{system}, paper (7 B)"
             axes.plot(
@@ -159,7 +160,8 @@ def plot_served(results: Sequence[Served], path: Path) -> None:
             )
     axes.axhline(1, color="#444444", linewidth=0.8)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(plain), [str(size) for size in sorted(plain)])
+    sizes = sorted({*plain, *paper.BATCH_SIZES})
+    axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.set_xlabel("batch size")
     axes.set_ylabel("x plain decoding")
