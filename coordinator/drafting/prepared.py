@@ -55,8 +55,6 @@ class PreparedDrafter:
         self._worth = PreparingWorth()
         self._answered = Answered()
         self._patience = Patience(self._answered.tokens)
-        self._latest: dict[str, ProposeRow] = {}
-        """The last rows of sequences that drafts are prepared for."""
         self._arrived = asyncio.Event()
         """Set when choices come, by who waits for them cleared."""
         self._background: dict[asyncio.Task[None], frozenset[str]] = {}
@@ -78,9 +76,6 @@ class PreparedDrafter:
         """Take in what a draft service told unasked."""
         for one in prepared:
             self._choices.add(one)
-        for sequence_id in {one.sequence_id for one in prepared}:
-            if row := self._latest.get(sequence_id):
-                self._patience.known(sequence_id, len(self._choices.drafts(row)), self._clock())
         self._arrived.set()
 
     def ready(self, row: ProposeRow) -> bool:
@@ -96,13 +91,12 @@ class PreparedDrafter:
             self.row_count += sum(row.base_length > 0 for row in rows)
             for row in rows:
                 self._choices.expect(row.sequence_id)
-                self._latest[row.sequence_id] = row
         else:
-            self._forget_choices(row.sequence_id for row in rows)
+            self._choices.forget(row.sequence_id for row in rows)
         proposals = self._known(rows, 0.0)
         if proposals:
-            # All drafts that a row asks for, known or not: those beyond the known ones begin the next rounds.
-            self._go_on(rows, asyncio.create_task(self._tell(rows)))
+            told = [replace(row, draft_count=len(self._choices.drafts(row)) or row.draft_count) for row in rows]
+            self._go_on(told, asyncio.create_task(self._tell(told)))
         elif prepares or self._background:
             proposals = await self._ask(rows, deadline, began_s)
         else:
@@ -116,7 +110,7 @@ class PreparedDrafter:
         counts = [len(one.draft_token_ids) if isinstance(one, Proposal) else 0 for one in results]
         self._answered.answered(rows, counts)
         self._worth.answered(rows, sum(map(self._answered.tokens, counts)))
-        self._patience.answered(rows, counts)
+        self._patience.answered(rows, self._clock())
 
     def _known(self, rows: Sequence[ProposeRow], waited_s: float) -> Proposals | None:
         """Return what is known for the rows, if that is worth more than to wait."""
@@ -127,7 +121,7 @@ class PreparedDrafter:
         return Proposals([_early(row, one) for row, one in zip(rows, drafts, strict=True)])
 
     async def release(self, sequence_ids: list[str]) -> None:
-        self._forget_choices(sequence_ids)
+        self._choices.forget(sequence_ids)
         self._worth.forget(sequence_ids)
         self._patience.forget(sequence_ids)
         self._answered.forget(sequence_ids)
@@ -183,12 +177,7 @@ class PreparedDrafter:
             log.debug("a draft service did not take what was prepared", error=str(error))
         except Exception:
             log.exception("a call in the background failed unexpectedly")
-        self._forget_choices(lost)
-
-    def _forget_choices(self, sequence_ids: Iterable[str]) -> None:
-        for sequence_id in sequence_ids:
-            self._latest.pop(sequence_id, None)
-            self._choices.forget([sequence_id])
+        self._choices.forget(lost)
 
     @contextmanager
     def _traced(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ from opentelemetry import trace
 
 from coordinator.door.admission import Admission
 from coordinator.drafting.answered import Answered
-from coordinator.drafting.patience import Patience
 from coordinator.drafting.prepared import PreparedDrafter
 from coordinator.drafting.prepared_choices import MOST_CHOICES, PreparedChoices
 from coordinator.drafting.preparing_worth import BLOCK, PreparingWorth
@@ -332,44 +331,6 @@ async def test_a_row_that_has_half_of_its_drafts_does_not_wait_long_for_more() -
         # Two drafts are known after the longest outcome, which is two tokens longer than this one.
         assert not drafter.ready(whole_row("a", 4, cached_length=5, draft_count=9))
         assert len((await proposal_of(drafter, whole_row("a", 4, cached_length=5, draft_count=8))).draft_token_ids) == 4
-
-    await time.run(rounds())
-
-
-def patience_of(*, draft_s: float) -> Patience:
-    """Return the patience after rounds of 20 s with five drafts, where one more draft is known after `draft_s`."""
-    patience, now_s = Patience(lambda count: 1 + 0.7 * count), 0.0
-    patience.called(30.0)
-    for _ in range(3):
-        patience.asked([whole_row("a", 4, 5)], now_s)
-        patience.answered([whole_row("a", 4, 5)], [5])
-        patience.known("a", 1, now_s)
-        patience.known("a", 3, now_s + 2 * draft_s)
-        now_s += 20.0
-    return patience
-
-
-@pytest.mark.parametrize(("draft_s", "is_enough"), [(1.0, False), (10.0, True)])
-def test_one_more_draft_that_comes_soon_is_waited_for(draft_s: float, is_enough: bool) -> None:
-    row = whole_row("a", 4, cached_length=5, draft_count=5)
-    assert patience_of(draft_s=draft_s).is_enough([row], [3]) is is_enough
-    assert patience_of(draft_s=draft_s).is_enough([row], [5])
-
-
-async def test_the_service_is_asked_for_all_drafts_of_a_row_that_goes_on_with_fewer() -> None:
-    time = FakeTime()
-
-    async def rounds() -> None:
-        inner = PreparingDrafter(time, 1.0, hop_s=50.0)
-        inner.deep_count = 2
-        drafter = prepared_of(time, inner)
-        await proposal_of(drafter, whole_row("a", 0, draft_count=5))
-        await proposal_of(drafter, replace(whole_row("a", 1), draft_count=5, base_length=0))
-        await time.sleep(50.0)
-        row = whole_row("a", 6, cached_length=7, draft_count=3)
-        assert 0 < len((await proposal_of(drafter, row)).draft_token_ids) < 3
-        await drafter.release(["a"])
-        assert inner.calls[-1][0].draft_count == 3
 
     await time.run(rounds())
 
