@@ -132,13 +132,13 @@ class Load:
         one, pages = self._one, self._room // self._page_tokens
         rows = one.row_count
         most = self._max_length // self._page_tokens
-        pages_each = min(most, (pages - self._pages(one.chunk_tokens)) // rows)
+        prompt_pages = self._pages(one.chunk_tokens + one.draft_count)
+        pages_each = min(most, (pages - prompt_pages) // rows)
         spare = self._pages(one.draft_count + 2)
         for number in range(rows):
             await self._prefill(str(number), (pages_each - spare) * self._page_tokens)
         names = [*self._lengths]
         await self._round(names)
-        prompt_pages = self._pages(one.chunk_tokens + one.draft_count) + (1 if one.role == "target" else rows)
         while (left := await self._free_pages() - prompt_pages) > 0:
             await self._prefill(f"rest {left}", min(left, most) * self._page_tokens - 1)
         await self._round(names, prompt=self._tokens(one.chunk_tokens))
