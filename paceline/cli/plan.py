@@ -26,9 +26,11 @@ from paceline.planning.search import (
     plan,
     weighed,
 )
-from paceline.planning.speed import MACHINES, Machine, RoundCosts, read_part_costs
+from paceline.planning.speed import MACHINES, Machine, RoundCosts
 from paceline.process.launcher import settings_here
 from paceline.process.variables import NO_HEADS
+from paceline.simulate.measured_rounds import MeasuredRounds
+from paceline.simulate.saved_costs import read_costs
 
 MODEL_HELP = "Checkpoint directory, the path of a config.json alone, or"
 
@@ -63,7 +65,7 @@ def command(
     ] = None,
     costs: Annotated[
         Path | None,
-        typer.Option(help="JSON file with measured `seconds` of the parts of rounds. Unset: the floor by bandwidth."),
+        typer.Option(help="Costs that `paceline simulate --save-costs` wrote. Unset: the floor by bandwidth."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="File to write the settings to, as variables. Unset: none.")
@@ -129,10 +131,18 @@ def _costs(
 ) -> list[RoundCosts]:
     """Return the costs of each of `INT8_STEPS`; measured ones are taken for all."""
     if path:
-        return [read_part_costs(path)] * len(INT8_STEPS)
+        return [_measured(pair, path)] * len(INT8_STEPS)
     usual = MACHINES[device]
     machine = Machine(bandwidth_gb_s or usual.bandwidth_gb_s, tflop_s or usual.tflop_s)
     return [*floor_costs(pair, machine)]
+
+
+def _measured(pair: Pair, path: Path) -> MeasuredRounds:
+    if pair.heads:
+        raise InvalidRequest("--costs are of a draft service, and --heads draft; leave out one of them", field="costs")
+    rounds = MeasuredRounds(read_costs(path), f"costs measured before, from {path}")
+    rounds.check_draft_counts()
+    return rounds
 
 
 def _own(pair: Pair, workload: Workload, by_step: dict[Int8, RoundCosts]) -> Candidate:

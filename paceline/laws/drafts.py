@@ -7,7 +7,7 @@ from statistics import fmean
 from paceline.errors import InvalidRequest
 from paceline.laws.fitting import Estimate, LogLinearLaw, fit
 from paceline.laws.points import Point
-from paceline.simulate.call_times import CallSeconds, CallTimes, Work
+from paceline.simulate.measured_rounds import MeasuredRounds
 from paceline.simulate.saved_costs import SavedCosts
 
 LEAST_ACCEPTANCE, MOST_ACCEPTANCE = 0.0, 0.99
@@ -91,29 +91,17 @@ class RoundTimes:
 
         Raise InvalidRequest where costs are of no draft, or of one draft count, which says nothing of others.
         """
-        counts = saved.draft_counts
-        if saved.draft is None or len(counts) < 2:
-            raise InvalidRequest(
-                f"the costs are of draft counts {counts or 'none'}; measure them with --draft-count auto, which tries "
-                "several"
-            )
-        self.most_drafts = max(counts)
-        model = saved.draft.model_id
-        self._verify = CallTimes([one for one in saved.costs.calls if not one.draft_model])
-        self._propose = CallTimes([one for one in saved.costs.calls if one.draft_model == model])
+        self._rounds = MeasuredRounds(saved)
+        self._rounds.check_draft_counts()
+        self.most_drafts = max(self._rounds.counts)
         self._laws = laws
         self._measured_depth = measured_depth
 
     def seconds(self, batch_size: int, draft_count: int, depth: int) -> float:
         """Return the time of a round of one lane: the draft works, and then the target."""
-        work = Work(1, batch_size, draft_count, batch_size * draft_count, 0)
-        total = _total(self._verify.foresee(work), 1.0)
         factor = self._laws.step_factor(depth, self._measured_depth)
-        return total + (_total(self._propose.foresee(work), factor) if draft_count else 0.0)
-
-
-def _total(seconds: CallSeconds, factor: float) -> float:
-    return factor * seconds.executed_s + seconds.wire_s + seconds.own_s
+        drafting_s = self._rounds.draft_s(batch_size, draft_count, work_factor=factor)
+        return self._rounds.verify_s(batch_size, draft_count) + drafting_s
 
 
 def best_choice(drafts: Sequence[Draft], batch_size: int, times: RoundTimes) -> Choice:

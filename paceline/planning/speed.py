@@ -3,18 +3,11 @@
 It knows nothing of budgets.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from paceline.errors import InvalidRequest
 from paceline.planning.dimensions import ModelDimensions
 from paceline.planning.memory import WeightForm, product_bytes, token_bytes
-
-BENDS = (16, 64)
-"""Tokens of a verify from which measured costs have a price more."""
 
 
 def expected_tokens(acceptance: float, draft_count: int) -> float:
@@ -103,48 +96,3 @@ class FloorCosts:
         read = model.weights_bytes + cached_tokens * model.token_bytes
         multiplied = 2 * model.parameter_count * tokens
         return max(read / (1e9 * self.machine.bandwidth_gb_s), multiplied / (1e12 * self.machine.tflop_s))
-
-
-@dataclass(frozen=True)
-class PartCosts:
-    """Prices in seconds of the parts of rounds, as `auto` learns them. They hold for one pair on one machine."""
-
-    prices: Mapping[str, float]
-    path: Path
-
-    @property
-    def origin(self) -> str:
-        return f"costs measured before, from {self.path}"
-
-    def verify_s(self, row_count: int, draft_count: int, length: int) -> float:
-        tokens = row_count * (draft_count + 1)
-        over = sum(self._price(f"over {bend}") * max(0, tokens - bend) for bend in BENDS)
-        return self._price("constant") + self._price("drafted") * row_count * draft_count + over
-
-    def draft_s(self, row_count: int, draft_count: int, length: int) -> float:
-        if not draft_count:
-            return 0.0
-        called = self._price("call") + self._price("step") * draft_count
-        return called + (self._price("token") + self._price("heads")) * row_count * draft_count
-
-    def prompt_s(self, token_count: int, pass_count: int) -> float:
-        return self._price("constant") * pass_count + self._price("prompt") * token_count
-
-    def _price(self, part: str) -> float:
-        return self.prices.get(part, 0.0)
-
-
-def read_part_costs(path: Path) -> PartCosts:
-    """Read a JSON object with `seconds`: prices by the names of parts. Raise InvalidRequest."""
-    try:
-        prices = {str(part): float(price) for part, price in json.loads(path.read_text("utf-8"))["seconds"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest(
-            f"--costs {path} cannot be read: {error!r}; give a JSON object with `seconds` by part, or leave it out",
-            field="costs",
-        ) from error
-    if "constant" not in prices or any(price < 0 for price in prices.values()):
-        raise InvalidRequest(
-            f"--costs {path} lacks the price of `constant`, a plain round, or has one below 0", field="costs"
-        )
-    return PartCosts(prices, path)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.engine.memory import shares_of
-from paceline.errors import InvalidRequest, ModelNotUsable
+from paceline.errors import ModelNotUsable
 from paceline.planning.dimensions import dimensions_of, read_dimensions
 from paceline.planning.flags import variables, write_variables
 from paceline.planning.heads import read_heads_size
@@ -36,7 +36,7 @@ from paceline.planning.search import (
     row_counts,
     weighed,
 )
-from paceline.planning.speed import MACHINES, expected_tokens, read_part_costs
+from paceline.planning.speed import MACHINES, expected_tokens
 from paceline.process.launcher import settings_here
 from tests.planning.pairs import BUILTIN, LARGE, LARGE_ON_CUDA, QWEN3_8B, QWEN3_600M
 
@@ -171,17 +171,3 @@ def test_a_call_holds_logits_within_its_share_or_of_one_row_alone(pair: Pair, ro
 def test_expected_tokens_are_those_of_a_chain_of_drafts() -> None:
     assert expected_tokens(0.5, 2) == 1.75
     assert expected_tokens(0.9, 0) == 1
-
-
-def test_measured_costs_are_taken_in_place_of_the_floor(tmp_path: Path) -> None:
-    path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"seconds": {"constant": 0.01, "drafted": 0.001, "over 16": 0.1, "step": 0.002}}))
-    costs = read_part_costs(path)
-    assert costs.verify_s(2, 4, 100) == pytest.approx(0.018)
-    assert costs.verify_s(4, 4, 100) == pytest.approx(0.01 + 0.016 + 0.4)
-    assert costs.draft_s(2, 4, 100) == pytest.approx(0.008)
-    made = plan(BUILTIN, CHATS, [costs] * 3, 4 << 30)
-    assert made.chosen and str(path) in costs.origin
-    path.write_text("[]")
-    with pytest.raises(InvalidRequest, match="--costs"):
-        read_part_costs(path)
