@@ -82,7 +82,7 @@ async def restart(service: Service, coordinators: list[str]) -> None:
 
 
 async def test_a_coordinator_that_is_told_to_stop_refuses_new_requests_and_ends_those_it_has(models: Models) -> None:
-    request = GenerationRequest(TokenIds((20, 21)), 400, ignore_end_tokens=True)
+    request = GenerationRequest(TokenIds((20, 21)), 250, ignore_end_tokens=True)
     target, draft = models.targets[0], models.drafts[0]
     flags = ["coordinator", "--target", target.address, "--draft", draft.address, "--shutdown-grace-s", "100"]
     with running_services(flags, flags) as (leaving, staying):

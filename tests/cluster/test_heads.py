@@ -57,11 +57,11 @@ async def sampled_outputs(running: Cluster, requests: Sequence[GenerationRequest
     ("family", "kind", "batch_size", "options", "draft_count"),
     [
         *(("Llama", kind, 8, OPTIONS, 5) for kind in KINDS),
-        ("Llama", "eagle", 1, OPTIONS, "auto"),
+        pytest.param("Llama", "eagle", 1, OPTIONS, "auto", marks=pytest.mark.long),
         ("Llama", "eagle", 8, TIGHT, 5),
         ("Llama", "clover", 8, replace(TIGHT, numerics="strict"), "auto"),
         ("Qwen3", "clover2", 8, OPTIONS, 5),
-        ("Glm4", "eagle", 8, OPTIONS, 5),
+        pytest.param("Glm4", "eagle", 8, OPTIONS, 5, marks=pytest.mark.long),
     ],
     ids=[*KINDS, "alone", "preempted", "strict", "Qwen3", "Glm4"],
 )

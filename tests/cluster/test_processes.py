@@ -243,7 +243,8 @@ async def by_http(http: httpx2.AsyncClient) -> list[list[int]]:
 
 
 @pytest.mark.review
-@pytest.mark.parametrize("draft", ["none", pytest.param("builtin:draft", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("draft", ["none", "builtin:draft"])
 async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(draft: str, tmp_path: Path) -> None:
     """Review G2: nothing was reported or restarted. A run froze without its target and failed without its coordinator.
 

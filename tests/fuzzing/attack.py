@@ -31,7 +31,13 @@ def running_arena() -> Iterator[tuple[asyncio.Runner, Arena]]:
             runner.run(stack.aclose())
 
 
-def attack_until(runner: asyncio.Runner, attacked: Arena, input_count: int, first_seed: int) -> None:
+def attack_until(
+    runner: asyncio.Runner,
+    attacked: Arena,
+    input_count: int,
+    first_seed: int,
+    connection_batches: int = CONNECTION_BATCHES,
+) -> None:
     """Attack until the calls number `input_count` and cover all methods, with broken connections between.
 
     Raise Unsound at the first failure.
@@ -53,7 +59,7 @@ def attack_until(runner: asyncio.Runner, attacked: Arena, input_count: int, firs
     contents = st.lists(streams(attacked.recorded), min_size=1, max_size=5)
     chosen_seed = first_seed
     while not is_enough():
-        for_each(contents, CONNECTION_BATCHES, chosen_seed, lambda batch: runner.run(attacked.disturb(batch)))
+        for_each(contents, connection_batches, chosen_seed, lambda batch: runner.run(attacked.disturb(batch)))
         for_each(batches, BATCHES, chosen_seed, send)
         runner.run(attacked.check())
         chosen_seed += 1

@@ -44,7 +44,8 @@ async def coordinator_here(module: str, flags: Sequence[str]) -> AsyncIterator[E
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delays_ms", [(5,), pytest.param((0, 5), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("delays_ms", [(5,), (0, 5)])
 def test_outputs_are_the_targets_at_every_distance_with_prepared_rounds_and_without(
     delays_ms: tuple[int, ...],
     tmp_path: Path,
