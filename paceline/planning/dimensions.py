@@ -78,15 +78,16 @@ def read_dimensions(model: str) -> ModelDimensions:
             "builtin:target. Of a model on the hub, its config.json is enough"
         )
     try:
-        dimensions = dimensions_of(json.loads(config.read_text(encoding="utf-8")))
+        values = json.loads(config.read_text(encoding="utf-8"))
+        dimensions, mixes_experts = dimensions_of(values), has_experts(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelNotUsable(f"model {model!r}: {config} does not have the sizes of a decoder: {error!r}") from error
-    counted = stored_parameters(config.parent) if place.is_dir() else None
-    if counted is None and has_experts(config):
+    stored = stored_counts(config.parent) if place.is_dir() else {}
+    if not stored and mixes_experts:
         raise ModelNotUsable(
             f"model {model!r} has experts, whose weights do not follow from {config}; give the folder with its weights"
         )
-    return replace(dimensions, stored_parameter_count=counted)
+    return replace(dimensions, stored_parameter_count=sum(stored.values()) if stored else None)
 
 
 def dimensions_of(values: Mapping[str, Any]) -> ModelDimensions:
@@ -107,19 +108,17 @@ def dimensions_of(values: Mapping[str, Any]) -> ModelDimensions:
     )
 
 
-def has_experts(config: Path) -> bool:
-    values = json.loads(config.read_text(encoding="utf-8"))
+def has_experts(values: Mapping[str, Any]) -> bool:
     return any(int(values.get(name) or 0) > 1 for name in _EXPERTS)
 
 
-def stored_parameters(folder: Path) -> int | None:
-    """Return the numbers in a folder's weight files, from their headers; None without any. Raise ModelNotUsable."""
-    files = sorted(folder.glob("*.safetensors"))
-    return sum(count for file in files for count in _counts(file)) if files else None
+def stored_counts(folder: Path) -> dict[str, int]:
+    """Return the numbers of each tensor in a folder's weight files, from their headers. Raise ModelNotUsable."""
+    return {name: count for file in sorted(folder.glob("*.safetensors")) for name, count in _counts(file)}
 
 
-def _counts(file: Path) -> Iterator[int]:
-    """Yield the numbers of each tensor of a file in safetensors' form: a length, a JSON object, and the data."""
+def _counts(file: Path) -> Iterator[tuple[str, int]]:
+    """Yield the tensors of a file in safetensors' form: a length, a JSON object, and the data."""
     try:
         with file.open("rb") as content:
             size = int.from_bytes(content.read(_HEADER_LENGTH_BYTES), "little")
@@ -128,6 +127,6 @@ def _counts(file: Path) -> Iterator[int]:
             header = json.loads(content.read(size))
         for name, tensor in header.items():
             if name != "__metadata__":
-                yield math.prod(tensor["shape"])
+                yield name, math.prod(tensor["shape"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelNotUsable(f"{file} is no file of safetensors, or half written: {error!r}") from error

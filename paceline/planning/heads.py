@@ -1,14 +1,15 @@
 """The sizes of heads that draft inside a target, from their folder; their weights are not read."""
 
 import json
+import re
 
 from paceline.builtin import resolve_heads
 from paceline.errors import ModelNotUsable
-from paceline.planning.dimensions import stored_parameters
+from paceline.planning.dimensions import stored_counts
 from paceline.planning.search import HeadsSize
 
-_LAYERS = {"medusa": 0, "clover": 0, "clover2": 2, "eagle": 1}
-"""Layers with keys and values, by the kinds of our own files."""
+_LAYER = re.compile(r"body\.layers\.(\d+)\.")
+"""How our own files name a tensor of a layer with keys and values."""
 
 
 def read_heads_size(heads: str) -> HeadsSize:
@@ -16,10 +17,11 @@ def read_heads_size(heads: str) -> HeadsSize:
     folder = resolve_heads(heads)
     try:
         told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        layer_count = _LAYERS[told["kind"]] if "kind" in told else int(told.get("num_hidden_layers", 1))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        stated = 0 if "kind" in told else int(told.get("num_hidden_layers", 1))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelNotUsable(f"--heads {heads} cannot be read: {error!r}; give a folder of heads") from error
-    count = stored_parameters(folder)
-    if count is None:
+    stored = stored_counts(folder)
+    if not stored:
         raise ModelNotUsable(f"--heads {heads} has no weights as safetensors; give a folder of heads")
-    return HeadsSize(count, layer_count)
+    own = {found[1] for name in stored if (found := _LAYER.match(name))}
+    return HeadsSize(sum(stored.values()), len(own) or stated)

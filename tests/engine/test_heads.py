@@ -11,13 +11,14 @@ from transformers import AutoConfig
 
 from paceline.engine.heads.drafting import MOST_WAITING
 from paceline.engine.heads.loading import load_heads
-from paceline.engine.heads.reading import new_heads, write_heads
+from paceline.engine.heads.reading import new_heads, read_heads, write_heads
 from paceline.engine.loading import load_model
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.conversion import convert
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import ModelNotUsable, StartupError
+from paceline.planning.heads import read_heads_size
 from paceline.types import (
     GREEDY,
     ChoiceRule,
@@ -132,6 +133,15 @@ def test_eagle_3_for_a_deeper_target_is_refused(pairs: dict[str, PairOfCheckpoin
     folder = write_eagle3(tmp_path / "heads", target, is_speculators=True)
     with pytest.raises(ModelNotUsable, match="layers 1, 2, 4, and the target has 2 layers"):
         load_heads(str(folder), load_model(str(target)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_knows_how_many_layers_heads_keep(
+    kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    folder = write_random_heads(tmp_path, kind, pairs["Llama"].target)
+    heads, _ = read_heads(folder)
+    assert read_heads_size(str(folder)).layer_count == (len(heads.body.layers) if heads.body else 0)
 
 
 def test_pickled_heads_are_converted_first(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
