@@ -21,9 +21,9 @@ from paceline.measure.figures import new_figure, save_figure
 from paceline.measure.load.load import LoadLog, run_loops
 from paceline.measure.load.summary import Objectives, summarize
 from paceline.process.launcher import ClusterOptions, running_cluster
-from paceline.simulate.call_times import CallTimes, Work
+from paceline.simulate.measured_rounds import MeasuredRounds
 from paceline.simulate.saved_costs import SavedCosts
-from paceline.types import DraftingOptions, DraftSource, GenerationRequest, MeasuredCosts, TokenIds
+from paceline.types import DraftingOptions, DraftSource, GenerationRequest, TokenIds
 from training import problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -95,22 +95,21 @@ async def _compare(prompts: Sequence[tuple[int, ...]], batch_size: int, count: i
             await run_loops(requests, batch_size, client.generate, log)
             measured[draft_count] = summarize(log.records, Objectives()).tokens_per_s
         saved = SavedCosts.of(await client.describe(include_costs=True))
-    _show(batch_size, measured, [foreseen(saved.costs, batch_size, one) for one in range(MOST_DRAFTS + 1)])
+    _show(batch_size, measured, foreseen(saved, batch_size))
 
 
-def foreseen(costs: MeasuredCosts, batch_size: int, draft_count: int) -> float:
-    """Return tokens a second of rounds of one lane, by measured costs and acceptance."""
-    (acceptance,) = (one for one in costs.acceptances if one.source is DraftSource.DRAFT)
-    reached, tokens = 1.0, 1.0
+def foreseen(saved: SavedCosts, batch_size: int) -> list[float]:
+    """Return tokens a second of rounds of one lane with 0, 1, ... drafts, by measured costs and acceptance."""
+    (acceptance,) = (one for one in saved.costs.acceptances if one.source is DraftSource.DRAFT)
+    rounds, tokens, reached, found = MeasuredRounds(saved), 0.0, 1.0, list[float]()
     places = zip(acceptance.right_counts, acceptance.compared_counts, strict=True)
-    for _, (right, compared) in zip(range(draft_count), places, strict=False):
-        reached *= right / compared
+    chances = [1.0, *(right / compared for right, compared in places)]
+    for draft_count in range(MOST_DRAFTS + 1):
+        reached *= chances[draft_count] if draft_count < len(chances) else 0.0
         tokens += reached
-    work, seconds = Work(1, batch_size, draft_count, batch_size * draft_count, 0), 0.0
-    for is_target in (True, False) if draft_count else (True,):
-        took = CallTimes([one for one in costs.calls if (not one.draft_model) == is_target]).foresee(work)
-        seconds += took.executed_s + took.wire_s + took.own_s
-    return batch_size * tokens / seconds
+        seconds = rounds.verify_s(batch_size, draft_count) + rounds.draft_s(batch_size, draft_count)
+        found.append(batch_size * tokens / seconds)
+    return found
 
 
 def _show(batch_size: int, measured: dict[int, float], predicted: Sequence[float]) -> None:

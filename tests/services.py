@@ -131,6 +131,32 @@ def running_services(*services: Sequence[str], log_path: str | None = None) -> I
         yield running
 
 
+@dataclass(frozen=True)
+class Trio:
+    """One service of each kind."""
+
+    target: Service
+    draft: Service
+    coordinator: Service
+
+    @property
+    def all(self) -> tuple[Service, ...]:
+        return self.target, self.draft, self.coordinator
+
+
+@contextmanager
+def running_trio(
+    target: Sequence[str] = (), draft: Sequence[str] = (), coordinator: Sequence[str] = ()
+) -> Iterator[Trio]:
+    """Start a target and a draft with these flags, then a coordinator over them."""
+    with ExitStack() as stack:
+        models = running_services(["target_service", *target], ["draft_service", *draft])
+        verifying, drafting = stack.enter_context(models)
+        over = ("--target", verifying.address, "--draft", drafting.address)
+        (one,) = stack.enter_context(running_services(["coordinator", *over, *coordinator]))
+        yield Trio(verifying, drafting, one)
+
+
 def model_flags(module: str, checkpoint: Path) -> list[str]:
     return [
         *(module, "--model", str(checkpoint), "--threads", "1", "--kv-memory", "64MiB"),

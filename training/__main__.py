@@ -117,7 +117,7 @@ def train_draft(
     torch.manual_seed(seed)
     rng = random.Random(seed)
     tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))
-    own = [outputs.Output(**row) for row in json.loads((work / "outputs.json").read_text())]
+    own = outputs.read_outputs(work / "outputs.json")
     seen, _ = problems.load(data)
     gold = [draft.as_output(problems.vary(problem, rng), tokenizer) for problem in seen]
     teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
@@ -182,7 +182,7 @@ def train_grid(
     folder.mkdir(parents=True, exist_ok=True)
 
     def recipe() -> grid.Recipe:
-        own = [outputs.Output(**row) for row in json.loads(outputs_file.read_text())][:most_outputs]
+        own = outputs.read_outputs(outputs_file)[:most_outputs]
         random.Random(seed).shuffle(own)
         held = own[: max(1, len(own) // 20)]
         teacher = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)

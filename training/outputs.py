@@ -3,9 +3,11 @@
 The product itself makes the outputs, so they are those that the pair will be asked for.
 """
 
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -37,6 +39,11 @@ class Output:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+def read_outputs(path: Path) -> list[Output]:
+    """Read what `training outputs` wrote."""
+    return [Output(**row) for row in json.loads(path.read_text())]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Simulations of real runs, and how far they are from them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.table import Table
@@ -45,16 +45,10 @@ def compare(real: RealCluster, seed: int) -> list[Comparison]:
 
 
 def _compared(real: RealCluster, run: RealRun, seed: int) -> Comparison:
-    saved = real.saved
-    cluster = SimulatedCluster(
-        saved.batch_size,
-        saved.lane_count,
-        "auto" if saved.draft_count is None else saved.draft_count,
-        target_count=real.replica_count,
-        client_round_trip_s=real.client_round_trip_s,
-    )
+    measured = SimulatedCluster.measured(real.saved)
+    cluster = replace(measured, target_count=real.replica_count, client_round_trip_s=real.client_round_trip_s)
     requests = [PlannedRequest(*lengths) for lengths in zip(run.prompt_counts, run.output_counts, strict=True)]
-    result = simulate(saved, cluster, requests, client_count=run.client_count, seed=seed)
+    result = simulate(real.saved, cluster, requests, client_count=run.client_count, seed=seed)
     summary = summarize(run.records, Objectives())
     shares = {one.name: one.busy_share for one in result.services}
     return Comparison(run.client_count, summary, result.summary, run.records, result.requests, shares)

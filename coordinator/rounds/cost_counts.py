@@ -7,7 +7,7 @@ each other down.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -27,30 +27,10 @@ class _Size(NamedTuple):
     prompt_bits: int
 
 
-@dataclass
-class _Sums:
-    call_count: int = 0
-    drafted_count: int = 0
-    prompt_count: int = 0
-    executed_s: float = 0.0
-    executed_squares: float = 0.0
-    wire_s: float = 0.0
-    own_s: float = 0.0
-
-    def add(self, hop: HopTime, drafted_count: int, prompt_count: int, own_s: float = 0.0) -> None:
-        self.call_count += 1
-        self.drafted_count += drafted_count
-        self.prompt_count += prompt_count
-        self.executed_s += hop.executed_s
-        self.executed_squares += hop.executed_s**2
-        self.wire_s += hop.wire_s
-        self.own_s += own_s
-
-
 class CostCounts:
     def __init__(self) -> None:
         self._in_flight_count = 0
-        self._calls: dict[_Size, _Sums] = {}
+        self._calls: dict[_Size, CallCosts] = {}
         self._acceptances: dict[tuple[DraftSource, str], _Acceptance] = {}
 
     @property
@@ -74,17 +54,27 @@ class CostCounts:
         for model, call in report.draft_calls.items():
             bits = call.caught_up_count.bit_length()
             size = _Size(model, round_count_at_once, call.row_count, call.step_count, bits)
-            self._at(size).add(report.propose, call.token_count, call.caught_up_count)
+            self._add_call(size, report.propose, call.token_count, call.caught_up_count)
         most = max((row.drafted_count for row in report.rows), default=0)
         prompt_count = report.prompt_token_count
         size = _Size("", round_count_at_once, len(report.rows), most, prompt_count.bit_length())
         own_s = max(0.0, round_s - report.propose.total_s - report.verify.total_s)
-        self._at(size).add(report.verify, report.drafted_count, prompt_count, own_s)
+        self._add_call(size, report.verify, report.drafted_count, prompt_count, own_s)
         for row in report.rows:
             self._add_row(row)
 
-    def _at(self, size: _Size) -> _Sums:
-        return self._calls.setdefault(size, _Sums())
+    def _add_call(self, size: _Size, hop: HopTime, drafted_count: int, prompt_count: int, own_s: float = 0.0) -> None:
+        before = self._calls.get(size) or CallCosts(*size[:-1])
+        self._calls[size] = CallCosts(
+            *size[:-1],
+            before.call_count + 1,
+            before.drafted_count + drafted_count,
+            before.prompt_count + prompt_count,
+            before.executed_s + hop.executed_s,
+            before.executed_squares + hop.executed_s**2,
+            before.wire_s + hop.wire_s,
+            before.own_s + own_s,
+        )
 
     def _add_row(self, row: RowReport) -> None:
         if row.source and row.drafted_count:
@@ -93,10 +83,7 @@ class CostCounts:
 
     def snapshot(self) -> MeasuredCosts:
         return MeasuredCosts(
-            tuple(
-                CallCosts(*size[:-1], **{one.name: getattr(sums, one.name) for one in fields(sums)})
-                for size, sums in sorted(self._calls.items())
-            ),
+            tuple(self._calls[size] for size in sorted(self._calls)),
             tuple(one.counts(*kind) for kind, one in sorted(self._acceptances.items())),
         )
 

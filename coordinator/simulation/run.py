@@ -57,8 +57,9 @@ class _Simulation:
         self._coordinators: list[Parts] = []
         self._texts = Texts(saved.costs, seed)
         self._seed = seed
+        times = CallTimes(saved.costs.calls_of())
         self._targets = [
-            SimulatedTarget(name, saved.target, self._around("", name, cluster.target_round_trip_s), self._texts)
+            SimulatedTarget(name, saved.target, self._around(times, name, cluster.target_round_trip_s), self._texts)
             for name in _names("target", cluster.target_count)
         ]
         self._drafts = self._made_drafts() if cluster.draft_count else []
@@ -68,14 +69,14 @@ class _Simulation:
         names = _names("draft", self._cluster.draft_service_count)
         if names and (model is None or not self._texts.has_drafts):
             raise InvalidRequest("the costs know no draft service; measure them where one drafts, or give --drafts 0")
+        if model is None:
+            return []
+        times = CallTimes(self._saved.costs.calls_of(model.model_id))
         return [
-            SimulatedDraft(name, model, self._around(model.model_id, name, self._cluster.draft_round_trip_s))
-            for name in names
-            if model
+            SimulatedDraft(name, model, self._around(times, name, self._cluster.draft_round_trip_s)) for name in names
         ]
 
-    def _around(self, draft_model: str, name: str, round_trip_s: float) -> Surroundings:
-        times = CallTimes([one for one in self._saved.costs.calls if one.draft_model == draft_model])
+    def _around(self, times: CallTimes, name: str, round_trip_s: float) -> Surroundings:
         return Surroundings(times, round_trip_s, self._rounds_at_once, Random(f"{self._seed} {name}"))
 
     def _rounds_at_once(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -87,15 +87,16 @@ class SimulatedFlags:
     ] = False
 
     def cluster(self, saved: SavedCosts) -> SimulatedCluster:
+        measured = SimulatedCluster.measured(saved)
         wanted = draft_limit(True, ClusterOptions(draft_count=self.draft_count))
-        count = saved.draft_count if self.draft_count is None else wanted
+        asked_count: int | Literal["auto"] = "auto" if wanted is None else wanted
         return SimulatedCluster(
-            self.batch_size or saved.batch_size,
-            self.lanes or saved.lane_count,
-            "auto" if count is None else count,
+            self.batch_size or measured.batch_size,
+            self.lanes or measured.lane_count,
+            measured.draft_count if self.draft_count is None else asked_count,
             self.coordinators,
             self.targets,
-            (1 if saved.draft else 0) if self.drafts is None else self.drafts,
+            measured.draft_service_count if self.drafts is None else self.drafts,
             self.client_round_trip_ms / 1e3,
             self.draft_round_trip_ms / 1e3,
             self.target_round_trip_ms / 1e3,

@@ -3,9 +3,10 @@
 `--memory` is for all, so the cache gets what process, weights and calls leave; `--kv-memory` is for the cache alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.engine.heads.loading import LoadedHeads
+from paceline.engine.interfaces import KvShape
 from paceline.engine.memory import check_shares, kv_memory_bytes, shares_of, taken_bytes
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
@@ -36,10 +37,14 @@ def budget_of(model: LoadedModel, options: EngineOptions, heads: LoadedHeads | N
     call = CallSize.of_rows(options.max_rows, options.prefill_chunk_tokens)
     taken = taken_bytes(model.kv_shape.device)
     shares = shares_of(options.memory, taken, model.dimensions, form_of(model), call)
-    layer_count = model.kv_shape.layer_count + (heads.layer_count if heads else 0)
-    page_bytes = options.page_tokens * model.kv_shape.token_bytes * layer_count // model.kv_shape.layer_count
-    check_shares(options.memory, shares, page_bytes)
+    check_shares(options.memory, shares, options.page_tokens * cached_shape(model, heads).token_bytes)
     return Budget(f"--memory {options.memory}", shares.kv_bytes, shares.logit_count)
+
+
+def cached_shape(model: LoadedModel, heads: LoadedHeads | None) -> KvShape:
+    """Return the shape of what the cache keeps: the model's layers, and those of heads behind them."""
+    layer_count = model.kv_shape.layer_count + (heads.layer_count if heads else 0)
+    return replace(model.kv_shape, layer_count=layer_count)
 
 
 def form_of(model: LoadedModel) -> WeightForm:

@@ -14,7 +14,7 @@ import torch
 
 from paceline.checks import DECODED_TOKENS, RowLimits, check_sequence_id
 from paceline.engine.attention.strict import StrictAttention
-from paceline.engine.budget import Budget, budget_of
+from paceline.engine.budget import Budget, budget_of, cached_shape
 from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.cache.prefixes import Prefixes
@@ -295,11 +295,9 @@ def make_cache(model: LoadedModel, options: EngineOptions, budget: Budget, heads
 
     Raise StartupError when the cache could not hold a token or the memory cannot be had.
     """
-    capacity_bytes, shape = budget.kv_bytes, model.kv_shape
-    if heads and heads.layer_count:
-        if options.layout == "dense":
-            raise StartupError("--heads keep keys and values, and --layout is dense; give --layout paged")
-        shape = replace(shape, layer_count=shape.layer_count + heads.layer_count)
+    capacity_bytes, shape = budget.kv_bytes, cached_shape(model, heads)
+    if heads and heads.layer_count and options.layout == "dense":
+        raise StartupError("--heads keep keys and values, and --layout is dense; give --layout paged")
     with refusing_to_start(
         f"{budget.setting} is {capacity_bytes} bytes for the cache, more than can be had; "
         "give less, or a share of what is free such as 60%"

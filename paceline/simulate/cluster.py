@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from paceline.errors import InvalidRequest, StartupError
 from paceline.measure.load.arrivals import poisson_arrivals
+from paceline.simulate.saved_costs import SavedCosts
 from paceline.types import GenerationRequest, TokenIds
 
 
@@ -26,6 +27,12 @@ class SimulatedCluster:
     target_round_trip_s: float = 0.0
     apart: bool = False
     """Whether services have machines of their own: then rounds in flight at once do not slow each other down."""
+
+    @classmethod
+    def measured(cls, saved: SavedCosts) -> "SimulatedCluster":
+        """Return a cluster with the settings that costs were measured with, and one of each service."""
+        draft_count: int | Literal["auto"] = "auto" if saved.draft_count is None else saved.draft_count
+        return cls(saved.batch_size, saved.lane_count, draft_count, draft_service_count=1 if saved.draft else 0)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ class MeasuredRounds:
         self.origin = origin
         self.counts = saved.draft_counts
         """Draft counts that were measured."""
-        model = saved.draft.model_id if saved.draft else ""
-        self._verify = CallTimes([one for one in saved.costs.calls if not one.draft_model])
-        self._propose = CallTimes([one for one in saved.costs.calls if model and one.draft_model == model])
+        self._verify = CallTimes(saved.costs.calls_of())
+        self._propose = CallTimes(saved.costs.calls_of(saved.draft.model_id) if saved.draft else [])
 
     def check_draft_counts(self) -> None:
         """Raise InvalidRequest where costs are of no draft, or of one draft count, which says nothing of others."""

@@ -37,14 +37,14 @@ class SavedCosts:
     @property
     def draft_counts(self) -> list[int]:
         """Draft counts whose verification was measured; what others cost can be foreseen from two or more."""
-        return sorted({one.step_count for one in self.costs.calls if one.step_count and not one.draft_model})
+        return sorted({one.step_count for one in self.costs.calls_of() if one.step_count})
 
     @classmethod
     def of(cls, cluster: ClusterDescription) -> "SavedCosts":
         """Take the costs out of a description. Raise InvalidRequest where none were measured."""
         if cluster.costs is None:
             raise InvalidRequest("the coordinator tells no costs: it is older than this command; upgrade it")
-        if not any(not one.draft_model for one in cluster.costs.calls):
+        if not cluster.costs.calls_of():
             raise InvalidRequest("the coordinator ran no round yet, so nothing is known of costs; send it requests")
         draft = SavedModel.of(cluster.draft) if cluster.draft else None
         target, count = SavedModel.of(cluster.target), cluster.draft_count

@@ -48,3 +48,7 @@ class AcceptanceCounts:
 class MeasuredCosts:
     calls: tuple[CallCosts, ...] = ()
     acceptances: tuple[AcceptanceCounts, ...] = ()
+
+    def calls_of(self, draft_model: str = "") -> list[CallCosts]:
+        """Return those of calls to draft services of a model, or else to targets."""
+        return [one for one in self.calls if one.draft_model == draft_model]

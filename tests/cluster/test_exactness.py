@@ -217,8 +217,7 @@ SAMPLED_CACHES = ("strict", "fixed shapes")
 def cache_case(family: str, name: str, memory: str) -> Any:
     is_first = family == FAMILIES[0]
     is_sampled = is_first or name in SAMPLED_CACHES if memory == "tight" else is_first and name == "pages of 16"
-    marks = () if is_sampled else pytest.mark.long
-    return pytest.param(family, name, memory, id=f"{family}-{name}-{memory}", marks=marks)
+    return sampled(family, name, memory, is_sampled=is_sampled)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import signal
 import socket
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
@@ -23,7 +22,7 @@ from tests.clusters import cluster_here, model_server
 from tests.commands import ended, paceline, paceline_here, start
 from tests.conftest import PairOfCheckpoints
 from tests.ports import port_for_later
-from tests.services import running_services
+from tests.services import running_trio
 
 pytestmark = pytest.mark.slow
 
@@ -84,13 +83,9 @@ async def test_services_that_guard_themselves_answer_a_command_that_shows_its_to
         return ["--tls-certificate", f"{tmp_path}/{name}.pem", "--tls-key", f"{tmp_path}/{name}.key", *more]
 
     guard = ("--tls-client-ca", str(authority.ca), "--tls-allowed-names", "coordinator.test", "--describe", "false")
-    models = (["draft_service", *tls("draft.test", *guard)], ["target_service", *tls("target.test", *guard)])
-    with ExitStack() as stack:
-        draft, target = stack.enter_context(running_services(*models))
-        asked = ["--draft", draft.address, "--target", target.address, "--models-ca", str(authority.ca)]
-        own = tls("coordinator.test", *asked, "--token-file", str(token))
-        (coordinator,) = stack.enter_context(running_services(["coordinator", *own]))
-        flags = ["generate", "2 + 2 =", "--max-new-tokens", "8", "--address", coordinator.address]
+    own = tls("coordinator.test", "--models-ca", str(authority.ca), "--token-file", str(token))
+    with running_trio(tls("target.test", *guard), tls("draft.test", *guard), own) as trio:
+        flags = ["generate", "2 + 2 =", "--max-new-tokens", "8", "--address", trio.coordinator.address]
         status, out, err = await paceline(*flags, "--ca", str(authority.ca), "--token-file", str(token))
         assert status == 0
         assert out.strip()

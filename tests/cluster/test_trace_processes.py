@@ -6,9 +6,8 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -20,7 +19,7 @@ from paceline.observe.report.receiver import Receiver, running_receiver
 from paceline.observe.spans.setup import tracing
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, UserMessage
 from tests.clusters import cluster
-from tests.services import Service, running_services
+from tests.services import Service, running_trio
 from tests.spans import Spans
 from tests.trees import Tree, tree_of
 
@@ -40,25 +39,7 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Receiver]:
         yield receiver
 
 
-@dataclass(frozen=True)
-class Running:
-    target: Service
-    draft: Service
-    coordinator: Service
-
-    @property
-    def all(self) -> tuple[Service, ...]:
-        return self.target, self.draft, self.coordinator
-
-
-@contextmanager
-def running() -> Iterator[Running]:
-    with ExitStack() as stack:
-        flags = ("--threads", "1", "--log-level", "warning")
-        target, draft = stack.enter_context(running_services(["target_service", *flags], ["draft_service", *flags]))
-        asked = ["coordinator", "--target", target.address, "--draft", draft.address]
-        (coordinator,) = stack.enter_context(running_services(asked))
-        yield Running(target, draft, coordinator)
+MODEL_FLAGS = ("--threads", "1", "--log-level", "warning")
 
 
 def asked(max_new_tokens: int) -> GenerationRequest:
@@ -204,7 +185,7 @@ async def check_dead_draft(traced: Traced, draft: Service) -> None:
 
 async def test_a_trace_is_whole_however_its_request_ended_and_whichever_service_died(receiver: Receiver) -> None:
     spans = Spans()
-    with running() as services:
+    with running_trio(MODEL_FLAGS, MODEL_FLAGS) as services:
         async with Client(services.coordinator.address, NO_RETRIES, spans.tracer) as client:
             traced = Traced(client, spans, receiver)
             await check_answered(traced)
@@ -238,7 +219,7 @@ async def test_services_answer_and_end_though_their_collector_hangs(monkeypatch:
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.getsockname()[1]}")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        with running() as services:
+        with running_trio(MODEL_FLAGS, MODEL_FLAGS) as services:
             async with Client(services.coordinator.address, NO_RETRIES) as client:
                 assert len((await client.complete(asked(20))).tokens) == 20
             assert [await one.terminate() for one in services.all] == [0, 0, 0]

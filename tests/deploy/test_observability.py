@@ -17,7 +17,7 @@ from paceline.types import GenerationRequest, UserMessage
 from tests.manifests import of_kind, resources
 from tests.prometheus import Prometheus, promtool, running_prometheus
 from tests.scrapes import documented_labels, selectors, unknown_selectors
-from tests.services import running_services
+from tests.services import running_services, running_trio
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"
@@ -174,17 +174,16 @@ def test_the_compose_file_mounts_what_exists_and_the_parts_know_each_other() -> 
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Prometheus]:
     """Run a Prometheus that has scraped the services and a gateway before, during and after some requests."""
+    metrics = ("--metrics-port", "0")
     with ExitStack() as stack:
-        metrics = ("--metrics-port", "0")
-        models = stack.enter_context(running_services(["target_service", *metrics], ["draft_service", *metrics]))
-        target, draft = (one.address for one in models)
-        flags = ("--target", target, "--draft", draft, *metrics)
-        (coordinator,) = stack.enter_context(running_services(["coordinator", *flags]))
-        (gateway,) = stack.enter_context(running_services(["paceline.gateway", "--coordinator", coordinator.address]))
-        urls = [one.metrics_url or "" for one in (coordinator, *models)]
+        trio = stack.enter_context(running_trio(metrics, metrics, metrics))
+        (gateway,) = stack.enter_context(
+            running_services(["paceline.gateway", "--coordinator", trio.coordinator.address])
+        )
+        urls = [one.metrics_url or "" for one in trio.all]
         scraped = [url.removeprefix("http://").removesuffix("/metrics") for url in urls] + [gateway.address]
         async with (
-            Client(coordinator.address) as client,
+            Client(trio.coordinator.address) as client,
             running_prometheus(tmp_path, scraped, RULES) as prometheus,
         ):
             shared = "A farmer has 7 cows and every cow gives 9 litres of milk a day. How much is it in a week?"
