@@ -22,7 +22,7 @@ from opentelemetry.trace import Link, Tracer
 from coordinator.drafting.answered import Answered
 from coordinator.drafting.patience import Patience
 from coordinator.drafting.prepared_choices import PreparedChoices
-from coordinator.drafting.preparing_worth import PreparingWorth
+from coordinator.drafting.preparing_worth import Begun, PreparingWorth
 from coordinator.protocols import Deadline, Drafter
 from paceline.errors import PacelineError
 from paceline.prefix_hash import extended_hash
@@ -86,7 +86,8 @@ class PreparedDrafter:
         began_s = self._clock()
         self._patience.asked(rows, began_s)
         self._answered.asked(rows)
-        if prepares := self._may_prepare and self._worth.choose(rows, began_s):
+        begun = self._worth.begin(rows, began_s) if self._may_prepare else None
+        if prepares := begun is not None and begun.prepares:
             rows = [replace(row, prepare_count=PREPARE_COUNT) for row in rows]
             self.row_count += sum(row.base_length > 0 for row in rows)
             for row in rows:
@@ -101,15 +102,16 @@ class PreparedDrafter:
             proposals = await self._ask(rows, deadline, began_s)
         else:
             proposals = await self._drafter.propose(rows, deadline)
-        self._note(rows, proposals)
+        self._note(rows, proposals, begun)
         return proposals
 
-    def _note(self, rows: Sequence[ProposeRow], proposals: Proposals) -> None:
+    def _note(self, rows: Sequence[ProposeRow], proposals: Proposals, begun: Begun | None) -> None:
         """Note what a round got, to compare it with others."""
         results = proposals.results
         counts = [len(one.draft_token_ids) if isinstance(one, Proposal) else 0 for one in results]
         self._answered.answered(rows, counts)
-        self._worth.answered(rows, sum(map(self._answered.tokens, counts)))
+        if begun:
+            self._worth.answered(begun, sum(map(self._answered.tokens, counts)))
         self._patience.answered(rows, self._clock())
 
     def _known(self, rows: Sequence[ProposeRow], waited_s: float) -> Proposals | None:
@@ -122,7 +124,6 @@ class PreparedDrafter:
 
     async def release(self, sequence_ids: list[str]) -> None:
         self._choices.forget(sequence_ids)
-        self._worth.forget(sequence_ids)
         self._patience.forget(sequence_ids)
         self._answered.forget(sequence_ids)
         # A call that is still under way would cache tokens after the sequences were freed.

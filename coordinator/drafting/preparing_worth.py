@@ -1,9 +1,10 @@
-"""Whether preparing pays: tokens in a second of whole rounds with and without, by measurement.
+"""Whether preparing pays: tokens in a second with and without, by measurement.
 
-Rounds include all costs and all gains: a hop that was saved, a target slowed down by a draft on the same cores, a call
-that waited for a pass, drafts that were too few because nobody waited for more. Tokens are those to expect of the
-drafts: what a few rounds really got is mostly luck. Groups of about one size share their measurements; those of another
-size do what pays for these until they have measured it themselves. Knows nothing of calls.
+Times go from one round that asks for drafts to the next one, of whichever lane and rows. So they include all costs and
+all gains: a hop that was saved, a target slowed down by a draft on the same cores, a call that waited for a pass,
+drafts that were too few because nobody waited for more, rounds between that asked for none. Tokens are those to expect
+of the drafts: what a few rounds really got is mostly luck. Groups of about one size share their measurements; those of
+another size do what pays for these until they have measured it themselves. Knows nothing of calls.
 """
 
 from collections.abc import Sequence
@@ -22,71 +23,79 @@ PROBE_LOSS = 0.005
 """Share of the time that trials of the slower kind may lose."""
 SLOW_BLOCKS = 2
 """First blocks of all, which count for nothing: services begin slowly."""
-LEAST_PROBE_BLOCKS = 32
-"""Blocks from one trial to the next, at least."""
+FIRST_GAP, GAP_GROWTH = 4, 4
+"""Blocks until the first trial, and how much longer each gap is than the last one: what was measured first, while
+services were still warming up, must not stand for long."""
+LEAST_LAST_GAP = 32
+"""Blocks from one trial to the next in the end, at least."""
+KNOWN = BLOCK // 2
+"""Rounds without prompts after which the time of a kind is known."""
 
 
-class PreparingWorth:
-    def __init__(self) -> None:
-        self._searches: dict[int, _Search] = {}
-        self._last: dict[str, _Begun] = {}
-        """The last rounds of sequences."""
-
-    def choose(self, rows: Sequence[ProposeRow], now_s: float) -> bool:
-        """Return whether to prepare for a round that begins now with these rows."""
-        search = self._searches.setdefault((len(rows) - 1).bit_length(), _Search())
-        last = next((one for row in rows if (one := self._last.get(row.sequence_id)) and one.search is search), None)
-        is_decoding = all(row.base_length for row in rows)
-        if last and last.is_usual and is_decoding:
-            search.add(now_s - last.began_s, last.tokens, prepares=last.prepares)
-        prepares = search.next(self._usual())
-        is_usual = is_decoding and last is not None and last.prepares is prepares
-        begun = _Begun(search, prepares, now_s, is_usual, len(rows))
-        self._last |= dict.fromkeys((row.sequence_id for row in rows), begun)
-        return prepares
-
-    def answered(self, rows: Sequence[ProposeRow], tokens: float) -> None:
-        """Note how many tokens are to be expected of the drafts of a round that has begun."""
-        if begun := self._last.get(rows[0].sequence_id):
-            begun.tokens = tokens
-
-    def _usual(self) -> bool | None:
-        """Return what pays by the measurements of any group; None while nobody knows."""
-        return next((one.pays for one in self._searches.values() if one.pays is not None), None)
-
-    def forget(self, sequence_ids: Sequence[str]) -> None:
-        for sequence_id in sequence_ids:
-            self._last.pop(sequence_id, None)
-
-
-@dataclass(slots=True)
-class _Begun:
-    """A round that has begun; its sequences share it."""
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A round that has begun."""
 
     search: "_Search"
     prepares: bool
     began_s: float
     is_usual: bool
     """Whether the round before was of the same kind, and no row of this one brings a prompt."""
-    tokens: float
-    """Tokens to expect of it."""
+
+
+class PreparingWorth:
+    def __init__(self) -> None:
+        self._searches: dict[int, _Search] = {}
+        self._last: Begun | None = None
+        self._prepares = True
+        self._rounds_left = 0
+        """Rounds of the block, whatever their sizes: kinds that alternate round by round would tell nothing."""
+
+    def begin(self, rows: Sequence[ProposeRow], now_s: float) -> Begun:
+        """Note that a round begins now with these rows. What is returned says whether to prepare for it."""
+        search = self._searches.setdefault((len(rows) - 1).bit_length(), _Search())
+        is_decoding = all(row.base_length for row in rows)
+        if (last := self._last) and last.is_usual and is_decoding:
+            last.search.took(now_s - last.began_s, prepares=last.prepares)
+        if not self._rounds_left:
+            self._prepares = search.decide(self._usual())
+            self._rounds_left = BLOCK
+        self._rounds_left -= 1
+        is_usual = is_decoding and last is not None and last.prepares is self._prepares
+        self._last = Begun(search, self._prepares, now_s, is_usual)
+        return self._last
+
+    def answered(self, begun: Begun, tokens: float) -> None:
+        """Note how many tokens are to be expected of the drafts of a round that has begun."""
+        if begun.is_usual:
+            begun.search.gave(tokens, prepares=begun.prepares)
+
+    def _usual(self) -> bool | None:
+        """Return what pays by the measurements of any group; None while nobody knows."""
+        return next((one.pays for one in self._searches.values() if one.pays is not None), None)
 
 
 @dataclass(slots=True)
 class _Mean:
     """Rounds of one kind: what they give and take."""
 
-    tokens: float
-    round_s: float
+    tokens: float | None = None
+    round_s: float | None = None
     count: int = 0
+    """Rounds that were timed."""
 
-    def add(self, tokens: float, round_s: float) -> None:
+    def took(self, round_s: float) -> None:
         self.count += 1
+        self.round_s = smoothed(self.round_s, round_s if self.round_s is None else min(round_s, LONGEST * self.round_s))
+
+    def gave(self, tokens: float) -> None:
         self.tokens = smoothed(self.tokens, tokens)
-        self.round_s = smoothed(self.round_s, min(round_s, LONGEST * self.round_s))
 
     @property
-    def token_s(self) -> float:
+    def token_s(self) -> float | None:
+        """Seconds of a token; None while it is not known."""
+        if self.round_s is None or not self.tokens or self.count < KNOWN:
+            return None
         return self.round_s / self.tokens
 
 
@@ -94,51 +103,49 @@ class _Mean:
 class _Search:
     """The search for the better kind of rounds, for groups of about one size."""
 
-    _means: dict[bool, _Mean] = field(default_factory=dict)
+    pays: bool | None = None
+    """What the last comparison said; None while there was none."""
+    _means: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})
     """By whether they prepare."""
-    _prepares: bool = True
-    _rounds_left: int = 0
     _blocks: int = 0
     """Blocks since the last trial."""
+    _gap: float = FIRST_GAP
     _first_blocks: int = 0
 
-    def add(self, round_s: float, tokens: float, *, prepares: bool) -> None:
-        self._means.setdefault(prepares, _Mean(tokens, round_s)).add(tokens, round_s)
+    def took(self, round_s: float, *, prepares: bool) -> None:
+        self._means[prepares].took(round_s)
 
-    @property
-    def ratio(self) -> float | None:
-        """Time of a token with preparing over its time without; None while it is not known."""
-        is_slow = 0 < self._first_blocks <= SLOW_BLOCKS
-        if is_slow or len(self._means) < 2 or any(one.count < BLOCK - 1 for one in self._means.values()):
-            return None
-        return self._means[True].token_s / self._means[False].token_s
+    def gave(self, tokens: float, *, prepares: bool) -> None:
+        self._means[prepares].gave(tokens)
 
-    @property
-    def pays(self) -> bool | None:
-        return None if self.ratio is None else self.ratio < WORTHWHILE
-
-    def next(self, usual: bool | None) -> bool:
-        """Return whether the next round prepares; `usual` is what pays for other groups."""
-        if not self._rounds_left:
-            self._prepares = self._decide(usual)
-            self._rounds_left = BLOCK
-        self._rounds_left -= 1
-        return self._prepares
-
-    def _decide(self, usual: bool | None) -> bool:
-        ratio = 1.0 if self.ratio is None else self.ratio
+    def decide(self, usual: bool | None) -> bool:
+        """Return whether the next block prepares; `usual` is what pays for other groups."""
+        loss = self._compared_loss()
         pays = usual if self.pays is None else self.pays
         if pays is None:
             return self._first()
         self._blocks += 1
-        if self._blocks > max(LEAST_PROBE_BLOCKS, abs(ratio - 1) / PROBE_LOSS):
-            self._blocks = 0
-            return not pays
-        return pays
+        if self._blocks <= min(self._gap, max(LEAST_LAST_GAP, loss / PROBE_LOSS)):
+            return pays
+        self._blocks, self._gap = 0, GAP_GROWTH * self._gap
+        if self._means[not pays].token_s is not None:
+            self._means[not pays] = _Mean()  # measured anew: what was true a while ago may be so no more
+        return not pays
+
+    def _compared_loss(self) -> float:
+        """Compare both kinds; return how much longer a token takes with the slower, 0 while that is not known."""
+        is_slow = 0 < self._first_blocks <= SLOW_BLOCKS
+        with_s, without_s = self._means[True].token_s, self._means[False].token_s
+        if is_slow or with_s is None or without_s is None:
+            return 0.0
+        pays = with_s / without_s < WORTHWHILE
+        if pays is not self.pays:
+            self.pays, self._gap = pays, FIRST_GAP
+        return max(with_s, without_s) / min(with_s, without_s) - 1
 
     def _first(self) -> bool:
         """Return each kind in turn."""
         if self._first_blocks == SLOW_BLOCKS:
-            self._means.clear()
+            self._means = {True: _Mean(), False: _Mean()}
         self._first_blocks += 1
         return self._first_blocks % 2 == 1
