@@ -15,6 +15,7 @@ from paceline.kv_memory import parse_kv_memory, parse_memory
 from paceline.planning.dimensions import ModelDimensions
 from paceline.planning.memory import (
     CONTEXT_BYTES,
+    STARTED_BYTES,
     CallSize,
     WeightForm,
     held_logit_count,
@@ -48,7 +49,7 @@ class MemoryShares:
     """What a budget for all is divided into."""
 
     held_bytes: int
-    """What the process has taken: itself, and the model's weights."""
+    """What the process takes: itself, and the model's weights."""
     work_bytes: int
     """What its largest call may take meanwhile."""
     kv_bytes: int
@@ -79,13 +80,13 @@ def check_shares(setting: str, shares: MemoryShares, least_kv_bytes: int) -> Non
 
 
 def taken_bytes(device: torch.device) -> int:
-    """Return what this process has taken of the device's memory, after giving back what nothing needs any more."""
+    """Return what this process takes of the device's memory while it serves, once nothing is kept without need."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return int(torch.cuda.memory_reserved(device)) + CONTEXT_BYTES
     give_back()
-    return int(psutil.Process().memory_info().rss)
+    return int(psutil.Process().memory_info().rss) + STARTED_BYTES
 
 
 def give_back() -> None:

@@ -32,6 +32,8 @@ CONTEXT_BYTES = 600 << 20
 """What the driver and libraries take of a CUDA device for a process; not seen yet."""
 PROCESS_BYTES = 528 << 20
 """What Python and the libraries take of a CPU's memory, parts of files that are mapped included."""
+STARTED_BYTES = 6 << 20
+"""What of it comes after the model is loaded: gRPC's server, and the code that first calls bring. 3 MiB were seen."""
 RECORDED_TOKENS = 512
 """Tokens of the largest recorded pass on a CUDA device."""
 WORK_SHARE = 8
