@@ -1,8 +1,8 @@
 """The generations and their targets: who waits, and who is served where. Waiting ones are bound to no target.
 
-Owns the moves; `Matching` chooses, and each target's own `Scheduler` does the rest. When a target is lost, given up or about to leave, its
-generations go back to the queue. They keep their order of arrival, so they come ahead of newer ones, and another target
-rebuilds their caches from their tokens.
+Owns the moves; `Matching` chooses, and each target's own `Scheduler` does the rest. When a target is lost, given up or
+about to leave, its generations go back to the queue. They keep their order of arrival, so they come ahead of newer
+ones, and another target rebuilds their caches from their tokens.
 """
 
 import asyncio

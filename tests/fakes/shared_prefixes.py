@@ -2,13 +2,12 @@
 
 import asyncio
 import random
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.types import ModelIdentity, ProposeRow, VerifyRow
-from tests.coordinators import Dispatched, dispatching
+from tests.coordinators import Dispatched
 from tests.fakes.dispatches import SteppedVerifier, output, submit
 from tests.fakes.model_services import VOCABULARY_SIZE
 
@@ -31,6 +30,11 @@ class SharingVerifier(SteppedVerifier):
         """Sequences whose prompts came here, in their order."""
         self._page_count = page_count
         self._pages: OrderedDict[int, None] = OrderedDict()
+
+    def restart(self, process_id: str) -> None:
+        self.evict()
+        self._pages.clear()
+        self.description = replace(self.description, identity=ModelIdentity("digest", process_id))
 
     def append(self, row: ProposeRow | VerifyRow, token_ids: Sequence[int]) -> list[int]:
         prefix = super().append(row, token_ids)
@@ -66,27 +70,24 @@ class Talk:
 
 
 class LoadSeen:
-    """Mean loads of targets, looked at whenever a request is sent."""
+    """Loads of targets, looked at whenever a request is sent, and what was passed over by the time it was answered."""
 
-    def __init__(self, target_count: int) -> None:
-        self.sums = [0] * target_count
-        self.looks = 0
-        self.highest = 0.0
+    def __init__(self) -> None:
+        self.most_passed = 0
+        self._sums: Counter[str] = Counter()
 
     def look(self, running: Dispatched) -> None:
-        counts = [one.sequence_count for one in running.dispatcher.describe()]
-        self.sums = [sum(pair) for pair in zip(self.sums, counts, strict=True)]
-        self.looks += 1
+        self._sums.update({one.address: one.sequence_count for one in running.dispatcher.describe()})
 
     @property
     def unevenness(self) -> float:
         """Highest mean load as a multiple of the mean of all."""
-        return max(self.sums) * len(self.sums) / sum(self.sums)
+        return max(self._sums.values()) * len(self._sums) / self._sums.total()
 
 
-async def converse(coordinators: Sequence[Dispatched], talk: Talk, seen: LoadSeen, seed: int = 1) -> None:
-    rng = random.Random(seed)
-    system = _words(rng, talk.system_tokens)
+async def converse(coordinators: Sequence[Dispatched], talk: Talk, seed: int = 1) -> LoadSeen:
+    """Hold the conversations, each turn with any of the coordinators."""
+    seen, system = LoadSeen(), words(random.Random(seed), talk.system_tokens)
     places = asyncio.Semaphore(talk.together)
 
     async def conversation(number: int) -> None:
@@ -94,16 +95,18 @@ async def converse(coordinators: Sequence[Dispatched], talk: Talk, seen: LoadSee
         said = system
         async with places:
             for _ in range(talk.turn_count):
-                said += _words(own, own.randrange(talk.turn_tokens // 2, 2 * talk.turn_tokens))
+                said += words(own, own.randrange(talk.turn_tokens // 2, 2 * talk.turn_tokens))
                 running = own.choice(coordinators)
                 request = submit(running, said, talk.answer_tokens)
                 seen.look(running)
                 said += tuple(await output(request))
+                seen.most_passed = max(seen.most_passed, request.passed_count)
                 for _ in range(own.randrange(20)):
                     await asyncio.sleep(0)
 
     await asyncio.gather(*map(conversation, range(talk.conversation_count)))
+    return seen
 
 
-def _words(rng: random.Random, count: int) -> tuple[int, ...]:
+def words(rng: random.Random, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(4, VOCABULARY_SIZE) for _ in range(count))
