@@ -69,7 +69,9 @@ def test_a_prompt_goes_where_its_beginning_went_while_there_is_room(
     replica_count: int, turns: list[tuple[int, int]]
 ) -> None:
     """Prompts that grow, one after the other, so that loads bound nothing."""
-    stickiness, replicas, said, homes = Stickiness(), shelves(replica_count), {}, {}
+    stickiness, replicas = Stickiness(), shelves(replica_count)
+    said: dict[int, tuple[int, ...]] = {}
+    homes: dict[int, Shelf] = {}
     for talk, token_count in turns:
         said[talk] = said.get(talk, prompt(talk)) + words(random.Random(len(said)), token_count)
         home = placed(stickiness, replicas, said[talk] + (1,))
@@ -143,12 +145,12 @@ def test_replicas_that_share_nothing_are_chosen_by_load() -> None:
 TALK = Talk(conversation_count=30, turn_count=5, system_tokens=160)
 
 
-def talked(talk: Talk, *, tells: bool, **settings: int) -> tuple[int, LoadSeen]:
+def talked(talk: Talk, *, tells: bool, batch_size: int) -> tuple[int, LoadSeen]:
     """Hold the conversations with three targets; return the prompt tokens computed, and the loads."""
 
     async def run() -> tuple[int, LoadSeen]:
         targets = [SharingVerifier(n, tells=tells) for n in range(3)]
-        async with dispatching([], targets, **settings) as running:
+        async with dispatching([], targets, batch_size=batch_size) as running:
             seen = await converse([running], talk)
         return sum(one.computed_count for one in targets), seen
 
