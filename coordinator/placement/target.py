@@ -11,11 +11,11 @@ from coordinator.background import Background
 from coordinator.placement.guarded_target import GuardedTarget
 from coordinator.protocols import RemoteTarget
 from coordinator.replicas.replica import Replica
-from coordinator.replicas.stickiness import SentBeginnings
+from coordinator.replicas.stickiness import SentBeginnings, SentTo
 from coordinator.requests.generation import Generation
 from coordinator.rounds.scheduler import Scheduler
 from paceline.errors import PacelineError
-from paceline.types import CircuitState, ModelDescription, ModelIdentity, ReplicaDescription
+from paceline.types import CircuitState, ModelDescription, ReplicaDescription
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,7 @@ class Target:
     def __init__(self, replica: Replica[RemoteTarget], make: Callable[[], Serving], tasks: Background) -> None:
         """`make` is called when the replica is up for the first time, and again when it comes back as another model."""
         self.replica = replica
-        self.sent: SentBeginnings | None = None
-        """Beginnings of prompts that its process was sent; None when it computes equal ones more than once."""
-        self._sent_to: ModelIdentity | None = None
+        self._sent = SentTo()
         self._make = make
         self._tasks = tasks
         self._serving: Serving | None = None
@@ -44,6 +42,10 @@ class Target:
     @property
     def address(self) -> str:
         return self.replica.address
+
+    @property
+    def sent(self) -> SentBeginnings | None:
+        return self._sent.beginnings(self.replica.description)
 
     @property
     def is_running(self) -> bool:
@@ -105,15 +107,8 @@ class Target:
         # A replica that only restarted keeps its circuit: it may fail again and again.
         if self._serving is None or self._made_for != model:
             self._serving, self._made_for = self._make(), model
-        self._forget_another_process(self.replica.description)
         self._rounds = self._tasks.start(self._serving.scheduler.run())
         self._rounds.add_done_callback(lambda rounds: on_end(self, rounds))
-
-    def _forget_another_process(self, found: ModelDescription) -> None:
-        """Begin to remember anew when the replica is another process than the one that was sent prompts."""
-        if found.identity != self._sent_to:
-            self._sent_to = found.identity
-            self.sent = SentBeginnings(found.cache) if found.cache.prefix_sharing else None
 
     def give(self, generations: list[Generation]) -> None:
         assert self._serving

@@ -21,7 +21,7 @@ from math import ceil
 from typing import Protocol, TypeVar
 
 from paceline.prefix_hash import Sliced, block_hashes
-from paceline.types import CacheDescription
+from paceline.types import CacheDescription, ModelDescription, ModelIdentity
 
 LOAD_BOUND = 1.25
 """Most load of a replica as a multiple of the mean."""
@@ -57,6 +57,21 @@ class SentBeginnings:
             self._sent.move_to_end(one)
         while len(self._sent) > self._most:
             self._sent.popitem(last=False)
+
+
+class SentTo:
+    """What a replica was sent: nothing any more, once another process answers in its place."""
+
+    def __init__(self) -> None:
+        self._identity: ModelIdentity | None = None
+        self._beginnings: SentBeginnings | None = None
+
+    def beginnings(self, model: ModelDescription | None) -> SentBeginnings | None:
+        """Return the beginnings that the process with this description was sent; None when it shares none."""
+        if model and model.identity != self._identity:
+            self._identity = model.identity
+            self._beginnings = SentBeginnings(model.cache) if model.cache.prefix_sharing else None
+        return self._beginnings
 
 
 class Holder(Protocol):

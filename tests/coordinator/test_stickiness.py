@@ -26,8 +26,8 @@ from paceline.errors import PeerUnavailable
 from paceline.types import CacheDescription
 from tests.coordinators import Dispatched, dispatching
 from tests.fakes.dispatches import output, submit, whole
-from tests.fakes.model_services import FakeVerifier
-from tests.fakes.shared_prefixes import LoadSeen, SharingVerifier, Talk, converse, words
+from tests.fakes.model_services import FakeDrafter, FakeVerifier
+from tests.fakes.shared_prefixes import LoadSeen, SharingVerifier, Talk, converse, sharing, words
 
 ROOMY = CacheDescription()
 
@@ -216,3 +216,18 @@ async def test_a_conversation_stays_where_it_moved_until_another_process_answers
         targets[1].restart("yet another process")
         await lost_and_found(second)
         assert set(await asked(running, targets, said)) == {0, 1}
+
+
+async def test_drafts_of_prompts_that_begin_alike_come_from_one_replica() -> None:
+    drafters = [FakeDrafter(0.8) for _ in range(3)]
+    for n, one in enumerate(drafters):
+        one.description = sharing(one.description, f"draft {n}", 100)
+    homes: dict[int, set[int]] = {n: set() for n in range(6)}
+    async with dispatching(drafters, [SharingVerifier()]) as running:
+        for n in [*homes] * 3:
+            before = [len(one.calls) for one in drafters]
+            said = prompt(n) + words(random.Random(n), sum(before) % 50)
+            assert await output(submit(running, said)) == whole(said)
+            homes[n] |= {place for place, one in enumerate(drafters) if len(one.calls) > before[place]}
+    assert all(len(home) == 1 for home in homes.values())
+    assert len(set.union(*homes.values())) > 1

@@ -6,12 +6,18 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.types import ModelIdentity, ProposeRow, VerifyRow
+from paceline.types import ModelDescription, ModelIdentity, ProposeRow, VerifyRow
 from tests.coordinators import Dispatched
 from tests.fakes.dispatches import SteppedVerifier, output, submit
 from tests.fakes.model_services import VOCABULARY_SIZE
 
 PAGE_TOKENS = 16
+
+
+def sharing(model: ModelDescription, process_id: str, page_count: int, *, tells: bool = True) -> ModelDescription:
+    """Return a model's description as of a process that shares beginnings."""
+    cache = replace(model.cache, prefix_sharing=tells, capacity_bytes=page_count * PAGE_TOKENS)
+    return replace(model, cache=cache, identity=ModelIdentity("digest", process_id))
 
 
 class SharingVerifier(SteppedVerifier):
@@ -22,9 +28,7 @@ class SharingVerifier(SteppedVerifier):
 
     def __init__(self, number: int = 0, *, page_count: int = 10**6, tells: bool = True) -> None:
         super().__init__()
-        capacity = page_count * PAGE_TOKENS
-        cache = replace(self.description.cache, prefix_sharing=tells, capacity_bytes=capacity)
-        self.description = replace(self.description, cache=cache, identity=ModelIdentity("digest", f"process {number}"))
+        self.description = sharing(self.description, f"process {number}", page_count, tells=tells)
         self.computed_count = 0
         self.prompt_ids: dict[str, None] = {}
         """Sequences whose prompts came here, in their order."""
