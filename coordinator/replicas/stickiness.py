@@ -32,7 +32,8 @@ MOST_BLOCKS = 1024
 MOST_BEGINNINGS = 1 << 16
 """Most beginnings remembered of a replica: about 6 MB."""
 COMMON_WAYS = 2
-"""A beginning is common when it went on in this many ways for each replica: all then compute it once more at most."""
+"""A beginning is common when so many prompts for each replica went on after it as none did before. To compute it at
+every replica then costs half at most of what it spared."""
 
 Beginnings = Sequence[int]
 """Hashes of a prompt's beginnings, the shortest first."""
@@ -102,7 +103,7 @@ def beginnings_of(token_ids: Sliced, token_count: int) -> Beginnings:
 class Stickiness:
     def __init__(self) -> None:
         self._ways: OrderedDict[int, int] = OrderedDict()
-        """In how many ways prompts went on after a beginning, the latest changed last."""
+        """Prompts of which no longer beginning was known, by that beginning; the latest changed last."""
 
     def home(
         self, able: Sequence[HolderT], serving: Sequence[HolderT], beginnings: Beginnings, sequence_count: int = 1
@@ -136,11 +137,11 @@ class Stickiness:
         return next((count for count in counts if self._ways.get(beginnings[count - 1], 0) >= least), 0)
 
     def note(self, chosen: HolderT, replicas: Sequence[HolderT], beginnings: Beginnings) -> None:
-        """Remember where the beginnings are sent, and after which of them the prompt goes on as none did before."""
+        """Remember where the beginnings are sent, and which was the longest that was known before."""
         known = max((one.sent.count(beginnings) for one in replicas if one.sent is not None), default=0)
-        if 0 < known < len(beginnings):
-            ended = beginnings[known - 1]
-            self._ways[ended] = self._ways.pop(ended, 0) + 1
+        if known:
+            longest = beginnings[known - 1]
+            self._ways[longest] = self._ways.pop(longest, 0) + 1
             if len(self._ways) > MOST_BEGINNINGS:
                 self._ways.popitem(last=False)
         if chosen.sent is not None:
