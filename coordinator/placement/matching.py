@@ -17,14 +17,15 @@ PASSES_A_TARGET = 3
 """For each target, requests that are looked at, and times that one is passed over. With three targets and prompts that
 are alike often enough, one in forty requests then goes where its beginning is not."""
 
-Placement = tuple[Target, list[Generation]]
+Waiting = tuple[list[Generation], list[Target]]
+"""The generations of a request, and the targets with room that may serve them."""
 
 
 class Matching:
     def __init__(self) -> None:
         self._stickiness = Stickiness()
 
-    def next(self, queue: WaitingQueue, targets: Sequence[Target]) -> Placement | None:
+    def next(self, queue: WaitingQueue, targets: Sequence[Target]) -> tuple[Target, list[Generation]] | None:
         """Return what to place next and where; None when nothing that waits can be placed now.
 
         A target on trial gets a single generation, one that is unlikely to cause failures.
@@ -36,6 +37,8 @@ class Matching:
         first, roomy = waiting[0]
         if (least_loaded := _least_loaded(roomy)).is_on_trial:
             return least_loaded, [queue.trial(first[0])]
+        proven = [(together, [one for one in able if not one.is_on_trial]) for together, able in waiting]
+        waiting = [(together, able) for together, able in proven if able]
         place, target = self._chosen(waiting, [one for one in targets if one.is_healthy], most_passes)
         together = waiting[place][0]
         for passed, _ in waiting[:place]:
@@ -43,9 +46,7 @@ class Matching:
         self._stickiness.note(target, targets, together[0].request.beginnings)
         return target, together
 
-    def _chosen(
-        self, waiting: Sequence[tuple[list[Generation], list[Target]]], serving: Sequence[Target], most_passes: int
-    ) -> tuple[int, Target]:
+    def _chosen(self, waiting: Sequence[Waiting], serving: Sequence[Target], most_passes: int) -> tuple[int, Target]:
         """Return the place of the request that goes first, and its target."""
         for place, (together, roomy) in enumerate(waiting):
             able = [one for one in serving if one.address not in together[0].failed_at] or serving
@@ -56,8 +57,7 @@ class Matching:
                 break
         else:
             place, (together, roomy) = 0, waiting[0]
-        able = [one for one in roomy if one.is_healthy]
-        home = self._stickiness.home(able, serving, together[0].request.beginnings, len(together))
+        home = self._stickiness.home(roomy, serving, together[0].request.beginnings, len(together))
         return place, home or _least_loaded(roomy)
 
 
@@ -66,8 +66,8 @@ def can_take(generation: Generation, targets: Iterable[Target]) -> bool:
     return any(one.is_usable and one.address not in generation.failed_at for one in targets)
 
 
-def _placeable(queue: WaitingQueue, targets: Sequence[Target]) -> Iterator[tuple[list[Generation], list[Target]]]:
-    """Yield the generations of each request that a target with room may serve, with those targets."""
+def _placeable(queue: WaitingQueue, targets: Sequence[Target]) -> Iterator[Waiting]:
+    """Yield what waits and may be placed now, the oldest first."""
     roomy = [target for target in targets if target.room]
     if not roomy:
         return
