@@ -24,7 +24,7 @@ from paceline.process.launcher import running_service
 from paceline.types import ClusterStatistics, GenerationRequest, Text
 
 app = typer.Typer(add_completion=False, help=__doc__)
-console = Console(highlight=False, width=140)
+console = Console(highlight=False, width=170)
 LANES = 2
 REQUESTS_A_STREAM = 3
 
@@ -60,7 +60,6 @@ class Driven:
             f"{self.clients_s / elapsed_s:.2f}",
             f"{1e3 * self.coordinator_s / self.rounds:.2f} ms",
             f"{self.summary.tokens_per_s / cores:.0f}",
-            f"{self.targets / cores:.1f}",
             f"{self.memory_bytes / 2**20:.0f} MiB",
         ]
 
@@ -76,7 +75,6 @@ COLUMNS = (
     "clients",
     "CPU a round",
     "tokens/s a core",
-    "targets a core",
     "memory",
 )
 
