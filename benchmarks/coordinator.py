@@ -8,11 +8,13 @@ import asyncio
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import grpc
 import psutil
 import typer
 import uvloop
@@ -141,34 +143,43 @@ def models(max_length: int = MAX_LENGTH, echo: bool = False) -> None:
 
 
 async def _serve_models(max_length: int, echo: bool) -> None:
-    tokenizer = read_tokenizer(find_checkpoint("builtin:target"))
-    assert tokenizer is not None
-    model, worker = NoModel(tokenizer, max_length), ModelWorker(1)
+    model = NoModel(builtin_tokenizer(), max_length)
     drafter = EchoDrafter(model) if echo else InstantDrafter(model)
     verifier = EchoVerifier(model) if echo else InstantVerifier(model)
-    drafts: Any = DraftServicer(drafter, worker, Exchanges())  # type: ignore[arg-type]
-    verdicts: Any = TargetServicer(verifier, worker, Exchanges())  # type: ignore[arg-type]
-    async with (
-        running_server(
-            "127.0.0.1",
-            0,
-            [DRAFT_SERVICE],
-            lambda server: add_DraftServiceServicer_to_server(drafts, server),
-            grace_s=1,
-        ) as draft,
-        running_server(
-            "127.0.0.1",
-            0,
-            [TARGET_SERVICE],
-            lambda server: add_TargetServiceServicer_to_server(verdicts, server),
-            grace_s=1,
-        ) as target,
-    ):
-        await draft.set_serving(True)
-        await target.set_serving(True)
-        print(draft.address, target.address, flush=True)
+    async with served_draft(drafter) as draft, served_target(verifier) as target:
+        print(draft, target, flush=True)
         await termination(stop_with_stdin=True)
-    worker.close()
+
+
+def builtin_tokenizer() -> TokenizerFiles:
+    tokenizer = read_tokenizer(find_checkpoint("builtin:target"))
+    assert tokenizer is not None
+    return tokenizer
+
+
+@asynccontextmanager
+async def served_draft(drafter: InstantDrafter) -> AsyncIterator[str]:
+    """Serve a draft without a model; yield the address."""
+    with closing(ModelWorker(1)) as worker:
+        servicer: Any = DraftServicer(drafter, worker, Exchanges())  # type: ignore[arg-type]
+        async with _served(DRAFT_SERVICE, partial(add_DraftServiceServicer_to_server, servicer)) as address:
+            yield address
+
+
+@asynccontextmanager
+async def served_target(verifier: InstantVerifier) -> AsyncIterator[str]:
+    """Serve a target without a model; yield the address."""
+    with closing(ModelWorker(1)) as worker:
+        servicer: Any = TargetServicer(verifier, worker, Exchanges())  # type: ignore[arg-type]
+        async with _served(TARGET_SERVICE, partial(add_TargetServiceServicer_to_server, servicer)) as address:
+            yield address
+
+
+@asynccontextmanager
+async def _served(name: str, add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
+    async with running_server("127.0.0.1", 0, [name], add, grace_s=1) as server:
+        await server.set_serving(True)
+        yield server.address
 
 
 @asynccontextmanager

@@ -15,3 +15,8 @@ def cpu_s(process: psutil.Process) -> float:
     """Return the CPU seconds of all threads of a process so far, in user and system mode."""
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def tree_cpu_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process and of its children so far."""
+    return sum(map(cpu_s, (process, *process.children(recursive=True))))

@@ -54,6 +54,15 @@ def extended_hash(value: int, token_ids: Sequence[int]) -> int:
     return zlib.crc32(_packed(token_ids), value)
 
 
+def block_hashes(token_ids: Sliced, length: int, block_tokens: int) -> list[int]:
+    """Return the hashes of the first `block_tokens` tokens, of twice as many and so on, none beyond `length`."""
+    packed, value, hashes = memoryview(_packed(token_ids[:length])), 0, []
+    for stop in range(block_tokens, length + 1, block_tokens):
+        value = zlib.crc32(packed[stop - block_tokens : stop], value)
+        hashes.append(value)
+    return hashes
+
+
 def _packed(token_ids: Sequence[int]) -> "array[int]":
     packed = array("i", token_ids)
     if sys.byteorder == "big":

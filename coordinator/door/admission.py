@@ -11,6 +11,7 @@ from coordinator.door.limits import NO_LIMITS, RequestLimits
 from coordinator.door.response_formats import check_response_format
 from coordinator.door.served import Served, named
 from coordinator.drafting.guessers import Guessers, GuessersOf
+from coordinator.replicas.stickiness import beginnings_of
 from coordinator.requests.committed_tokens import CommittedTokens, packed
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
@@ -92,7 +93,8 @@ class Admission:
         left = [one for one in received if not one.ended]
         stream = Stream(len(left), sends_prompt=request.echo_prompt)
         seed = secrets.randbits(64) if request.seed is None else request.seed
-        admitted = Request(stream, seed, tells_rounds=request.tell_rounds)
+        beginnings = beginnings_of(prompt, len(prompt))
+        admitted = Request(stream, seed, tells_rounds=request.tell_rounds, beginnings=beginnings)
         guessers = self._guessers_of(request, prompt, predicted)
         admitted.generations = [self._generation(request, prompt, guessers(), rules, admitted, one) for one in left]
         if request.echo_prompt:

@@ -17,6 +17,7 @@ from coordinator.protocols import Deadline, RemoteDraft
 from coordinator.replicas.circuit import Circuit
 from coordinator.replicas.plausibility import check_proposals
 from coordinator.replicas.replica import Replica
+from coordinator.replicas.stickiness import SentBeginnings, SentTo
 from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
 from paceline.types import CircuitState, Proposals, ProposeRow, ReplicaDescription
 
@@ -42,9 +43,23 @@ class GuardedDraft:
         self.replica = replica
         self.sequence_ids: set[str] = set()
         """Sequences placed on the replica: it may hold some of them."""
+        self._sent = SentTo()
         self._circuit = circuit or Circuit()
         self._clock = clock
         self._late_count = 0
+
+    @property
+    def address(self) -> str:
+        return self.replica.address
+
+    @property
+    def load(self) -> tuple[int, float]:
+        """Count of its sequences, then the used share of its cache."""
+        return len(self.sequence_ids), self.replica.kv_use
+
+    @property
+    def sent(self) -> SentBeginnings | None:
+        return self._sent.beginnings(self.replica.description)
 
     @property
     def is_usable(self) -> bool:

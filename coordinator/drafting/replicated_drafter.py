@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from coordinator.drafting.guarded_draft import GuardedDraft
 from coordinator.protocols import Deadline, RemoteDraft
 from coordinator.replicas.replica import Replica
+from coordinator.replicas.stickiness import Beginnings, Stickiness, beginnings_of
 from paceline.errors import PacelineError, PeerUnavailable, PrefixNotCached
 from paceline.types import (
     CallTiming,
@@ -27,6 +28,7 @@ from paceline.types import (
 class ReplicatedDrafter:
     def __init__(self) -> None:
         self._drafts: dict[str, GuardedDraft] = {}
+        self._stickiness = Stickiness()
         self._homes: dict[str, GuardedDraft] = {}
         """Replicas by sequence id."""
         self._take_prepared: Callable[[Sequence[PreparedDrafts]], None] = lambda prepared: None
@@ -107,10 +109,19 @@ class ReplicatedDrafter:
             raise PeerUnavailable("no draft service is to be asked now")
         if home:
             self._leave(row.sequence_id, home)
-        home = min(usable, key=lambda draft: (len(draft.sequence_ids), draft.replica.kv_use))
+        home = self._new_home(row, usable)
         self._homes[row.sequence_id] = home
         home.sequence_ids.add(row.sequence_id)
         return home if row.base_length == 0 else None
+
+    def _new_home(self, row: ProposeRow, usable: list[GuardedDraft]) -> GuardedDraft:
+        """Choose a replica by the part of the prompt that the row brings, or else by load."""
+        beginnings: Beginnings = ()
+        if not row.base_length:
+            beginnings = beginnings_of(row.token_ids, len(row.token_ids) + bool(row.following_count))
+        home = self._stickiness.home(usable, usable, beginnings) or min(usable, key=lambda draft: draft.load)
+        self._stickiness.note(home, usable, beginnings)
+        return home
 
     def _leave(self, sequence_id: str, home: GuardedDraft) -> None:
         del self._homes[sequence_id]

@@ -1,8 +1,8 @@
-"""Placement of generations on targets: each goes to the least loaded target with room. Waiting ones are bound to none.
+"""The generations and their targets: who waits, and who is served where. Waiting ones are bound to no target.
 
-Owns placement; each target's own `Scheduler` does the rest. When a target is lost, given up or about to leave, its
-generations go back to the queue. They keep their order of arrival, so they come ahead of newer ones, and another target
-rebuilds their caches from their tokens.
+Owns the moves; `Matching` chooses, and each target's own `Scheduler` does the rest. When a target is lost, given up or
+about to leave, its generations go back to the queue. They keep their order of arrival, so they come ahead of newer
+ones, and another target rebuilds their caches from their tokens.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from functools import partial
 import structlog
 
 from coordinator.background import Background
+from coordinator.placement.matching import Matching, can_take
 from coordinator.placement.queue import WaitingQueue
 from coordinator.placement.target import Serving, Target
 from coordinator.protocols import Remote, RemoteTarget
@@ -53,6 +54,7 @@ class Dispatcher:
         self._leaving: set[Target] = set()
         """Targets whose replicas are gone but whose rounds have not ended yet."""
         self._queue = WaitingQueue(queue_limit, clock)
+        self._matching = Matching()
         self._none_serves_since_s: float | None = clock()
         self._serving_changed = asyncio.Event()
         self._is_closed = False
@@ -197,36 +199,20 @@ class Dispatcher:
         self.distribute()
 
     def distribute(self) -> None:
-        """Give waiting generations to the targets that have room, the oldest first."""
+        """Give waiting generations to the targets that have room."""
         if self._is_distributing:
             return
         self._is_distributing = True
         try:
-            while placement := self._next_placement():
+            while placement := self._matching.next(self._queue, list(self._targets.values())):
                 target, together = placement
                 target.give(self._queue.remove(together))
         finally:
             self._is_distributing = False
 
-    def _next_placement(self) -> tuple[Target, list[Generation]] | None:
-        """Return the next placement: the oldest request that a target with room may serve, on the least loaded one.
-
-        A target on trial gets a single generation, one that is unlikely to cause failures.
-        """
-        roomy = [target for target in self._targets.values() if target.room]
-        if not roomy:
-            return None
-        for together in self._queue.parcels():
-            first = together[0]
-            able = [target for target in roomy if target.replica.address not in first.failed_at]
-            if able or not self.can_take(first):
-                target = min(able or roomy, key=lambda target: target.load)
-                return target, [self._queue.trial(first)] if target.is_on_trial else together
-        return None
-
     def can_take(self, generation: Generation) -> bool:
         """Return whether a target where the generation did not fail may be asked to serve it."""
-        return any(one.is_usable and one.replica.address not in generation.failed_at for one in self._targets.values())
+        return can_take(generation, self._targets.values())
 
     def take(self, generation: Generation) -> None:
         """Queue a generation that another target is to serve."""

@@ -11,6 +11,7 @@ from coordinator.background import Background
 from coordinator.placement.guarded_target import GuardedTarget
 from coordinator.protocols import RemoteTarget
 from coordinator.replicas.replica import Replica
+from coordinator.replicas.stickiness import SentBeginnings, SentTo
 from coordinator.requests.generation import Generation
 from coordinator.rounds.scheduler import Scheduler
 from paceline.errors import PacelineError
@@ -29,6 +30,7 @@ class Target:
     def __init__(self, replica: Replica[RemoteTarget], make: Callable[[], Serving], tasks: Background) -> None:
         """`make` is called when the replica is up for the first time, and again when it comes back as another model."""
         self.replica = replica
+        self._sent = SentTo()
         self._make = make
         self._tasks = tasks
         self._serving: Serving | None = None
@@ -36,6 +38,14 @@ class Target:
         self._rounds: asyncio.Task[PacelineError] | None = None
         self._is_stopping = False
         """Whether its rounds were cancelled, so that its generations are about to move."""
+
+    @property
+    def address(self) -> str:
+        return self.replica.address
+
+    @property
+    def sent(self) -> SentBeginnings | None:
+        return self._sent.beginnings(self.replica.description)
 
     @property
     def is_running(self) -> bool:

@@ -64,6 +64,10 @@ class Request:
     """Time of its queueing, by the queue's clock."""
     tells_rounds: bool = False
     """Whether its client is told of each round."""
+    beginnings: Sequence[int] = ()
+    """Hashes of its prompt's beginnings, by which targets are chosen; the shortest first."""
+    passed_count: int = 0
+    """Younger requests that were placed before it."""
 
     @property
     def prompt_count(self) -> int:

@@ -23,6 +23,8 @@ class CacheDescription:
     realigned_bytes: int = 0
     """Bytes that the dense layout copied to keep its rectangle, since the start; 0 in the paged layout."""
     realignment_s: float = 0.0
+    prefix_sharing: bool = False
+    """Whether equal beginnings of prompts are computed once."""
 
 
 @dataclass(frozen=True, slots=True)

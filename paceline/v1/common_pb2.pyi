@@ -630,6 +630,7 @@ class CacheDescription(_message.Message):
     REALIGNED_BYTES_FIELD_NUMBER: _builtins.int
     REALIGNMENT_S_FIELD_NUMBER: _builtins.int
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    PREFIX_SHARING_FIELD_NUMBER: _builtins.int
     layout: _builtins.str
     """`paged` or `dense`."""
     capacity_bytes: _builtins.int
@@ -654,6 +655,8 @@ class CacheDescription(_message.Message):
     """Seconds that took."""
     max_length: _builtins.int
     """Tokens one sequence may have when it has the cache to itself."""
+    prefix_sharing: _builtins.bool
+    """Whether equal beginnings of prompts are computed once, so that prompts that begin alike are best sent here."""
     def __init__(
         self,
         *,
@@ -669,10 +672,11 @@ class CacheDescription(_message.Message):
         realigned_bytes: _builtins.int = ...,
         realignment_s: _builtins.float = ...,
         max_length: _builtins.int = ...,
+        prefix_sharing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "idle_bytes", b"idle_bytes", "layout", b"layout", "max_length", b"max_length", "page_tokens", b"page_tokens", "prefill_chunk_tokens", b"prefill_chunk_tokens", "realigned_bytes", b"realigned_bytes", "realignment_s", b"realignment_s", "sequence_count", b"sequence_count", "shared_token_count", b"shared_token_count", "token_bytes", b"token_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "idle_bytes", b"idle_bytes", "layout", b"layout", "max_length", b"max_length", "page_tokens", b"page_tokens", "prefill_chunk_tokens", b"prefill_chunk_tokens", "prefix_sharing", b"prefix_sharing", "realigned_bytes", b"realigned_bytes", "realignment_s", b"realignment_s", "sequence_count", b"sequence_count", "shared_token_count", b"shared_token_count", "token_bytes", b"token_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ def test_equal_prompts_hold_one_copy_and_are_computed_once() -> None:
     cache = pool.describe()
     assert cache.used_bytes == (8 + 8) * PAGE_BYTES
     assert cache.shared_token_count == 7 * 32
+    assert cache.prefix_sharing
 
 
 def test_callers_that_are_kept_apart_share_no_page() -> None:
@@ -45,6 +46,7 @@ def test_without_sharing_nothing_is_kept_or_taken_over() -> None:
     assert fill(pool, "a", [1] * 20) == fill(pool, "b", [1] * 20) == 0
     pool.release("a")
     assert pool.describe().idle_bytes == 0
+    assert not pool.describe().prefix_sharing
 
 
 def test_a_full_pool_says_what_is_missing_and_keeps_what_it_has() -> None:

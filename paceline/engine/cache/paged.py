@@ -245,6 +245,7 @@ class KvPool:
             max_length=self.max_length,
             page_tokens=self.page_tokens,
             shared_token_count=self._shared_token_count,
+            prefix_sharing=self._prefix_sharing,
         )
 
     def _key(self, sequence: _Sequence, token_ids: Sequence[int]) -> bytes:
