@@ -144,7 +144,8 @@ class Load:
             await self._prefill(str(number), (pages_each - spare) * self._page_tokens)
         names = [*self._lengths]
         await self._round(names)
-        while (left := await self._free_pages() - prompt_pages) > 0:
+        growing_pages = rows * (self._pages(one.draft_count + 1) - 1)  # each has its first page already
+        while (left := await self._free_pages() - prompt_pages - growing_pages) > 0:
             await self._prefill(f"rest {left}", min(left, most) * self._page_tokens - 1)
         await self._round(names, prompt=self._tokens(one.chunk_tokens))
 
