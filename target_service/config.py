@@ -18,8 +18,8 @@ class TargetSettings(ModelServiceSettings):
     quantization: Literal["none", "int8"] = Field(default="none", description=QUANTIZATION)
     heads: str = Field(
         default="none",
-        description="folder of heads that draft inside the service, from what the model computes anyway, or "
-        "builtin:clover, which is for builtin:target; none: there are no heads",
+        description="folder of heads that draft inside the service, from what the model computes anyway; "
+        "builtin:clover or builtin:eagle for builtin:target; none: there are no heads",
     )
     threads_beside_draft: Count | None = Field(
         default=None,

@@ -10,11 +10,12 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from paceline.cli.options import comma_counts
-from paceline.engine.heads.reading import KINDS, write_heads
+from paceline.engine.heads.reading import KINDS, WEIGHTS, write_heads
 from paceline.laws.points import write_points
 from paceline.process.launcher import CORES, ClusterOptions
 from training import draft, grid, heads, outputs, problems, target
@@ -150,6 +151,7 @@ def train_heads(
     draft_count: int = 3,
     most_outputs: int | None = None,
     seed: int = 4,
+    start_from: Annotated[Path | None, typer.Option(help="Heads of this kind to go on from; unset: fresh ones")] = None,
 ) -> None:
     """Train heads that draft inside the target service, on the features of the target's own outputs."""
     torch.manual_seed(seed)
@@ -158,7 +160,17 @@ def train_heads(
     random.Random(seed).shuffle(texts)
     held = texts[: max(1, len(texts) // 20)]
     made = heads.begun_heads(kind, frozen, draft_count)
-    heads.fit_heads(made, frozen, texts[len(held) :] or texts, step_count=steps, seed=seed, report=console.print)
+    if start_from:
+        made.load_state_dict(load_file(start_from / WEIGHTS))
+    heads.fit_heads(
+        made,
+        frozen,
+        texts[len(held) :] or texts,
+        step_count=steps,
+        peak_rate=1e-3 if start_from else 3e-3,
+        seed=seed,
+        report=console.print,
+    )
     write_heads(made.bfloat16(), frozen.config, folder)
     made.float()  # as it will be read
     for top in (1, 5):

@@ -2,11 +2,14 @@
 
 The losses are Clover-2's (arXiv 2408.00264): cross-entropy against the target's distribution at each place, and for
 kinds whose output is to be a feature behind the target's last norm, the distance from it. Later places count less.
+Kinds that repeat their layers go through them here as they do where they are served, with states of their own
+(training-time test: EAGLE-3, arXiv 2503.01840).
 """
 
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -63,31 +66,73 @@ def loss_of(heads: HeadsModule, target: FrozenTarget, text: Features) -> Tensor:
 def outputs_by_place(heads: HeadsModule, target: FrozenTarget, text: Features) -> Iterator[Tensor]:
     """Yield what the target's head reads for each place, [n, H]: for the last n tokens of the output.
 
-    They are all that have a state before them. Kinds that repeat their layers learn the first place alone.
+    They are all that have a state before them. The tokens before are the text's, the states the heads' own.
     """
     embedded = target.embedded(text.token_ids)
-    count = len(text.features)
     entered = heads.enter(text.features.float(), embedded[1:])
-    if heads.body:
-        entered = heads.body(inputs_embeds=entered[None], use_cache=False).last_hidden_state[0]
+    count = len(entered) - 1  # the last token has none after it to draft
     # The state at token t knows the token after it, and drafts token t + 2 + place.
-    places = 1 if heads.repeats_layers else heads.draft_count
-    first = max(0, text.prompt_count - 1 - places)
-    state = heads.leave(entered[first:], embedded[first + 1 :])
-    for place in range(places):
-        state = state[: count - 1 - place - first]
+    first = max(0, text.prompt_count - 1 - heads.draft_count)
+    rows = _Rows(entered[:count], torch.arange(count), torch.zeros(count, dtype=torch.long))
+    state = heads.leave(_through(heads, rows)[first:], embedded[first + 1 : -1])
+    for place in range(heads.draft_count):
+        state = state[: count - place - first]
         skipped = max(0, text.prompt_count - 2 - place - first)
         if skipped >= len(state):
             return
         yield heads.output(state[skipped:], place)
-        if place + 1 < places:
-            state = heads.follow(state, embedded[first + 2 + place :])
+        if place + 1 == heads.draft_count:
+            return
+        following = embedded[first + 2 + place : -1]
+        state = heads.follow(state[: len(following)], following)
+        if heads.repeats_layers:
+            rows = rows.with_drafts(state, first)
+            state = heads.leave(_through(heads, rows)[len(rows.values) - len(state) :], following)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What goes through layers at once: a text, then for each draft another part, with a row for each token."""
+
+    values: Tensor
+    """[R, H]"""
+    starts: Tensor
+    """The token of the text whose drafts a row belongs to, [R]; a row of the text belongs to its own."""
+    parts: Tensor
+    """The part of each row, [R]: 0 for the text, then the places of drafts."""
+
+    def with_drafts(self, values: Tensor, first: int) -> "_Rows":
+        """Add drafts of the tokens from `first` on."""
+        return _Rows(
+            torch.cat((self.values, values)),
+            torch.cat((self.starts, torch.arange(first, first + len(values)))),
+            torch.cat((self.parts, (self.parts[-1] + 1).expand(len(values)))),
+        )
+
+    def seen(self) -> Tensor:
+        """Return which rows each one sees, [R, R]: the text up to its start, and its start's earlier drafts."""
+        of_text = (self.parts == 0) & (self.starts <= self.starts[:, None])
+        own = (self.starts == self.starts[:, None]) & (self.parts <= self.parts[:, None])
+        return of_text | own
+
+
+def _through(heads: HeadsModule, rows: _Rows) -> Tensor:
+    """Return what the layers make of rows."""
+    if not heads.body:
+        return rows.values
+    made = heads.body(
+        inputs_embeds=rows.values[None],
+        position_ids=(rows.starts + rows.parts)[None],
+        attention_mask=rows.seen()[None, None],
+        use_cache=False,
+    )
+    hidden: Tensor = made.last_hidden_state[0]
+    return hidden
 
 
 def right_shares(heads: HeadsModule, target: FrozenTarget, texts: Sequence[Features], top: int = 1) -> list[float]:
     """Return for each place the share of drafts among whose `top` likeliest tokens is the text's."""
-    places = 1 if heads.repeats_layers else heads.draft_count
-    counts, totals = [0] * places, [0] * places
+    counts, totals = [0] * heads.draft_count, [0] * heads.draft_count
     with torch.inference_mode():
         for text in texts:
             for place, output in enumerate(outputs_by_place(heads, target, text)):

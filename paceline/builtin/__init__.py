@@ -6,7 +6,7 @@ from paceline.errors import ModelNotUsable
 
 PREFIX = "builtin:"
 NAMES = ("target", "draft")
-HEADS = ("clover",)
+HEADS = ("clover", "eagle")
 """Heads of the target, in a folder each below `heads`."""
 
 

@@ -91,7 +91,7 @@ class PairFlags:
         str,
         typer.Option(
             envvar="PACELINE_TARGET_HEADS",
-            help="Folder of heads that draft inside the target service, or builtin:clover. Unset: none.",
+            help="Folder of heads that draft inside the target service, builtin:clover, or builtin:eagle. Unset: none.",
         ),
     ]
     device: Annotated[

@@ -42,7 +42,8 @@ def command(
         str, typer.Option(help=f"{MODEL_HELP} builtin:draft; not read with --heads.")
     ] = "builtin:draft",
     heads: Annotated[
-        str, typer.Option(help="Folder of heads that draft in place of a draft service, or builtin:clover.")
+        str,
+        typer.Option(help="Folder of heads that draft in place of a draft service; or builtin:clover, builtin:eagle."),
     ] = NO_HEADS,
     conversations: Annotated[int, typer.Option(min=1, help="Conversations that are open at once.")] = 20,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each, prompt and output.")] = 512,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from paceline.builtin import resolve_heads
+from paceline.builtin import HEADS, resolve_heads
 from paceline.engine import self_check
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
@@ -75,16 +75,22 @@ def test_a_broken_checkpoint_is_refused_by_name(checkpoint: Path, damage: Callab
 def test_an_unknown_built_in_name_lists_the_known_ones() -> None:
     with pytest.raises(ModelNotUsable, match="builtin:target and builtin:draft are"):
         load_model("builtin:other")
-    with pytest.raises(ModelNotUsable, match="heads 'builtin:other' is not built in; builtin:clover is"):
+    with pytest.raises(
+        ModelNotUsable, match="heads 'builtin:other' is not built in; builtin:clover and builtin:eagle are"
+    ):
         resolve_heads("builtin:other")
 
 
-def test_the_built_in_heads_are_for_the_built_in_target_and_weigh_little() -> None:
-    folder = resolve_heads("builtin:clover")
-    heads = load_heads("builtin:clover", load_model("builtin:target"))
+@pytest.mark.parametrize("name", HEADS)
+def test_the_built_in_heads_are_for_the_built_in_target_and_weigh_little(name: str) -> None:
+    folder = resolve_heads(f"builtin:{name}")
+    heads = load_heads(f"builtin:{name}", load_model("builtin:target"))
     assert heads
-    assert (heads.heads.kind, heads.heads.draft_count, heads.layer_count) == ("clover", 3, 1)
-    assert (folder / "model.safetensors").stat().st_size < 4e6
+    assert (heads.heads.kind, heads.heads.draft_count, heads.layer_count) == (name, 3, 1)
+    assert (folder / WEIGHTS).stat().st_size < 4e6
+
+
+def test_heads_that_are_not_built_in_are_a_folder() -> None:
     assert resolve_heads("trained/heads") == Path("trained/heads")
 
 

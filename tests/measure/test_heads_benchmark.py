@@ -23,7 +23,7 @@ from tests.checkpoints import VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 from tests.heads import DRAFT_COUNT, KINDS, drafts_of_modules, write_random_heads
 from training.features import FrozenTarget
-from training.heads import fit_heads, loss_of
+from training.heads import fit_heads, loss_of, outputs_by_place
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,7 +39,7 @@ def test_every_place_is_what_the_heads_would_draft_there(
     heads, _ = read_heads(folder)
     (text,) = frozen.features([([*prompt, *drafts, 9], len(prompt) - 1)])
     with torch.inference_mode():
-        found = [frozen.logits(one).argmax(-1) for one in accuracy.outputs_of(heads, frozen, text)]
+        found = [frozen.logits(one).argmax(-1) for one in outputs_by_place(heads, frozen, text)]
     # The outputs end with the text; the last row of each place drafts the last token.
     assert [int(one[-2 - (DRAFT_COUNT - 1 - place)]) for place, one in enumerate(found)] == drafts
     counted = accuracy.measure(heads, frozen, [text])

@@ -1,13 +1,20 @@
 """Heads learn from the features of their target's outputs, every kind of them."""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
+from paceline.engine.heads.reading import WEIGHTS
 from tests.checkpoints import VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 from tests.heads import KINDS
+from training.__main__ import app
 from training.features import FrozenTarget
 from training.heads import begun_heads, fit_heads, right_shares
 
@@ -22,4 +29,17 @@ def test_heads_learn_what_follows(kind: str, pairs: dict[str, PairOfCheckpoints]
     heads = begun_heads(kind, frozen, 3)
     before = right_shares(heads, frozen, texts)
     fit_heads(heads, frozen, texts, step_count=2)
-    assert len(right_shares(heads, frozen, texts, 5)) == len(before) == (1 if kind == "eagle" else 3)
+    assert len(right_shares(heads, frozen, texts, 5)) == len(before) == 3
+
+
+def test_training_goes_on_from_earlier_heads(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs.json"
+    outputs.write_text(json.dumps([{"token_ids": [*range(20, 40)], "prompt_count": 9}]))
+    asked = ["heads", "--target", str(pairs["Llama"].target), "--outputs", str(outputs), "--kind", "eagle"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    going_on = ["--folder", str(second), "--steps", "0", "--start-from", str(first)]
+    for more in (["--folder", str(first), "--steps", "2"], going_on):
+        result = CliRunner().invoke(app, [*asked, *more])
+        assert result.exit_code == 0, result.output
+    before, after = load_file(first / WEIGHTS), load_file(second / WEIGHTS)
+    assert all(torch.equal(before[name], after[name]) for name in before)
