@@ -68,6 +68,8 @@ class Request:
     """Hashes of its prompt's beginnings, by which targets are chosen; the shortest first."""
     passed_count: int = 0
     """Younger requests that were placed before it."""
+    omits_text: bool = False
+    """Whether its client gets tokens without their texts."""
 
     @property
     def prompt_count(self) -> int:

@@ -35,11 +35,14 @@ class StopRules:
 class Output:
     """Grows token by token until a stop rule ends it."""
 
-    def __init__(self, rules: StopRules, decoder: TokenDecoder | None) -> None:
-        """Without a decoder every token's text is empty."""
+    def __init__(self, rules: StopRules, decoder: TokenDecoder | None, *, omits_text: bool = False) -> None:
+        """With `omits_text`, and without a decoder, every token's text is empty."""
         self._rules = rules
         self._decoder = decoder
-        self._detokenizer = decoder.detokenizer() if decoder else None
+        self._omits_text = omits_text
+        # Stop strings are looked for in the text, whether it is sent or not.
+        needs_text = bool(rules.stop_strings) or not omits_text
+        self._detokenizer = decoder.detokenizer() if decoder and needs_text else None
         self._stops = StopStringMatcher(rules.stops)
         self.count = 0
         self.finish_reason: FinishReason | None = None
@@ -77,8 +80,8 @@ class Output:
         elif self.remaining_count == 0:
             self.finish_reason = FinishReason.LENGTH
         if self.finish_reason and not stopped:
-            return text + self._flush()
-        return text
+            text += self._flush()
+        return "" if self._omits_text else text
 
     def _flush(self) -> str:
         text, stopped = self._stops.push(self._detokenizer.flush() if self._detokenizer else "")

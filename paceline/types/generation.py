@@ -100,6 +100,8 @@ class GenerationRequest:
     """Whether the prompt's tokens are sent too, before the output."""
     tell_rounds: bool = False
     """Whether each piece tells of its round."""
+    omit_text: bool = False
+    """Whether tokens come without their texts. Stop strings end the output all the same."""
 
 
 class FinishReason(Enum):

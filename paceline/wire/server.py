@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -13,7 +13,6 @@ from paceline.security.access import Check
 from paceline.security.certificates import Certificates, server_credentials
 from paceline.security.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
 from paceline.wire.access import AccessInterceptor
-from paceline.wire.exchanges import Exchanges
 from paceline.wire.lasting import HeardCalls, LastingServer, without_registration
 from paceline.wire.ports import Listening
 from paceline.wire.reflection import add_reflection
@@ -65,6 +64,18 @@ class RunningServer:
             await self.health.set(name, state)
 
 
+class Streams(Protocol):
+    """Request streams that callers keep open, so that the server has to end them."""
+
+    def end_streams(self) -> None:
+        """Have all open streams end after what is under way on them."""
+        ...
+
+    def close(self) -> None:
+        """As `end_streams`, and for streams that begin later too."""
+        ...
+
+
 @asynccontextmanager
 async def running_server(
     host: str,
@@ -76,12 +87,12 @@ async def running_server(
     options: ServerOptions = ServerOptions(),
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     admitted_interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    exchanges: Exchanges | None = None,
+    streams: Streams | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; NOT_SERVING until `set_serving`. On exit, calls have up to `grace_s` to end.
 
-    `interceptors` see all calls, `admitted_interceptors` those that passed the checks. `exchanges` end their streams
-    when the server stops. Raise AddressInUse or StartupError.
+    `interceptors` see all calls, `admitted_interceptors` those that passed the checks. `streams` end when the server
+    stops. Raise AddressInUse or StartupError.
     """
     health_servicer = health.aio.HealthServicer()
     credentials = server_credentials(options.certificates) if options.certificates else None
@@ -94,8 +105,8 @@ async def running_server(
             add_reflection(server, [*service_names, health.SERVICE_NAME])
         return server, _bind(server, Listening("--port", host, port), credentials)
 
-    exchanges, calls = exchanges or Exchanges(), HeardCalls()
-    server = LastingServer(make, port, calls, exchanges.end_streams)
+    calls = HeardCalls()
+    server = LastingServer(make, port, calls, streams.end_streams if streams else lambda: None)
     address = f"{host}:{server.port}"
     async with _health_server(host, options.health_port, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
@@ -105,7 +116,8 @@ async def running_server(
             yield running
         finally:
             await health_servicer.enter_graceful_shutdown()
-            exchanges.close()
+            if streams:
+                streams.close()
             await server.stop(grace_s)
 
 
