@@ -114,30 +114,33 @@ class Outbox:
         while self._ready and room > 0:
             sending = next(iter(self._ready))
             try:
-                room -= self._add(message, sending)
+                room -= self._add(message, sending, room)
             except PacelineError as error:
                 sending.error = error
                 self.drop(sending)
         return message if owed_closing or message.updates else None
 
-    def _add(self, message: pb.GenerateStreamResponse, sending: Sending) -> int:
-        """Add the next piece of a call, which stays ready if there was one. Return the tokens that it has.
+    def _add(self, message: pb.GenerateStreamResponse, sending: Sending, room: int) -> int:
+        """Add what there is of a call, up to `room` tokens; return how many. A call with more stays ready.
 
         Raise the error that ended the call early.
         """
-        stream = sending.call.stream
-        piece = stream.next_piece()
-        if piece is None:
-            del self._ready[sending]
-            return 0
-        sending.call.deliver(piece)
-        update = message.updates.add(call_id=sending.call_id)
-        add_piece(update.response, piece, in_runs=True)
-        if stream.is_over:
-            update.ended.SetInParent()
-            sending.has_told_end = True
-            self.drop(sending)
-        return _token_count(piece)
+        call, stream, added_count = sending.call, sending.call.stream, 0
+        while added_count < room:
+            piece = stream.next_piece()
+            if piece is None:
+                del self._ready[sending]
+                break
+            call.deliver(piece)
+            update = message.updates.add(call_id=sending.call_id)
+            add_piece(update.response, piece, in_runs=True)
+            added_count += _token_count(piece)
+            if stream.is_over:
+                update.ended.SetInParent()
+                sending.has_told_end = True
+                self.drop(sending)
+                break
+        return added_count
 
 
 def _token_count(piece: OutputPiece) -> int:

@@ -59,6 +59,10 @@ class Output:
         source: DraftSource | None = None,
     ) -> list[OutputToken]:
         """Add a round's tokens up to the one that ends the output; `source` drafted the first `accepted_count`."""
+        if not (self._detokenizer or logprobs or self._may_end(token_ids)):
+            self.count += len(token_ids)
+            drafted = [OutputToken(one, "", True, None, source) for one in token_ids[:accepted_count]]
+            return drafted + [OutputToken(one, "", False) for one in token_ids[accepted_count:]]
         tokens: list[OutputToken] = []
         for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):
             accepted, text = position < accepted_count, self._push(token_id)
@@ -67,6 +71,13 @@ class Output:
             if self.finish_reason:
                 break
         return tokens
+
+    def _may_end(self, token_ids: Sequence[int]) -> bool:
+        """Return whether the output may end with one of these tokens."""
+        rules = self._rules
+        return self.remaining_count <= len(token_ids) or not (
+            rules.end_token_ids.isdisjoint(token_ids) and rules.stop_token_ids.isdisjoint(token_ids)
+        )
 
     def _push(self, token_id: int) -> str:
         self.count += 1

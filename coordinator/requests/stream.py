@@ -50,7 +50,9 @@ class Stream:
         if isinstance(event, PacelineError):
             self._error = self._error or event
         else:
-            unread = self._unread.setdefault(event.completion_index, _Unread())
+            unread = self._unread.get(event.completion_index)
+            if unread is None:
+                unread = self._unread[event.completion_index] = _Unread()
             unread.tokens += event.tokens
             unread.finish = event.finish
             if event.round:
@@ -111,8 +113,8 @@ class Stream:
         return None
 
     def _take(self, completion_index: int) -> OutputPiece:
-        was_full = self.is_full(completion_index)
         unread = self._unread.pop(completion_index)
+        was_full = len(unread.tokens) > UNREAD_TOKENS
         piece = unread.take(completion_index)
         if unread.rounds:
             self._unread[completion_index] = unread

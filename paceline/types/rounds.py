@@ -7,7 +7,7 @@ from paceline.types.models import ModelIdentity
 from paceline.types.sampling import GREEDY, ChoiceRule, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProposeRow:
     """One sequence of a propose call: keep `base_length` cached tokens, append `token_ids`, propose `draft_count`."""
 
@@ -25,7 +25,7 @@ class ProposeRow:
     """Draft tokens to prepare after likely outcomes of this row's drafts, and to send unasked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Proposal:
     draft_token_ids: tuple[int, ...]
     cached_length: int
@@ -46,7 +46,7 @@ class PreparedDrafts:
     draft_token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifyRow:
     """One sequence of a verify call: keep `base_length` cached tokens, append `token_ids`, verify the draft tokens."""
 
@@ -76,7 +76,7 @@ class VerifyRow:
         return len(self.token_ids) + len(self.draft_token_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     accepted_count: int
     next_token_id: int
