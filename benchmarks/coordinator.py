@@ -30,7 +30,7 @@ from paceline.client import Client
 from paceline.codec.generation import request_to_pb
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.model_service.worker import ModelWorker
-from paceline.process.launcher import running_service
+from paceline.process.launcher import Endpoint, running_service
 from paceline.text import TextCodec, fingerprint
 from paceline.types import (
     CacheDescription,
@@ -49,7 +49,7 @@ from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
-from paceline.wire import Exchanges, open_channel, running_server, termination
+from paceline.wire import Exchanges, running_server, termination
 from target_service.servicer import SERVICE_NAME as TARGET_SERVICE
 from target_service.servicer import TargetServicer
 
@@ -227,16 +227,52 @@ def rounds(
 
 
 async def _rounds(batch_size: int, draft_count: int, runs: int, request: GenerationRequest, door: Door) -> None:
+    async with _coordinator(batch_size, draft_count) as service, Client(service.address) as client:
+        process = coordinator_process()
+        read = partial(_by_calls, client) if door is Door.TEXT else partial(_by_stream, service.address)
+        for number in range(runs + 1):  # the first warms up
+            spent = await _one_run(client, process, read, request, 2 * batch_size)
+            if number:
+                console.print(spent)
+
+
+@asynccontextmanager
+async def _coordinator(batch_size: int, draft_count: int, *flags: str) -> AsyncIterator[Endpoint]:
+    """Run a coordinator over instant models."""
     async with instant_models() as (draft, target):
-        flags = ["--draft", draft, "--target", target, "--log-level", "error"]
-        flags += ["--batch-size", str(batch_size), "--draft-count", str(draft_count)]
-        async with running_service("coordinator", flags) as service, Client(service.address) as client:
-            process = coordinator_process()
-            read = partial(_by_calls, client) if door is Door.TEXT else partial(_by_stream, service.address)
-            for number in range(runs + 1):  # the first warms up
-                spent = await _one_run(client, process, read, request, 2 * batch_size)
-                if number:
-                    console.print(spent)
+        models = ["--draft", draft, "--target", target, "--log-level", "error"]
+        sizes = ["--batch-size", str(batch_size), "--draft-count", str(draft_count)]
+        async with running_service("coordinator", [*models, *sizes, *flags]) as service:
+            yield service
+
+
+@app.command()
+def host(
+    processes: int = 1,
+    connections: int = 4,
+    batch_size: int = 64,
+    draft_count: int = 5,
+    runs: int = 5,
+    max_new_tokens: int = 500,
+    omit_text: bool = False,
+) -> None:
+    """Tokens/s that so many coordinator processes here give to gateways' streams; readers and models are here too."""
+    request = GenerationRequest(Text("one two three"), max_new_tokens=max_new_tokens, omit_text=omit_text)
+    uvloop.run(_host(processes, connections, batch_size, draft_count, runs, request))
+
+
+async def _host(
+    processes: int, connections: int, batch_size: int, draft_count: int, runs: int, request: GenerationRequest
+) -> None:
+    count = 2 * batch_size * processes
+    async with _coordinator(batch_size, draft_count, "--processes", str(processes)) as service:
+        for number in range(runs + 1):  # the first warms up
+            requests, began = [replace(request, seed=seed) for seed in range(count)], time.perf_counter()
+            parts = [requests[first::connections] for first in range(connections)]
+            await asyncio.gather(*(_by_stream(service.address, one) for one in parts))
+            if number:
+                elapsed_s = time.perf_counter() - began
+                console.print(f"{count * (request.max_new_tokens or 0) / elapsed_s:.0f} tokens/s")
 
 
 async def _one_run(client: Client, process: psutil.Process, read: Read, request: GenerationRequest, count: int) -> str:
@@ -257,7 +293,9 @@ async def _by_calls(client: Client, requests: Sequence[GenerationRequest]) -> No
 
 async def _by_stream(address: str, requests: Sequence[GenerationRequest]) -> None:
     """Read the messages of one stream, and do nothing with what is in them."""
-    async with open_channel(address) as channel:
+    # In a pool of its own, or streams would share a connection, and so a process.
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
         stream = GenerationServiceStub(channel).GenerateStream()  # type: ignore[no-untyped-call]
         for call_id, request in enumerate(requests):
             started = pb.StartedCall(request=request_to_pb(request))

@@ -162,4 +162,6 @@ def _facts(settings: CoordinatorSettings) -> Facts:
         settings.lane_count,
         # Callers that show tokens come from outside, where addresses are of no use.
         shows_addresses=not settings.token_file,
+        process_count=settings.processes,
+        process_index=settings.process_index or 0,
     )

@@ -237,6 +237,7 @@ class Client:
                 else:
                     await outage.wait(error, self._addresses[asked])
             except (PeerUnavailable, Overloaded) as error:
+                self._without_streams.discard(asked)  # what comes back may be newer
                 if received.is_whole:
                     return  # only the end of the stream was lost
                 if self._is_closed:

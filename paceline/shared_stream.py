@@ -25,6 +25,8 @@ HELD_RESPONSES = 64
 """Unread responses of a call after which it is held; its output waits at the coordinator then."""
 
 Metadata = tuple[tuple[str, str], ...]
+MOST_CALLS = 1000
+"""Calls of a stream after which others go to another: coordinators allow 1024 on one."""
 BROKEN_WITHIN_S = 1.0
 """Seconds for the status of a stream that took no message; after that it counts as cancelled."""
 
@@ -68,7 +70,7 @@ class SharedStream:
 
     def _current(self) -> "_Opened":
         metadata = self._metadata()
-        if self._opened and self._opened.metadata != metadata:
+        if self._opened and (self._opened.metadata != metadata or self._opened.is_full):
             self._opened.take_no_more()
         if not (self._opened and self._opened.takes_calls):
             self._opened = _Opened(self._stub.GenerateStream(metadata=metadata), metadata)
@@ -139,6 +141,10 @@ class _Opened:
             self.leave(call)
             raise
         return call
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._calls) >= MOST_CALLS
 
     def release(self, call: _Call) -> None:
         """Have a held call go on if most of it was read."""

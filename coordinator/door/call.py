@@ -83,7 +83,8 @@ class Call:
     def deliver(self, piece: OutputPiece) -> None:
         """Note that a piece is about to be sent."""
         is_first = self._record.deliver(piece)
-        deliver(self.request, piece, is_first=is_first)
+        if is_first or piece.finish:
+            deliver(self.request, piece, is_first=is_first)
 
     def failed(self, error: Exception) -> Exception:
         """Note the error that is about to end the call. Return it as its caller may see it.

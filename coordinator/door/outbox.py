@@ -111,8 +111,9 @@ class Outbox:
             update = self._updates.popleft()
             message.updates.append(update)
             room -= len(update.response.prompt_tokens)
-        while self._ready and room > 0:
-            sending = next(iter(self._ready))
+        for sending in list(self._ready):
+            if room <= 0:
+                break
             try:
                 room -= self._add(message, sending, room)
             except PacelineError as error:

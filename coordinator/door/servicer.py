@@ -33,6 +33,8 @@ class Facts:
     policy: str
     lane_count: int
     shows_addresses: bool
+    process_count: int = 1
+    process_index: int = 0
 
 
 class GenerationServicer:
@@ -81,6 +83,8 @@ class GenerationServicer:
                 targets=self._shown(self._calls.dispatcher.describe()),
                 drafts=self._shown(self._drafts.describe()),
                 costs=self._statistics.costs.snapshot() if request.include_costs else None,
+                process_count=self._facts.process_count,
+                process_index=self._facts.process_index,
             )
         )
 

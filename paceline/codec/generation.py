@@ -1,7 +1,7 @@
 """Translation of the messages between the coordinator and its clients."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, repeat
 from typing import Any
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -273,10 +273,10 @@ def _add_runs(
             continue
         run = tokens[start:place]
         accepted_count = len(run) - (not token.accepted)
-        source = run[0].source if accepted_count else None
+        source, texts = run[0].source if accepted_count else None, [one.text for one in run]
         messages.add(
             token_ids=[one.token_id for one in run],
-            texts=[one.text for one in run] if any(one.text for one in run) else None,
+            texts=texts if any(texts) else None,
             accepted_count=accepted_count,
             source=_SOURCE_TO_PB[source] if source else None,
         )
@@ -285,7 +285,8 @@ def _add_runs(
 
 def _run_from_pb(run: generation_service_pb2.TokenRun) -> Iterator[types.OutputToken]:
     source = _SOURCE_FROM_PB.get(run.source, types.DraftSource.UNSPECIFIED)
-    for place, (token_id, text) in enumerate(zip_longest(run.token_ids, run.texts, fillvalue="")):
+    texts: Iterable[str] = run.texts or repeat("")
+    for place, (token_id, text) in enumerate(zip(run.token_ids, texts, strict=False)):
         accepted = place < run.accepted_count
         yield types.OutputToken(token_id, text, accepted, source=source if accepted else None)
 
@@ -379,6 +380,8 @@ def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.D
         targets=map(_replica_to_pb, cluster.targets),
         drafts=map(_replica_to_pb, cluster.drafts),
         costs=_costs_to_pb(cluster.costs) if cluster.costs else None,
+        process_count=cluster.process_count,
+        process_index=cluster.process_index,
     )
 
 
@@ -396,6 +399,8 @@ def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> 
         targets=tuple(map(_replica_from_pb, message.targets)),
         drafts=tuple(map(_replica_from_pb, message.drafts)),
         costs=_costs_from_pb(message.costs) if message.HasField("costs") else None,
+        process_count=message.process_count or 1,
+        process_index=message.process_index,
     )
 
 

@@ -1053,6 +1053,8 @@ class DescribeClusterResponse(_message.Message):
     TARGETS_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    PROCESS_COUNT_FIELD_NUMBER: _builtins.int
+    PROCESS_INDEX_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """Most sequences that take part in a round."""
     draft_count: _builtins.int
@@ -1065,6 +1067,12 @@ class DescribeClusterResponse(_message.Message):
     """Sequences being generated now."""
     waiting_sequence_count: _builtins.int
     """Requests waiting for a place in the pool."""
+    process_count: _builtins.int
+    """Coordinator processes behind the address; 0 means 1. Each is a coordinator of its own, and which one answers is
+    left to chance: load, statistics and costs are those of the process that answered.
+    """
+    process_index: _builtins.int
+    """Process that answered, from 0."""
     @_builtins.property
     def target(self) -> _common_pb2.ModelDescription:
         """Target model, as the first replica that the coordinator joined described it."""
@@ -1104,10 +1112,12 @@ class DescribeClusterResponse(_message.Message):
         targets: _abc.Iterable[Global___ReplicaDescription] | None = ...,
         drafts: _abc.Iterable[Global___ReplicaDescription] | None = ...,
         costs: Global___MeasuredCosts | None = ...,
+        process_count: _builtins.int = ...,
+        process_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "statistics", b"statistics", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "drafts", b"drafts", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "statistics", b"statistics", "target", b"target", "targets", b"targets", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "drafts", b"drafts", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "process_count", b"process_count", "process_index", b"process_index", "statistics", b"statistics", "target", b"target", "targets", b"targets", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft_count: _TypeAlias = _typing.Literal["draft_count"]  # noqa: Y015
     _WhichOneofArgType__draft_count: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count"]  # noqa: Y015

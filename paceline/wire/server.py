@@ -21,8 +21,6 @@ from paceline.wire.status import ErrorInterceptor
 log = structlog.get_logger()
 
 _OPTIONS = [
-    # Without this a second server silently shares the port instead of failing.
-    ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -43,6 +41,8 @@ class ServerOptions:
     reflection: bool = True
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_concurrent_streams: int = MAX_CONCURRENT_STREAMS
+    shares_port: bool = False
+    """Whether other processes may listen on the same ports; connections are spread among them."""
     max_connection_age_s: float | None = None
     """Seconds, plus or minus a tenth, until a connection takes no new calls and callers look up the name again.
     Calls under way finish. None for no limit."""
@@ -108,7 +108,7 @@ async def running_server(
     calls = HeardCalls()
     server = LastingServer(make, port, calls, streams.end_streams if streams else lambda: None)
     address = f"{host}:{server.port}"
-    async with _health_server(host, options.health_port, health_servicer) as health_address:
+    async with _health_server(host, options, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
         await running.set_serving(False)
         await server.start()
@@ -137,21 +137,30 @@ def _make_server(
     ]
     if options.max_connection_age_s is not None:
         limits.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
-    return grpc.aio.server(interceptors=[*interceptors, *inner], options=[*limits, *_OPTIONS])
+    return grpc.aio.server(
+        interceptors=[*interceptors, *inner], options=[*limits, *_OPTIONS, _sharing(options.shares_port)]
+    )
+
+
+def _sharing(shares_port: bool) -> tuple[str, int]:
+    """Return the option of gRPC, by whose default a second server silently shares the port instead of failing."""
+    return "grpc.so_reuseport", int(shares_port)
 
 
 @asynccontextmanager
-async def _health_server(host: str, port: int | None, servicer: health.aio.HealthServicer) -> AsyncIterator[str | None]:
+async def _health_server(
+    host: str, options: ServerOptions, servicer: health.aio.HealthServicer
+) -> AsyncIterator[str | None]:
     """Serve only health checks, in plaintext for callers without TLS such as Kubernetes' probes.
 
     Yield the address; None without a port.
     """
-    if port is None:
+    if options.health_port is None:
         yield None
         return
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=[*_OPTIONS, _sharing(options.shares_port)])
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    address = f"{host}:{_bind(server, Listening('--health-port', host, port), None)}"
+    address = f"{host}:{_bind(server, Listening('--health-port', host, options.health_port), None)}"
     await server.start()
     log.info("health checks are answered in plaintext", address=address)
     try:

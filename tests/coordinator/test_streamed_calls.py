@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from coordinator.door.servicer import STREAM_METHOD, GenerationServicer, add_generation_service
 from paceline.client import NO_RETRIES, Client
 from paceline.codec.generation import piece_from_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError
@@ -19,6 +21,7 @@ from paceline.wire import RunningServer, open_channel
 from tests.coordinators import fake_server
 from tests.fakes.dispatches import until
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+from tests.spans import Spans
 
 PROMPTS = [(n, n + 1) for n in range(5, 13)]
 
@@ -205,6 +208,85 @@ async def test_an_end_of_the_server_lets_calls_of_streams_end_and_takes_no_more(
 
 async def _rest(output: AsyncIterator[OutputPiece]) -> list[OutputPiece]:
     return [one async for one in output]
+
+
+async def test_a_coordinator_that_knows_no_streams_is_called_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.serving.add_generation_service", add_without_streams)
+    registry = CollectorRegistry()
+    async with (
+        fake_server(FakeDrafter(0.7), FakeVerifier(), registry) as running,
+        Client(running.address, NO_RETRIES, shares_stream=True) as client,
+    ):
+        requests = [GenerationRequest(TokenIds(one), 20) for one in PROMPTS[:3]]
+        assert await outputs(client, requests) == [continuation(one, 20) for one in PROMPTS[:3]]
+        assert await outputs(client, requests) == [continuation(one, 20) for one in PROMPTS[:3]]
+
+
+def add_without_streams(servicer: GenerationServicer, server: grpc.aio.Server) -> None:
+    class WithoutStreams:
+        """Registers all methods but that of streams."""
+
+        def add_generic_rpc_handlers(self, handlers: Any) -> None:
+            del handlers[0]._method_handlers[STREAM_METHOD]
+            server.add_generic_rpc_handlers(handlers)
+
+    add_generation_service(servicer, WithoutStreams())  # type: ignore[arg-type]
+
+
+async def test_a_token_that_is_revoked_begins_no_more_calls_on_an_open_stream(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token")
+    metadata = (("authorization", "Bearer a-token"),)
+    async with server(token_file=tokens) as running, open_channel(running.address) as channel:
+        call = GenerationServiceStub(channel).GenerateStream(metadata=metadata)  # type: ignore[call-arg]
+        stream = RawStream(call)
+        await stream.start(1, GenerationRequest(TokenIds(PROMPTS[0]), ignore_end_tokens=True))
+        messages = [await stream.read()]
+        tokens.write_text("another-token")
+        await stream.start(2, GenerationRequest(TokenIds(PROMPTS[1])))
+        messages += await stream.read_until_ended([1, 2])
+        assert len(ids(messages, 1)) == 30
+        (ended,) = [one.ended for two in messages for one in two.updates if one.call_id == 2 and one.HasField("ended")]
+        assert ended.code == grpc.StatusCode.UNAUTHENTICATED.value[0]
+        call.cancel()
+
+
+async def test_a_stream_that_is_old_takes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.serving.CLIENTS_CONNECTION_AGE_S", 0.0)
+    async with server() as running, open_channel(running.address) as channel:
+        call = GenerationServiceStub(channel).GenerateStream()  # type: ignore[no-untyped-call]
+        assert (await call.read()).closing
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_each_call_of_a_stream_has_a_span_below_its_callers() -> None:
+    spans = Spans()
+    async with (
+        server(tracer=spans.tracer) as running,
+        Client(running.address, NO_RETRIES, spans.tracer, shares_stream=True) as client,
+    ):
+        await outputs(client, [GenerationRequest(TokenIds(one), 10) for one in PROMPTS[:2]])
+    served, asked = spans("generate", "server"), spans("generate", "client")
+    assert len(served) == 2
+    assert {one.parent_id for one in served} == {one.span_id for one in asked}
+    assert all(one.attributes["gen_ai.usage.output_tokens"] == 10 for one in served)
+
+
+async def test_callers_without_a_tracer_name_their_traces_call_by_call() -> None:
+    spans = Spans()
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    async with (
+        server(tracer=spans.tracer) as running,
+        Client(running.address, NO_RETRIES, shares_stream=True) as client,
+    ):
+        async for _ in client.generate(GenerationRequest(TokenIds(PROMPTS[0]), 10), trace_headers=headers):
+            pass
+        await client.complete(GenerationRequest(TokenIds(PROMPTS[1]), 10))
+    first, second = spans("generate", "server")
+    assert (first.trace_id, first.parent_id) == (trace_id, "b7ad6b7169203331")
+    assert second.trace_id != trace_id
+    assert not second.parent_id
 
 
 @pytest.mark.parametrize("shares_stream", [False, True])
