@@ -68,7 +68,8 @@ class Outlooks:
 
     def _of(self, generation: Generation, acceptances: Mapping[str, "_ModelAcceptance"]) -> Outlook:
         most, guesses = generation.max_draft_count, _guesses(generation)
-        guess_chances = {source: self._calibration(source).chances(one)[:most] for source, one in guesses.items()}
+        # `_guesses` asks for no more tokens than the most that help.
+        guess_chances = {source: self._calibration(source).chances(one) for source, one in guesses.items()}
         drawn: dict[str, Drawn] = {}
         has_missed = False
         for model, acceptance in acceptances.items() if most else ():

@@ -26,16 +26,18 @@ async def indexes(address: str, wanted: set[int]) -> None:
             seen.add(described.process_index)
 
 
-async def test_processes_share_a_port_and_one_that_is_killed_is_started_again(pair: PairOfCheckpoints) -> None:
-    async with model_server("target", pair.target) as target:
+async def test_processes_share_a_port_and_one_that_is_killed_is_started_again(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    async with model_server("target", pairs["Llama"].target) as target:
         service = Service("coordinator", "--processes", "2", "--target", target.address, "--draft", "none")
         try:
             await asyncio.to_thread(service.wait_until_listening)
             await indexes(service.address, {0, 1})
             async with Client(service.address, PATIENT) as client:
                 expected = (await client.complete(REQUEST)).token_ids
-            (supervisor,) = [one for one in psutil.Process().children(True) if "--processes" in one.cmdline()][:1]
-            supervisor.children()[0].kill()
+            one = next(one for one in psutil.Process().children(True) if "--process-index" in one.cmdline())
+            one.kill()
             for _ in range(4):
                 async with Client(service.address, PATIENT) as client:
                     assert (await client.complete(REQUEST)).token_ids == expected
