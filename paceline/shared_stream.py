@@ -27,8 +27,6 @@ HELD_RESPONSES = 64
 Metadata = tuple[tuple[str, str], ...]
 MOST_CALLS = 1000
 """Calls of a stream after which others go to another: coordinators allow 1024 on one."""
-BROKEN_WITHIN_S = 1.0
-"""Seconds for the status of a stream that took no message; after that it counts as cancelled."""
 
 
 class SharedStream:
@@ -120,7 +118,10 @@ class _Opened:
         """Calls that the coordinator has not ended, by their names."""
         self._ids = count(1)
         self._writing = asyncio.Lock()
+        self._has_failed_write = False
         self._telling: set[asyncio.Task[None]] = set()
+        # A write that fails hides the status of the stream, such as that of a coordinator that knows no streams.
+        self._begun = asyncio.create_task(self._stream.initial_metadata())
         self._reading = asyncio.create_task(self._read())
 
     async def start(self, started: pb.StartedCall) -> _Call | None:
@@ -128,15 +129,16 @@ class _Opened:
         call = _Call(next(self._ids))
         self._calls[call.call_id] = call
         try:
-            await self._write(pb.GenerateStreamRequest(call_id=call.call_id, start=started))
+            await asyncio.wait((self._begun,))
+            if not self._stream.done():
+                await self._write(pb.GenerateStreamRequest(call_id=call.call_id, start=started))
         except asyncio.InvalidStateError:
             if not self._stream.done():  # half-closed, as its channel does when certificates rotate
                 del self._calls[call.call_id]
                 self.takes_calls = False
                 return None
-            await self._broken()
         except grpc.aio.AioRpcError:
-            await self._broken()
+            self._break()
         except BaseException:
             self.leave(call)
             raise
@@ -164,7 +166,7 @@ class _Opened:
 
     async def close(self) -> None:
         self._stream.cancel()
-        await asyncio.wait((self._reading, *self._telling))
+        await asyncio.wait((self._begun, self._reading, *self._telling))
 
     async def _read(self) -> None:
         failure: PacelineError = PeerUnavailable("the stream ended before its calls did")
@@ -173,7 +175,7 @@ class _Opened:
                 while (message := await self._stream.read()) is not grpc.aio.EOF:
                     self._take(answered(message))
         except PacelineError as error:
-            failure = error
+            failure = failure if self._has_failed_write else error
         finally:
             self.takes_calls = False
             calls, self._calls = self._calls, {}
@@ -217,14 +219,13 @@ class _Opened:
             else:
                 await half_close(self._stream)
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            # A call that cannot be cancelled, or that is held and cannot go on, is lost with its stream.
-            self._stream.cancel()
+            self._break()  # a call that cannot be cancelled, or that is held and cannot go on, is lost with its stream
 
     async def _write(self, message: pb.GenerateStreamRequest) -> None:
         async with self._writing:
             await self._stream.write(message)
 
-    async def _broken(self) -> None:
-        """Wait until the calls have ended with the stream's failure: it took no message."""
-        await asyncio.wait((self._reading,), timeout=BROKEN_WITHIN_S)
+    def _break(self) -> None:
+        """End the stream, which took no message, and so its calls."""
+        self._has_failed_write = True
         self._stream.cancel()

@@ -65,6 +65,8 @@ class GenerationServicer:
     async def GenerateStream(
         self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        # Callers wait for it: it tells them that there are streams here before they write.
+        await context.send_initial_metadata(())
         async for message in self._streams.open(context).answer(requests):
             yield message
 

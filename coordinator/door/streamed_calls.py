@@ -17,7 +17,8 @@ from coordinator.door.field_count import check_field_count
 from coordinator.door.outbox import Outbox, Sending
 from paceline.codec.generation import accepted_to_pb, piece_to_pb, request_from_pb
 from paceline.codec.status import error_to_pb
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
+from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import as_told, code_of, parsed
 
@@ -94,7 +95,7 @@ class StreamedCalls:
             case "start" if running:
                 raise InvalidRequest(f"call_id {asked.call_id} is that of a call that has not ended", field="call_id")
             case "start":
-                task = asyncio.create_task(self._run(asked.call_id, asked.start, len(message)))
+                task = asyncio.create_task(self._run(asked.call_id, asked.start, len(message), self._refusal()))
                 self._running[asked.call_id] = _Running(task)
             case "cancel":
                 if running:
@@ -110,12 +111,20 @@ class StreamedCalls:
         if running.sending:
             self._outbox.hold(running.sending, is_held)
 
-    async def _run(self, call_id: int, started: pb.StartedCall, byte_count: int) -> None:
+    def _refusal(self) -> PacelineError | None:
+        """Return why a call that begins now is refused; None: it is not."""
+        if not self._takes_calls:
+            return PeerUnavailable("this stream takes no more calls; open another")
+        if len(self._running) >= self._most:
+            return Overloaded(f"{self._most} calls of this stream are under way; wait for one, or open another stream")
+        return None
+
+    async def _run(self, call_id: int, started: pb.StartedCall, byte_count: int, refusal: PacelineError | None) -> None:
         """Serve a call, and send how it ended if its output does not tell that."""
         status: status_pb2.Status | None = None
         try:
             with self._around(started.context):
-                await self._serve(call_id, started, byte_count)
+                await self._serve(call_id, started, byte_count, refusal)
         except asyncio.CancelledError:
             status = CANCELLED
         except Exception as error:
@@ -128,12 +137,14 @@ class StreamedCalls:
         if not (self._takes_calls or self._running):
             self._outbox.finish()
 
-    async def _serve(self, call_id: int, started: pb.StartedCall, byte_count: int) -> None:
-        call = self._begin()
-        code = grpc.StatusCode.OK
-        timeout_s = started.context.timeout_s if started.context.HasField("timeout_s") else None
+    async def _serve(
+        self, call_id: int, started: pb.StartedCall, byte_count: int, refusal: PacelineError | None
+    ) -> None:
+        call, code = self._begin(), grpc.StatusCode.OK
         try:
-            self._check_room()
+            if refusal:
+                raise refusal
+            timeout_s = _timeout_s(started)
             async with asyncio.timeout(timeout_s):
                 await self._send(call_id, call, started.request, byte_count, timeout_s)
         except asyncio.CancelledError:
@@ -145,12 +156,6 @@ class StreamedCalls:
             raise shown from error
         finally:
             call.end(code)
-
-    def _check_room(self) -> None:
-        if not self._takes_calls:
-            raise PeerUnavailable("this stream takes no more calls; open another")
-        if len(self._running) > self._most:
-            raise Overloaded(f"{self._most} calls of this stream are under way; wait for one, or open another stream")
 
     async def _send(
         self, call_id: int, call: Call, request: pb.GenerateTextRequest, byte_count: int, timeout_s: float | None
@@ -168,6 +173,19 @@ class StreamedCalls:
         running = self._running[call_id]
         running.sending = self._outbox.send(call_id, call, is_held=running.is_held)
         await running.sending.wait()
+
+
+def _timeout_s(started: pb.StartedCall) -> float | None:
+    """Return the seconds that a call may take; None: any. Raise InvalidRequest where that is no such number."""
+    if not started.context.HasField("timeout_s"):
+        return None
+    timeout_s = started.context.timeout_s
+    if not 0 <= timeout_s <= LONGEST_TIMEOUT_S:
+        raise InvalidRequest(
+            f"context.timeout_s is {timeout_s}; give 0 to {LONGEST_TIMEOUT_S:.0f}, or leave it out for no limit",
+            field="context.timeout_s",
+        )
+    return timeout_s
 
 
 def _parsed(message: bytes) -> pb.GenerateStreamRequest:

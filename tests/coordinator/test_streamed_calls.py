@@ -11,16 +11,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from coordinator.door.servicer import STREAM_METHOD, GenerationServicer, add_generation_service
-from paceline.client import NO_RETRIES, Client
+from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.codec.generation import piece_from_pb, request_to_pb
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError
+from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
 from paceline.types import GenerationRequest, OutputPiece, TokenIds
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import RunningServer, open_channel
 from tests.coordinators import fake_server
-from tests.fakes.dispatches import until
+from tests.fakes.dispatches import until, whole
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+from tests.ports import port_for_later
 from tests.spans import Spans
 
 PROMPTS = [(n, n + 1) for n in range(5, 13)]
@@ -150,6 +151,16 @@ async def test_a_call_whose_deadline_passes_ends_alone() -> None:
         assert (await good).token_ids == continuation(PROMPTS[0], 30)
 
 
+@pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
+async def test_a_deadline_that_is_none_is_refused(timeout_s: float) -> None:
+    async with server() as running, raw_stream(running) as stream:
+        started = pb.StartedCall(request=request_to_pb(GenerationRequest(TokenIds((5,)))))
+        started.context.timeout_s = timeout_s
+        await stream.ask(1, start=started)
+        (update,) = (await stream.read()).updates
+        assert "context.timeout_s is" in update.ended.message
+
+
 async def test_at_most_so_many_calls_are_under_way_on_a_stream() -> None:
     async with (
         server(max_concurrent_streams=2, max_new_tokens=10_000) as running,
@@ -208,6 +219,26 @@ async def test_an_end_of_the_server_lets_calls_of_streams_end_and_takes_no_more(
 
 async def _rest(output: AsyncIterator[OutputPiece]) -> list[OutputPiece]:
     return [one async for one in output]
+
+
+async def test_calls_whose_stream_is_lost_go_on_with_what_they_have() -> None:
+    request = GenerationRequest(TokenIds(PROMPTS[0]), 200, ignore_end_tokens=True)
+    quickly = RetryPolicy(first_delay_s=0.001, max_delay_s=0.001)
+    async with server() as running, Client(running.address, quickly, shares_stream=True) as client:
+        calls = [client.generate(request) for _ in range(3)]
+        pieces = [[await anext(one)] for one in calls]
+        (shared,) = client._shared
+        assert shared._opened
+        await shared._opened.close()
+        for read, call in zip(pieces, calls, strict=True):
+            read += await _rest(call)
+            assert [token.token_id for one in read for token in one.tokens] == whole(PROMPTS[0], 200)
+
+
+async def test_a_coordinator_that_is_not_there_is_unavailable() -> None:
+    async with Client(f"127.0.0.1:{port_for_later()}", NO_RETRIES, shares_stream=True) as client:
+        with pytest.raises(PeerUnavailable):
+            await client.complete(GenerationRequest(TokenIds(PROMPTS[0])))
 
 
 async def test_a_coordinator_that_knows_no_streams_is_called_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
