@@ -296,7 +296,7 @@ async def _by_stream(address: str, requests: Sequence[GenerationRequest]) -> Non
     # In a pool of its own, or streams would share a connection, and so a process.
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
-        stream = GenerationServiceStub(channel).GenerateStream()  # type: ignore[no-untyped-call]
+        stream: Any = GenerationServiceStub(channel).GenerateStream()
         for call_id, request in enumerate(requests):
             started = pb.StartedCall(request=request_to_pb(request))
             await stream.write(pb.GenerateStreamRequest(call_id=call_id, start=started))

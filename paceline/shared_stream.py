@@ -32,7 +32,7 @@ MOST_CALLS = 1000
 class SharedStream:
     def __init__(self, stub: GenerationServiceStub, metadata: Callable[[], Metadata]) -> None:
         """`metadata` goes with a stream; when it changes, calls that begin go to a new one."""
-        self._stub = stub
+        self._open: Any = stub.GenerateStream  # its type asks for an iterator of requests, and these are written
         self._metadata = metadata
         self._opened: _Opened | None = None
 
@@ -71,7 +71,7 @@ class SharedStream:
         if self._opened and (self._opened.metadata != metadata or self._opened.is_full):
             self._opened.take_no_more()
         if not (self._opened and self._opened.takes_calls):
-            self._opened = _Opened(self._stub.GenerateStream(metadata=metadata), metadata)
+            self._opened = _Opened(self._open(metadata=metadata), metadata)
         return self._opened
 
 

@@ -190,4 +190,4 @@ def _timeout_s(started: pb.StartedCall) -> float | None:
 
 def _parsed(message: bytes) -> pb.GenerateStreamRequest:
     check_field_count(message, pb.GenerateStreamRequest.DESCRIPTOR)
-    return parsed(message, pb.GenerateStreamRequest.FromString)
+    return parsed(message, pb.GenerateStreamRequest.FromString)  # type: ignore[no-any-return]

@@ -267,7 +267,7 @@ class Generation:
         """
         tokens = self.output.extend(token_ids, accepted_count, logprobs, source)
         committed_count = len(tokens)
-        self.token_ids += token_ids if committed_count == len(token_ids) else token_ids[:committed_count]
+        self.token_ids += list(token_ids[:committed_count])
         if self.output.finish_reason:
             drafted_count = min(drafted_count, committed_count)
         accepted_count = min(accepted_count, committed_count)

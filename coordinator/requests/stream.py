@@ -7,7 +7,7 @@ all output.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from paceline.errors import PacelineError
 from paceline.types import GenerationFinish, OutputPiece, OutputToken, RoundSummary
@@ -81,7 +81,7 @@ class Stream:
         """Whether every output was read with its finish."""
         return not self._unfinished_count
 
-    async def pieces(self) -> AsyncIterator[OutputPiece]:
+    async def pieces(self) -> AsyncGenerator[OutputPiece, None]:
         """Yield pieces until every output has its finish.
 
         Raise the error that ended an output early, after all pieces that came before it.

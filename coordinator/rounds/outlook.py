@@ -143,7 +143,7 @@ class Outlook:
 
 
 def _worthwhile(chances: Sequence[float], price: float, most: int) -> int:
-    """Return how many drafts are worth their price: each is right only if all before it are."""
+    """Return how many drafts are worth their price: each is right only if all before it are, so chances never rise."""
     count = min(len(chances), most)
     while count > 0 and chances[count - 1] <= price:
         count -= 1

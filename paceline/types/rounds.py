@@ -1,4 +1,7 @@
-"""Calls from the coordinator to the model services and their answers, row by row."""
+"""Calls from the coordinator to the model services and their answers, row by row.
+
+What is made for every row of every round is a value, though not frozen: that would take four times as long.
+"""
 
 from dataclasses import dataclass
 
@@ -69,11 +72,6 @@ class VerifyRow:
     is not appended then: the next row begins with it."""
     propose_count: int = 0
     """Most tokens that the target's own heads are to draft after the next token."""
-
-    @property
-    def token_count(self) -> int:
-        """Tokens that the row brings, with its draft tokens."""
-        return len(self.token_ids) + len(self.draft_token_ids)
 
 
 @dataclass(slots=True)

@@ -64,7 +64,7 @@ class RawStream:
 @asynccontextmanager
 async def raw_stream(running: RunningServer) -> AsyncIterator[RawStream]:
     async with open_channel(running.address) as channel:
-        call = GenerationServiceStub(channel).GenerateStream()  # type: ignore[no-untyped-call]
+        call: Any = GenerationServiceStub(channel).GenerateStream()
         yield RawStream(call)
         call.cancel()
 
@@ -184,7 +184,7 @@ async def test_at_most_so_many_calls_are_under_way_on_a_stream() -> None:
 )
 async def test_a_senseless_message_ends_the_stream_with_words(first: pb.GenerateStreamRequest, words: str) -> None:
     async with server(max_new_tokens=10_000) as running, open_channel(running.address) as channel:
-        call = GenerationServiceStub(channel).GenerateStream()  # type: ignore[no-untyped-call]
+        call: Any = GenerationServiceStub(channel).GenerateStream()
         request = request_to_pb(GenerationRequest(TokenIds((5,)), ignore_end_tokens=True))
         await call.write(pb.GenerateStreamRequest(call_id=1, start=pb.StartedCall(request=request)))
         await call.write(first)
@@ -269,7 +269,7 @@ async def test_a_token_that_is_revoked_begins_no_more_calls_on_an_open_stream(tm
     tokens.write_text("a-token")
     metadata = (("authorization", "Bearer a-token"),)
     async with server(token_file=tokens) as running, open_channel(running.address) as channel:
-        call = GenerationServiceStub(channel).GenerateStream(metadata=metadata)  # type: ignore[call-arg]
+        call: Any = GenerationServiceStub(channel).GenerateStream(metadata=metadata)
         stream = RawStream(call)
         await stream.start(1, GenerationRequest(TokenIds(PROMPTS[0]), ignore_end_tokens=True))
         messages = [await stream.read()]
@@ -285,7 +285,7 @@ async def test_a_token_that_is_revoked_begins_no_more_calls_on_an_open_stream(tm
 async def test_a_stream_that_is_old_takes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.serving.CLIENTS_CONNECTION_AGE_S", 0.0)
     async with server() as running, open_channel(running.address) as channel:
-        call = GenerationServiceStub(channel).GenerateStream()  # type: ignore[no-untyped-call]
+        call: Any = GenerationServiceStub(channel).GenerateStream()
         assert (await call.read()).closing
         assert await call.read() is grpc.aio.EOF
 

@@ -115,11 +115,8 @@ class TracedChannel(grpc.aio.Channel):
 @contextmanager
 def call_span(tracer: Tracer, method: str, address: str) -> Iterator[dict[str, str]]:
     """Give the call of the block, on a stream of calls, a span. Yield the headers that name it to the server."""
-    span, headers, code = (
-        start_call(tracer, method, SpanKind.CLIENT, server=_server_of(address)),
-        {},
-        grpc.StatusCode.OK,
-    )
+    span, code = start_call(tracer, method, SpanKind.CLIENT, server=_server_of(address)), grpc.StatusCode.OK
+    headers: dict[str, str] = {}
     propagate.inject(headers, trace.set_span_in_context(span))
     try:
         yield headers
