@@ -8,9 +8,10 @@ import asyncio
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ import grpc
 import psutil
 import typer
 import uvloop
+from grpc.aio import EOF
 from rich.console import Console
 
 from benchmarks.processes import coordinator_process, cpu_s
@@ -25,9 +27,10 @@ from benchmarks.suffixes import suffixes
 from draft_service.servicer import SERVICE_NAME as DRAFT_SERVICE
 from draft_service.servicer import DraftServicer
 from paceline.client import Client
+from paceline.codec.generation import request_to_pb
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.model_service.worker import ModelWorker
-from paceline.process.launcher import running_service
+from paceline.process.launcher import Endpoint, running_service
 from paceline.text import TextCodec, fingerprint
 from paceline.types import (
     CacheDescription,
@@ -42,7 +45,9 @@ from paceline.types import (
     VerifyOutcome,
     VerifyRow,
 )
+from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
 from paceline.wire import Exchanges, running_server, termination
 from target_service.servicer import SERVICE_NAME as TARGET_SERVICE
@@ -54,6 +59,9 @@ console = Console(highlight=False)
 
 DRAFTED = (300, 400, 500, 600, 700, 800, 900, 1000)
 MAX_LENGTH = 10_000
+
+Read = Callable[[Sequence[GenerationRequest]], Awaitable[None]]
+"""Sends requests, and reads their outputs."""
 
 
 class NoModel:
@@ -197,29 +205,79 @@ async def instant_models(*flags: str) -> AsyncIterator[tuple[str, str]]:
         await process.wait()
 
 
+class Door(StrEnum):
+    TEXT = "text"
+    """`GenerateText`: a call for each request."""
+    STREAM = "stream"
+    """`GenerateStream`: all requests over one stream, as a gateway's."""
+
+
 @app.command()
-def rounds(batch_size: int = 8, draft_count: int = 5, runs: int = 5, max_new_tokens: int = 1000) -> None:
+def rounds(
+    batch_size: int = 8,
+    draft_count: int = 5,
+    runs: int = 5,
+    max_new_tokens: int = 1000,
+    door: Door = Door.TEXT,
+    omit_text: bool = False,
+) -> None:
     """CPU milliseconds a round costs the coordinator's process, all its threads counted."""
-    uvloop.run(_rounds(batch_size, draft_count, runs, max_new_tokens))
+    request = GenerationRequest(Text("one two three"), max_new_tokens=max_new_tokens, omit_text=omit_text)
+    uvloop.run(_rounds(batch_size, draft_count, runs, request, door))
 
 
-async def _rounds(batch_size: int, draft_count: int, runs: int, max_new_tokens: int) -> None:
+async def _rounds(batch_size: int, draft_count: int, runs: int, request: GenerationRequest, door: Door) -> None:
+    async with _coordinator(batch_size, draft_count) as service, Client(service.address) as client:
+        process = coordinator_process()
+        read = partial(_by_calls, client) if door is Door.TEXT else partial(_by_stream, service.address)
+        for number in range(runs + 1):  # the first warms up
+            spent = await _one_run(client, process, read, request, 2 * batch_size)
+            if number:
+                console.print(spent)
+
+
+@asynccontextmanager
+async def _coordinator(batch_size: int, draft_count: int, *flags: str) -> AsyncIterator[Endpoint]:
+    """Run a coordinator over instant models."""
     async with instant_models() as (draft, target):
-        flags = ["--draft", draft, "--target", target, "--log-level", "error"]
-        flags += ["--batch-size", str(batch_size), "--draft-count", str(draft_count)]
-        async with running_service("coordinator", flags) as service, Client(service.address) as client:
-            process = coordinator_process()
-            request = GenerationRequest(Text("one two three"), max_new_tokens=max_new_tokens)
-            for number in range(runs + 1):  # the first warms up
-                spent = await _one_run(client, process, request, 2 * batch_size)
-                if number:
-                    console.print(spent)
+        models = ["--draft", draft, "--target", target, "--log-level", "error"]
+        sizes = ["--batch-size", str(batch_size), "--draft-count", str(draft_count)]
+        async with running_service("coordinator", [*models, *sizes, *flags]) as service:
+            yield service
 
 
-async def _one_run(client: Client, process: psutil.Process, request: GenerationRequest, count: int) -> str:
+@app.command()
+def host(
+    processes: int = 1,
+    connections: int = 4,
+    batch_size: int = 64,
+    draft_count: int = 5,
+    runs: int = 5,
+    max_new_tokens: int = 500,
+    omit_text: bool = False,
+) -> None:
+    """Tokens/s that so many coordinator processes here give to gateways' streams; readers and models are here too."""
+    request = GenerationRequest(Text("one two three"), max_new_tokens=max_new_tokens, omit_text=omit_text)
+    uvloop.run(_host(processes, connections, batch_size, draft_count, runs, request))
+
+
+async def _host(
+    processes: int, connections: int, batch_size: int, draft_count: int, runs: int, request: GenerationRequest
+) -> None:
+    count = 2 * batch_size * processes
+    async with _coordinator(batch_size, draft_count, "--processes", str(processes)) as service:
+        for number in range(runs + 1):  # the first warms up
+            requests, began = [replace(request, seed=seed) for seed in range(count)], time.perf_counter()
+            parts = [requests[first::connections] for first in range(connections)]
+            await asyncio.gather(*(_by_stream(service.address, one) for one in parts))
+            if number:
+                elapsed_s = time.perf_counter() - began
+                console.print(f"{count * (request.max_new_tokens or 0) / elapsed_s:.0f} tokens/s")
+
+
+async def _one_run(client: Client, process: psutil.Process, read: Read, request: GenerationRequest, count: int) -> str:
     before, cpu, began = (await client.describe()).statistics, cpu_s(process), time.perf_counter()
-    requests = [replace(request, seed=seed) for seed in range(count)]
-    await asyncio.gather(*(client.complete(one) for one in requests))
+    await read([replace(request, seed=seed) for seed in range(count)])
     spent_s, elapsed_s = cpu_s(process) - cpu, time.perf_counter() - began
     after = (await client.describe()).statistics
     round_count = after.round_count - before.round_count
@@ -227,6 +285,25 @@ async def _one_run(client: Client, process: psutil.Process, request: GenerationR
         f"{1e3 * spent_s / round_count:.2f} ms of CPU a round, {round_count} rounds, "
         f"{(after.committed_count - before.committed_count) / elapsed_s:.0f} tokens/s"
     )
+
+
+async def _by_calls(client: Client, requests: Sequence[GenerationRequest]) -> None:
+    await asyncio.gather(*(client.complete(one) for one in requests))
+
+
+async def _by_stream(address: str, requests: Sequence[GenerationRequest]) -> None:
+    """Read the messages of one stream, and do nothing with what is in them."""
+    # In a pool of its own, or streams would share a connection, and so a process.
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stream: Any = GenerationServiceStub(channel).GenerateStream()
+        for call_id, request in enumerate(requests):
+            started = pb.StartedCall(request=request_to_pb(request))
+            await stream.write(pb.GenerateStreamRequest(call_id=call_id, start=started))
+        await stream.done_writing()
+        while (message := await stream.read()) is not EOF:
+            for update in message.updates:
+                assert not update.ended.code, update.ended.message
 
 
 if __name__ == "__main__":

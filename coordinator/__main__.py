@@ -1,6 +1,7 @@
 """Start the coordinator: `python -m coordinator --draft HOST:PORT --target HOST:PORT`."""
 
 from coordinator.config import CoordinatorSettings
+from coordinator.processes import supervise
 from coordinator.serving import serve
 from paceline.process.service import run_service
 from paceline.process.settings import parse_settings
@@ -8,7 +9,8 @@ from paceline.process.settings import parse_settings
 
 def main() -> None:
     settings = parse_settings(CoordinatorSettings, "coordinator")
-    run_service("coordinator", settings, serve(settings))
+    is_one = settings.processes == 1 or settings.process_index is not None
+    run_service("coordinator", settings, serve(settings) if is_one else supervise(settings))
 
 
 if __name__ == "__main__":

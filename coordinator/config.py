@@ -13,6 +13,7 @@ from paceline.process.settings import Seconds, ServiceSettings
 from paceline.process.variables import NO_DRAFT
 from paceline.security.settings import Count, GrpcCount
 from paceline.types import PAPER_POLICIES, PolicyName
+from paceline.wire.ports import Listening
 
 
 def _addresses(text: str) -> str:
@@ -96,6 +97,16 @@ class CoordinatorSettings(ServiceSettings):
         description="most generations that wait for a place at a target; further requests are refused with "
         "RESOURCE_EXHAUSTED and a time to try again",
     )
+    processes: Count = Field(
+        default=1,
+        description="processes behind the port, each a coordinator of its own with its own queue and limits; a process "
+        "drives about a core; connections are spread among them, and one that ends is started again; each serves its "
+        "metrics on a port of its own, from --metrics-port on",
+    )
+    process_index: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="which of --processes this one is; set by the one that starts them, which is none itself",
+    )
     startup_timeout_s: Seconds = Field(
         default=120,
         description="time to wait for the first target service at start; then the coordinator ends with status 1",
@@ -125,6 +136,15 @@ class CoordinatorSettings(ServiceSettings):
     def draft_addresses(self) -> list[HostPort]:
         """Addresses of the draft service; empty when there is to be none."""
         return [] if self.draft == NO_DRAFT else parse_addresses(self.draft)
+
+    @property
+    def listens(self) -> tuple[Listening, ...]:
+        """As of every service; a port that is shared with other processes is not asked for alone."""
+        if self.process_index is not None:
+            return self._asked_for(("--metrics-port", self.metrics_host, self.metrics_port))
+        ports = [self.metrics_port + index for index in range(1, self.processes)] if self.metrics_port else []
+        more = self._asked_for(*(("--metrics-port", self.metrics_host, port) for port in ports))
+        return (*super().listens, *more)
 
     @property
     def lane_count(self) -> int:

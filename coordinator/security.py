@@ -21,7 +21,11 @@ def clients_options(settings: CoordinatorSettings) -> ServerOptions:
         checks.append(bearer_tokens(settings.token_file))
     if not settings.describe:
         checks.append(nothing_described)
-    return replace(server_options(settings, *checks), max_connection_age_s=CLIENTS_CONNECTION_AGE_S)
+    return replace(
+        server_options(settings, *checks),
+        shares_port=settings.process_index is not None,
+        max_connection_age_s=CLIENTS_CONNECTION_AGE_S,
+    )
 
 
 def models_security(settings: CoordinatorSettings) -> ChannelSecurity:

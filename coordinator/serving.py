@@ -10,17 +10,19 @@ import structlog
 from coordinator.background import Background, background
 from coordinator.config import CoordinatorSettings
 from coordinator.door.admission_threads import AdmissionThreads, admission_threads
+from coordinator.door.call import Calls
+from coordinator.door.open_streams import OpenStreams
 from coordinator.door.record import RequestMetrics
-from coordinator.door.servicer import SERVICE_NAME, Facts, GenerationServicer, add_generation_service
+from coordinator.door.servicer import SERVICE_NAME, STREAM_METHOD, Facts, GenerationServicer, add_generation_service
 from coordinator.door.tracer import request_tracer
 from coordinator.replicas.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.replicas.discovery import HostPort, parse_addresses
 from coordinator.replicas.replicas import Replicas
-from coordinator.security import clients_options, models_security
+from coordinator.security import CLIENTS_CONNECTION_AGE_S, clients_options, models_security
 from coordinator.startup import wait_for_target
 from coordinator.wiring import Parts, wired
 from paceline.observe.metrics import CertificateCollector
-from paceline.observe.tracing import traced_calls, traced_channel
+from paceline.observe.tracing import traced_calls, traced_channel, traced_requests
 from paceline.process.instruments import Instruments, instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.security.channels import ChannelSecurity
@@ -67,26 +69,30 @@ async def open_door(
 ) -> AsyncIterator[RunningServer]:
     """Let clients call while the block runs. Nothing says yet that the coordinator serves."""
     with request_tracer(watched.tracer) as tracer:
-        servicer = GenerationServicer(
-            _facts(settings),
-            parts.model,
-            threads,
-            parts.dispatcher,
-            parts.drafts,
-            parts.statistics,
-            RequestMetrics(watched.registry),
-            tracer,
+        calls = Calls(parts.model, threads, parts.dispatcher, RequestMetrics(watched.registry), tracer)
+        streams = OpenStreams(
+            STREAM_METHOD,
+            calls,
+            options.checks,
+            traced_requests(watched.tracer),
+            most=options.max_concurrent_streams,
+            age_s=CLIENTS_CONNECTION_AGE_S,
         )
-        async with running_server(
-            settings.host,
-            settings.port,
-            [SERVICE_NAME],
-            lambda server: add_generation_service(servicer, server),
-            grace_s=settings.shutdown_grace_s,
-            options=options,
-            admitted_interceptors=traced_calls(watched.tracer),
-        ) as server:
-            yield server
+        servicer = GenerationServicer(_facts(settings), calls, parts.drafts, parts.statistics, streams)
+        try:
+            async with running_server(
+                settings.host,
+                settings.port,
+                [SERVICE_NAME],
+                lambda server: add_generation_service(servicer, server),
+                grace_s=settings.shutdown_grace_s,
+                options=options,
+                admitted_interceptors=traced_calls(watched.tracer),
+                streams=streams,
+            ) as server:
+                yield server
+        finally:
+            await streams.ended()
 
 
 @dataclass(frozen=True)
@@ -156,4 +162,6 @@ def _facts(settings: CoordinatorSettings) -> Facts:
         settings.lane_count,
         # Callers that show tokens come from outside, where addresses are of no use.
         shows_addresses=not settings.token_file,
+        process_count=settings.processes,
+        process_index=settings.process_index or 0,
     )

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -23,11 +24,20 @@ from opentelemetry.trace import Tracer
 
 from paceline.codec.generation import accepted_from_pb, cluster_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
-from paceline.errors import CallTimedOut, InvalidRequest, ModelChanged, Overloaded, PeerFailed, PeerUnavailable
-from paceline.observe.tracing import traced_channel
+from paceline.errors import (
+    CallTimedOut,
+    InvalidRequest,
+    MethodNotFound,
+    ModelChanged,
+    Overloaded,
+    PeerFailed,
+    PeerUnavailable,
+)
+from paceline.observe.tracing import traced_call, traced_channel
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.security.limits import LONGEST_TIMEOUT_S
+from paceline.shared_stream import STREAM_METHOD, SharedStream
 from paceline.types import (
     ClusterDescription,
     GenerationAccepted,
@@ -138,6 +148,7 @@ class Client:
         tracer: Tracer | None = None,
         security: ChannelSecurity = LOCAL,
         *,
+        shares_stream: bool = False,
         on_retry: OnRetry | None = None,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
@@ -145,13 +156,19 @@ class Client:
         """`address` is HOST:PORT, or several separated by commas. One is used until it fails or is full, then the next.
 
         `tracer` gives calls spans, which become parents of the coordinator's. `security` is needed for other machines;
-        make it with `channel_security`. `on_retry` is called before the pause of each retry. `clock` measures outages
-        and `sleep` makes the pauses. Raise StartupError when the needed security is missing.
+        make it with `channel_security`. With `shares_stream` all requests go over one stream, which costs a coordinator
+        less where there are many at once; one that knows no such streams is called as ever. `on_retry` is called before
+        the pause of each retry. `clock` measures outages and `sleep` makes the pauses. Raise StartupError when the
+        needed security is missing.
         """
         self._addresses = [one.strip() for one in address.split(",")]
         self._channels = [open_channel(one, security=security, wrap=traced_channel(tracer)) for one in self._addresses]
         self._security = security
         self._stubs = [GenerationServiceStub(channel) for channel in self._channels]
+        self._shared = [SharedStream(stub, security.metadata) for stub in self._stubs] if shares_stream else []
+        self._without_streams: set[int] = set()
+        """Coordinators that know no shared streams."""
+        self._tracer = tracer
         # Clients with the same list should not all begin with the same coordinator.
         self._next = random.randrange(len(self._channels))
         self._retries = retries
@@ -173,6 +190,8 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_closed = True
+        for shared in self._shared:
+            await shared.close()
         for channel in self._channels:
             await channel.close()
 
@@ -218,6 +237,7 @@ class Client:
                 else:
                     await outage.wait(error, self._addresses[asked])
             except (PeerUnavailable, Overloaded) as error:
+                self._without_streams.discard(asked)  # what comes back may be newer
                 if received.is_whole:
                     return  # only the end of the stream was lost
                 if self._is_closed:
@@ -245,16 +265,39 @@ class Client:
     async def _stream(
         self, request: GenerationRequest, timeout_s: float | None, accept: OnAccepted, trace_headers: Mapping[str, str]
     ) -> AsyncGenerator[OutputPiece, None]:
+        responses = self._responses(self._next, request_to_pb(request), timeout_s, trace_headers)
+        async with aclosing(responses):
+            async for message in responses:
+                # Acceptance is no progress and must not end an outage, because the request still waits.
+                if message.HasField("accepted"):
+                    accept(accepted_from_pb(message.accepted))
+                else:
+                    yield piece_from_pb(message)
+
+    async def _responses(
+        self,
+        asked: int,
+        request: generation_service_pb2.GenerateTextRequest,
+        timeout_s: float | None,
+        trace_headers: Mapping[str, str],
+    ) -> AsyncGenerator[generation_service_pb2.GenerateTextResponse, None]:
+        """Yield the responses of a coordinator, over the shared stream if it knows that. Closing cancels."""
+        if self._shared and asked not in self._without_streams:
+            try:
+                with traced_call(self._tracer, STREAM_METHOD, self._addresses[asked]) as headers:
+                    shared = self._shared[asked].call(request, timeout_s, {**trace_headers, **headers})
+                    async with aclosing(shared):
+                        async for message in shared:
+                            yield message
+                return
+            except MethodNotFound:
+                self._without_streams.add(asked)
         with translated_errors():
             metadata = (*self._security.metadata(), *trace_headers.items())
-            call = self._stubs[self._next].GenerateText(request_to_pb(request), timeout=timeout_s, metadata=metadata)
+            call = self._stubs[asked].GenerateText(request, timeout=timeout_s, metadata=metadata)
             try:
                 async for message in call:
-                    # Acceptance is no progress and must not end an outage, because the request still waits.
-                    if answered(message).HasField("accepted"):
-                        accept(accepted_from_pb(message.accepted))
-                    else:
-                        yield piece_from_pb(message)
+                    yield answered(message)
             finally:
                 call.cancel()
 

@@ -100,7 +100,7 @@ async def model_server(
         grace_s=1,
         options=server_options or ServerOptions(),
         admitted_interceptors=[*interceptors, *traced_calls(tracer)],
-        exchanges=exchanges,
+        streams=exchanges,
     ) as server:
         await server.set_serving(True)
         async with open_channel(server.address, security=security) as channel:

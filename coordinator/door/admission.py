@@ -93,8 +93,13 @@ class Admission:
         left = [one for one in received if not one.ended]
         stream = Stream(len(left), sends_prompt=request.echo_prompt)
         seed = secrets.randbits(64) if request.seed is None else request.seed
-        beginnings = beginnings_of(prompt, len(prompt))
-        admitted = Request(stream, seed, tells_rounds=request.tell_rounds, beginnings=beginnings)
+        admitted = Request(
+            stream,
+            seed,
+            tells_rounds=request.tell_rounds,
+            beginnings=beginnings_of(prompt, len(prompt)),
+            omits_text=request.omit_text,
+        )
         guessers = self._guessers_of(request, prompt, predicted)
         admitted.generations = [self._generation(request, prompt, guessers(), rules, admitted, one) for one in left]
         if request.echo_prompt:
@@ -131,7 +136,7 @@ class Admission:
             # 128 random bits: ids of several coordinators differ, and one id tells nothing about others.
             sequence_id=secrets.token_hex(16),
             token_ids=CommittedTokens(prompt),
-            output=Output(rules, self._decoder),
+            output=Output(rules, self._decoder, omits_text=request.omit_text),
             max_draft_count=self._max_draft_count(request),
             usage=Usage(prompt_count=len(prompt)),
             request=admitted,

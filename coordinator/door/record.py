@@ -5,7 +5,6 @@ Owns the clock of a request; knows nothing of rounds. Never holds text of a prom
 
 import secrets
 import time
-from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
@@ -17,7 +16,7 @@ from coordinator.requests.generation import Request
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed
 from paceline.observe.logs import active_span
 from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
-from paceline.types import FinishReason, OutputPiece, SourceUsage, added_up
+from paceline.types import FinishReason, GenerationFinish, OutputPiece, SourceUsage, added_up
 
 log = structlog.get_logger()
 
@@ -75,7 +74,8 @@ class RequestRecord:
         self._began_s = clock()
         self._first_token_s: dict[int, float] = {}
         """Time of the first token sent, by completion index."""
-        self._sent_counts: Counts[int] = Counts()
+        self._sent_counts: dict[int, int] = {}
+        """Tokens sent, by completion index."""
         self._finish_reasons: list[str] = []
         self._error: PacelineError | None = None
 
@@ -86,19 +86,31 @@ class RequestRecord:
 
     def deliver(self, piece: OutputPiece) -> bool:
         """Note that a piece is about to be sent. Return whether it brings the request's first token."""
-        now, index = self._clock(), piece.completion_index
-        is_first = bool(piece.tokens) and not self._first_token_s
+        index, count = piece.completion_index, len(piece.tokens)
+        is_first = False
+        if count:
+            sent_count = self._sent_counts.get(index, 0)
+            if not sent_count:
+                is_first = self._begin_output(index)
+            self._sent_counts[index] = sent_count + count
+        if piece.finish:
+            self._end_output(index, piece.finish)
+        return is_first
+
+    def _begin_output(self, index: int) -> bool:
+        """Note the first token of an output; return whether it is the request's."""
+        now, is_first = self._clock(), not self._first_token_s
+        self._first_token_s[index] = now
         if is_first:
             self._metrics.first_token.observe(now - self._began_s, self._exemplar)
-        if piece.tokens:
-            self._first_token_s.setdefault(index, now)
-            self._sent_counts[index] += len(piece.tokens)
-        if piece.finish:
-            self._finish_reasons.append(piece.finish.reason.value)
-            self._metrics.completions.labels(piece.finish.reason.value).inc()
-            if (later_count := self._sent_counts[index] - 1) > 0:
-                self._metrics.per_token.observe((now - self._first_token_s[index]) / later_count, self._exemplar)
         return is_first
+
+    def _end_output(self, index: int, finish: GenerationFinish) -> None:
+        self._finish_reasons.append(finish.reason.value)
+        self._metrics.completions.labels(finish.reason.value).inc()
+        if (later_count := self._sent_counts.get(index, 0) - 1) > 0:
+            elapsed_s = self._clock() - self._first_token_s[index]
+            self._metrics.per_token.observe(elapsed_s / later_count, self._exemplar)
 
     def fail(self, error: Exception) -> None:
         """Note that the request is about to end with this error."""

@@ -1,8 +1,6 @@
 """The servicer of GenerationService: it translates, queues and streams."""
 
 import asyncio
-import copy
-import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,23 +8,18 @@ from typing import Any
 
 import grpc
 
-from coordinator.door.admission import Admission
-from coordinator.door.admission_threads import AdmissionThreads
-from coordinator.door.current_model import CurrentModel
+from coordinator.door.call import Calls
 from coordinator.door.field_count import check_field_count
-from coordinator.door.record import RequestMetrics, RequestRecord
-from coordinator.door.tracer import RequestTracer, begin_request, deliver, name_request, queue_request
+from coordinator.door.open_streams import OpenStreams
 from coordinator.drafting.draft_models import DraftModels
-from coordinator.placement.dispatcher import Dispatcher
-from coordinator.requests.generation import Request
 from coordinator.rounds.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
-from paceline.errors import PacelineError
-from paceline.types import ClusterDescription, GenerationAccepted, ReplicaDescription
+from paceline.types import ClusterDescription, GenerationRequest, ReplicaDescription
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import ended_code, parsed
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+STREAM_METHOD = f"/{SERVICE_NAME}/GenerateStream"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -40,87 +33,60 @@ class Facts:
     policy: str
     lane_count: int
     shows_addresses: bool
+    process_count: int = 1
+    process_index: int = 0
 
 
 class GenerationServicer:
     def __init__(
-        self,
-        facts: Facts,
-        model: CurrentModel,
-        threads: AdmissionThreads,
-        dispatcher: Dispatcher,
-        drafts: DraftModels,
-        statistics: Statistics,
-        metrics: RequestMetrics,
-        tracer: RequestTracer,
+        self, facts: Facts, calls: Calls, drafts: DraftModels, statistics: Statistics, streams: OpenStreams
     ) -> None:
         self._facts = facts
-        self._model = model
-        self._threads = threads
-        self._dispatcher = dispatcher
+        self._calls = calls
         self._drafts = drafts
         self._statistics = statistics
-        self._metrics = metrics
-        self._tracer = tracer
+        self._streams = streams
 
     async def GenerateText(self, request: bytes, context: Context) -> AsyncIterator[pb.GenerateTextResponse]:
-        record, timeout_s = RequestRecord(self._metrics), context.time_remaining()
-        name_request(record.request_id)
-
-        def end(_: object) -> None:
-            if record.queued:
-                self._dispatcher.abandon(record.queued)
-                self._tracer.end(record.queued, record.queued_s, record.time_to_first_token_s)
-            record.end(ended_code(context, timeout_s))
-
+        call, timeout_s = self._calls.arrived(), context.time_remaining()
         # Called however the call ends: answered, cancelled, timed out or cut off.
-        context.add_done_callback(end)  # type: ignore[arg-type]
+        context.add_done_callback(lambda _: call.end(ended_code(context, timeout_s)))  # type: ignore[arg-type]
         try:
-            # Refuse early when there is no room even for one output: tokenizing may take long.
-            self._dispatcher.check_room(1)
-            admission = None
-            while admission is not self._model.admission:
-                # Again when another model took the place of the one that the request was read for.
-                admission = self._model.admission
-                admitted = await self._threads.run(partial(_admit, admission, request), len(request))
-            admitted.request_id = record.request_id
-            if timeout_s is not None:
-                admitted.deadline_s = time.perf_counter() + timeout_s
-            queue_request(admitted)
-            self._dispatcher.submit(admitted)
-            record.queue(admitted)
             # Before any token: a client that loses the stream later can resume with this.
-            yield accepted_to_pb(self._accepted(admitted))
-            async for piece in admitted.stream.pieces():
-                is_first = record.deliver(piece)
-                deliver(admitted, piece, is_first=is_first)
+            yield accepted_to_pb(await call.queue(partial(_read, request), len(request), timeout_s))
+            to_pb = partial(piece_to_pb, in_runs=call.request.omits_text)
+            async for piece in call.stream.pieces():
+                call.deliver(piece)
                 # A long prompt with its log-probabilities takes a third of a second: rounds go on meanwhile.
-                yield await asyncio.to_thread(piece_to_pb, piece) if piece.prompt_tokens else piece_to_pb(piece)
+                yield await asyncio.to_thread(to_pb, piece) if piece.prompt_tokens else to_pb(piece)
         except Exception as error:
-            record.fail(error)
-            raise _without_sequence_ids(error, record) from error
+            raise call.failed(error) from error
 
-    def _accepted(self, admitted: Request) -> GenerationAccepted:
-        model = self._model.target
-        return GenerationAccepted(
-            admitted.request_id, admitted.seed, admitted.prompt_count, model.identity.model_digest, model.model_id
-        )
+    async def GenerateStream(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        # Callers wait for it: it tells them that there are streams here before they write.
+        await context.send_initial_metadata(())
+        async for message in self._streams.open(context).answer(requests):
+            yield message
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         return cluster_to_pb(
             ClusterDescription(
-                target=self._model.target,
+                target=self._calls.model.target,
                 draft=self._drafts.description,
                 batch_size=self._facts.batch_size,
                 draft_count=self._facts.draft_count,
                 policy=self._facts.policy,
                 lane_count=self._facts.lane_count,
-                live_sequence_count=self._dispatcher.live_count,
-                waiting_sequence_count=self._dispatcher.waiting_count,
+                live_sequence_count=self._calls.dispatcher.live_count,
+                waiting_sequence_count=self._calls.dispatcher.waiting_count,
                 statistics=self._statistics.snapshot(),
-                targets=self._shown(self._dispatcher.describe()),
+                targets=self._shown(self._calls.dispatcher.describe()),
                 drafts=self._shown(self._drafts.describe()),
                 costs=self._statistics.costs.snapshot() if request.include_costs else None,
+                process_count=self._facts.process_count,
+                process_index=self._facts.process_index,
             )
         )
 
@@ -130,31 +96,19 @@ class GenerationServicer:
         return tuple(replace(one, address="") for one in replicas)
 
 
-def _without_sequence_ids(error: Exception, record: RequestRecord) -> Exception:
-    """Replace sequence ids by the request's id: only their secrecy keeps strangers from a sequence."""
-    if not isinstance(error, PacelineError):
-        return error
-    shown = copy.copy(error)
-    shown.metadata = {key: value for key, value in error.metadata.items() if key != "sequence_id"}
-    for generation in record.queued.generations if record.queued else ():
-        shown.message = shown.message.replace(generation.sequence_id, record.request_id)
-    return shown
-
-
-def _admit(admission: Admission, message: bytes) -> Request:
-    """Read and admit a request. Runs in a thread: it takes longer for a longer request, and nobody else is to wait."""
+def _read(message: bytes) -> GenerationRequest:
     check_field_count(message, pb.GenerateTextRequest.DESCRIPTOR)
-    asked = request_from_pb(parsed(message, pb.GenerateTextRequest.FromString))
-    request = admission.admit(asked)
-    begin_request(asked, request, admission.served.target.model_id)
-    return request
+    return request_from_pb(parsed(message, pb.GenerateTextRequest.FromString))
 
 
 def add_generation_service(servicer: GenerationServicer, server: grpc.aio.Server) -> None:
-    """Register the servicer as generated code does, but hand over GenerateText requests unparsed."""
+    """Register the servicer as generated code does, but hand over requests for output unparsed."""
     handlers = {
         "GenerateText": grpc.unary_stream_rpc_method_handler(
             servicer.GenerateText, response_serializer=pb.GenerateTextResponse.SerializeToString
+        ),
+        "GenerateStream": grpc.stream_stream_rpc_method_handler(
+            servicer.GenerateStream, response_serializer=pb.GenerateStreamResponse.SerializeToString
         ),
         "DescribeCluster": grpc.unary_unary_rpc_method_handler(
             servicer.DescribeCluster,

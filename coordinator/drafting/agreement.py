@@ -17,10 +17,13 @@ _match_length = itemgetter(0)
 
 def guess_of(matches: list[Match], most: int) -> Guess | None:
     """Return at most `most` tokens that followed the longest matches; of equal ones the first win. None without any."""
-    if len(matches) > 1:
-        matches.sort(key=_match_length, reverse=True)
     if not matches or most < 1:
         return None
+    if len(matches) == 1:
+        longest, text, place = matches[0]
+        followers = text.after(place, most)
+        return Guess(tuple(followers), longest, (1.0,) * len(followers)) if followers else None
+    matches.sort(key=_match_length, reverse=True)
     longest = matches[0][0]
     least = NEAR * longest
     votes = [text.after(place, most) for length, text, place in matches[:MOST_VOTES] if length >= least]

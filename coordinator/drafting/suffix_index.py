@@ -47,8 +47,10 @@ class SuffixIndex:
 
     def guess(self, context: TokenList, most: int) -> Guess | None:
         """Return at most `most` tokens that may follow `context`, the text so far; None: its end is new."""
-        self._extend(context[self._guessed_at :])
-        followed = self._follow(context)
+        added = context[self._guessed_at :]
+        self._guessed_at = len(context)
+        self._extend(added)
+        followed = self._follow(added)
         if followed and followed[0] >= COMPARED and (guess := guess_of([followed], most)):
             self._followed = followed
             return guess
@@ -57,13 +59,11 @@ class SuffixIndex:
         self._followed = matches[0] if matches and matches[0][0] >= FOLLOWED else None
         return guess
 
-    def _follow(self, context: TokenList) -> Match | None:
+    def _follow(self, token_ids: Sequence[int]) -> Match | None:
         """Return the last guess's match with the tokens since then, if it went on with them."""
-        guessed_at, self._guessed_at = self._guessed_at, len(context)
         if self._followed is None:
             return None
         length, text, place = self._followed
-        token_ids = context[guessed_at:]
         if text.after(place, len(token_ids)) != token_ids:
             return None
         return length + len(token_ids), text, place + len(token_ids)

@@ -74,7 +74,7 @@ class GuardedTarget:
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         """Ask the target. Raise the call's error, or PeerFailed when its answer cannot be true."""
-        began_s, token_count = self._clock(), sum(row.token_count for row in rows)
+        began_s, token_count = self._clock(), sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
         try:
             verdicts = await self._remote.verify(rows, timeout_s)
             check_verdicts(rows, verdicts, self._vocabulary_size)

@@ -165,7 +165,7 @@ class RemoteDrafter(_RemoteModel):
             return Proposals([*errors.values()])
         request = await _encoded(sent, propose_rows_to_pb)
         proposals = proposals_from_pb(await self._ask(sent, request, deadline.timeout_s))
-        return replace(proposals, results=_with_errors(proposals.results, errors))
+        return replace(proposals, results=_with_errors(proposals.results, errors)) if errors else proposals
 
     async def _release(self, sequence_ids: list[str]) -> None:
         request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=sequence_ids)
@@ -192,8 +192,9 @@ class RemoteVerifier(_RemoteModel):
         sent = [row for index, row in enumerate(rows) if index not in errors]
         if errors and not sent:
             return Verdicts([*errors.values()])
-        verdicts = verdicts_from_pb(await self._ask(sent, await _encoded(sent, verify_rows_to_pb), timeout_s))
-        return replace(verdicts, results=_with_errors(verdicts.results, errors))
+        response = await self._ask(sent, await _encoded(sent, verify_rows_to_pb), timeout_s)
+        verdicts = verdicts_from_pb(response, are_plain=all(map(_is_plain, sent)))
+        return replace(verdicts, results=_with_errors(verdicts.results, errors)) if errors else verdicts
 
     async def _release(self, sequence_ids: list[str]) -> None:
         request = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=sequence_ids)
@@ -224,6 +225,10 @@ class RemoteVerifier(_RemoteModel):
                 return tokenizer_from_pb([answered(piece) async for piece in call])
         except TokenizerNotFound:
             return None
+
+
+def _is_plain(row: VerifyRow) -> bool:
+    return row.top_logprob_count is None and not (row.scores_tokens or row.propose_count)
 
 
 async def _encoded(rows: Sequence[RowT], to_pb: Callable[[Sequence[RowT]], Any]) -> Any:

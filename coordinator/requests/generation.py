@@ -29,11 +29,10 @@ from paceline.types import (
     TokenLogprobs,
     Usage,
     VerifyRow,
-    added_up,
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lack:
     """The committed tokens of a generation that a service is not known to hold."""
 
@@ -68,6 +67,8 @@ class Request:
     """Hashes of its prompt's beginnings, by which targets are chosen; the shortest first."""
     passed_count: int = 0
     """Younger requests that were placed before it."""
+    omits_text: bool = False
+    """Whether its client gets tokens without their texts."""
 
     @property
     def prompt_count(self) -> int:
@@ -78,7 +79,7 @@ class Request:
         return [generation for generation in self.generations if not generation.ended]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeadsDraft:
     """Tokens that the target's heads drafted with a verdict."""
 
@@ -97,6 +98,7 @@ class Generation:
     output: Output
     max_draft_count: int
     usage: Usage
+    """What it took so far: it grows, and others keep copies."""
     request: Request
     completion_index: int = 0
     rule: ChoiceRule = GREEDY
@@ -125,6 +127,8 @@ class Generation:
     """Hash of the tokens that rows to the draft service rely on."""
     target_prefix: PrefixHash = field(default_factory=PrefixHash)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    compared_counts: dict[object, tuple[int, int]] = field(default_factory=dict)
+    """Its right and compared drafts, by what adds them up at its end."""
     ready_since_s: float = 0.0
     """Time when it last became live or came back from a round; since then it waits to be grouped."""
     queued_s: float = 0.0
@@ -181,17 +185,19 @@ class Generation:
     def propose_row(self, draft_count: int, token_count: int) -> ProposeRow:
         """Return a row that asks for drafts after all committed tokens and relies on the draft service's cache.
 
+        It brings the rule if the service may not know it: one that holds any of the cache does.
         The row brings the next `token_count` tokens that the draft service lacks; the rest follow in later rows.
         """
-        base_length, stop = self._draft_base, self._draft_base + token_count
+        token_ids, base_length = self.token_ids, self._draft_base
+        stop = base_length + token_count
         return ProposeRow(
             self.sequence_id,
             base_length,
-            tuple(self.token_ids[base_length:stop]),
+            tuple(token_ids[base_length:stop]),
             draft_count,
-            self._rule_at(base_length),
-            len(self.token_ids) - stop,
-            self.draft_prefix.of(self.token_ids, base_length),
+            None if base_length else self.rule,
+            len(token_ids) - stop,
+            self.draft_prefix.of(token_ids, base_length),
         )
 
     def verify_row(
@@ -201,20 +207,23 @@ class Generation:
 
         The target's heads are asked for `propose_count` tokens that can help a later round.
         """
-        base_length, stop = self._target_base, self._target_base + token_count
+        token_ids, base_length = self.token_ids, self._target_base
+        stop = base_length + token_count
+        if propose_count:
+            # At least one token comes before the drafts, and one after them.
+            propose_count = max(0, min(propose_count, self.max_draft_count, self.output.remaining_count - 2))
         return VerifyRow(
             self.sequence_id,
             base_length,
-            tuple(self.token_ids[base_length:stop]),
+            tuple(token_ids[base_length:stop]),
             draft_token_ids,
-            self._rule_at(base_length),
+            None if base_length else self.rule,
             self.top_logprob_count,
-            len(self.token_ids) - stop,
-            self.target_prefix.of(self.token_ids, base_length),
-            drafted_without_model=source not in (None, DraftSource.DRAFT),
-            scores_tokens=self.prompt_scores is not None,
-            # At least one token comes before the drafts, and one after them.
-            propose_count=max(0, min(propose_count, self.max_draft_count, self.output.remaining_count - 2)),
+            len(token_ids) - stop,
+            self.target_prefix.of(token_ids, base_length),
+            source is not None and source is not DraftSource.DRAFT,
+            self.prompt_scores is not None,
+            propose_count,
         )
 
     def take_scores(self, base_length: int, logprobs: Sequence[TokenLogprobs]) -> None:
@@ -224,10 +233,6 @@ class Generation:
         if self.prompt_scores.is_whole:
             self.request.stream.put_prompt(self.prompt_scores.tokens())
             self.prompt_scores = None
-
-    def _rule_at(self, base_length: int) -> ChoiceRule | None:
-        """Return the rule for a service that may not know it. A service that holds any of the cache knows the rule."""
-        return None if base_length else self.rule
 
     def move_draft(self, model: str) -> None:
         """Note that a draft service of this model is asked from now on."""
@@ -253,35 +258,35 @@ class Generation:
         source: DraftSource | None,
         draft_model: str = "",
         told: RoundSummary | None = None,
-    ) -> None:
+    ) -> tuple[int, int, int]:
         """Add a round's tokens, up to the one that ends the output, and send them to the client.
 
         Drafts past the end of the output count neither as drafted nor as accepted. `source` proposed the drafts: None
         where there were none. `draft_model` is the draft service's. `told` goes to the client with the same counts.
+        Return the counts of tokens that were drafted, accepted and committed.
         """
         tokens = self.output.extend(token_ids, accepted_count, logprobs, source)
-        self.token_ids += [token.token_id for token in tokens]
+        committed_count = len(tokens)
+        self.token_ids += list(token_ids[:committed_count])
         if self.output.finish_reason:
-            drafted_count = min(drafted_count, len(tokens))
-        accepted_count = min(accepted_count, len(tokens))
+            drafted_count = min(drafted_count, committed_count)
+        accepted_count = min(accepted_count, committed_count)
         if source is DraftSource.DRAFT:
             self.acceptance.add(accepted_count, drafted_count)
         self._came_through()
-        before = self.usage
-        self.usage = Usage(
-            prompt_count=before.prompt_count,
-            output_count=self.output.count,
-            drafted_count=before.drafted_count + drafted_count,
-            accepted_count=before.accepted_count + accepted_count,
-            round_count=before.round_count + 1,
-            accepted_counts_by_position=_one_more(before.accepted_counts_by_position, accepted_count),
-            queued_s=self.until_first_round_s or 0.0,
-            sources=_with_drafts(before.sources, source, draft_model, drafted_count, accepted_count),
-            cached_prompt_count=before.cached_prompt_count,
-        )
+        usage = self.usage
+        usage.output_count = self.output.count
+        usage.round_count += 1
+        usage.queued_s = self.until_first_round_s or 0.0
+        if source and drafted_count:
+            usage.drafted_count += drafted_count
+            usage.accepted_count += accepted_count
+            usage.accepted_counts_by_position = _one_more(usage.accepted_counts_by_position, accepted_count)
+            _count_drafts(usage, source, draft_model, drafted_count, accepted_count)
         if told:
             told = replace(told, drafted_count=drafted_count, accepted_count=accepted_count)
         self._send(tokens, told)
+        return drafted_count, accepted_count, committed_count
 
     def take_in(self, base_length: int, reused_count: int, cached_length: int) -> None:
         """Note a row's answer; count tokens of the prompt that the target had from earlier prompts.
@@ -293,17 +298,18 @@ class Generation:
         self.taken_in_length = max(self.taken_in_length, cached_length)
         self.target_cached_length = cached_length
         if count > 0:
-            self.usage = replace(self.usage, cached_prompt_count=self.usage.cached_prompt_count + count)
+            self.usage.cached_prompt_count += count
 
     def _came_through(self) -> None:
         """Clear all suspicion, because it got a token. A prompt that another target prefills is no such progress."""
         self.runs_alone, self.loss_count = False, 0
-        self.failed_at.clear()
+        if self.failed_at:
+            self.failed_at.clear()
 
     def resume(self, token_ids: Sequence[int]) -> None:
         """Commit tokens that the client has already, up to the one that ends the output; they are not sent."""
         self.token_ids += [token.token_id for token in self.output.extend(token_ids, 0)]
-        self.usage = replace(self.usage, output_count=self.output.count)
+        self.usage.output_count = self.output.count
         if self.output.finish_reason:
             self._send([])
 
@@ -311,7 +317,7 @@ class Generation:
         finish = None
         if self.output.finish_reason:
             self.ended = True
-            finish = GenerationFinish(self.output.finish_reason, self.usage, self.seed)
+            finish = GenerationFinish(self.output.finish_reason, self.usage.copy(), self.seed)
         self.request.stream.put(OutputPiece(tuple(tokens), finish, self.completion_index, round=told))
 
     def fail(self, error: PacelineError) -> None:
@@ -320,13 +326,14 @@ class Generation:
         self.request.stream.put(error)
 
 
-def _with_drafts(
-    sources: tuple[SourceUsage, ...], source: DraftSource | None, draft_model: str, drafted_count: int, accepted: int
-) -> tuple[SourceUsage, ...]:
-    """Count a round's drafts as their source's, if there were any."""
-    if source is None or not drafted_count:
-        return sources
-    return added_up((*sources, SourceUsage(source, draft_model, drafted_count, accepted)))
+def _count_drafts(usage: Usage, source: DraftSource, model: str, drafted_count: int, accepted_count: int) -> None:
+    """Count a round's drafts as their source's."""
+    for one in usage.sources:
+        if one.source is source and one.model == model:
+            one.drafted_count += drafted_count
+            one.accepted_count += accepted_count
+            return
+    usage.sources += (SourceUsage(source, model, drafted_count, accepted_count),)
 
 
 def _one_more(counts: tuple[int, ...], place_count: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Protocol
 from coordinator.requests.committed_tokens import TokenList
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Guess:
     token_ids: tuple[int, ...]
     """Tokens that may follow the committed ones; at least one."""

@@ -35,11 +35,14 @@ class StopRules:
 class Output:
     """Grows token by token until a stop rule ends it."""
 
-    def __init__(self, rules: StopRules, decoder: TokenDecoder | None) -> None:
-        """Without a decoder every token's text is empty."""
+    def __init__(self, rules: StopRules, decoder: TokenDecoder | None, *, omits_text: bool = False) -> None:
+        """With `omits_text`, and without a decoder, every token's text is empty."""
         self._rules = rules
         self._decoder = decoder
-        self._detokenizer = decoder.detokenizer() if decoder else None
+        self._omits_text = omits_text
+        # Stop strings are looked for in the text, whether it is sent or not.
+        needs_text = bool(rules.stop_strings) or not omits_text
+        self._detokenizer = decoder.detokenizer() if decoder and needs_text else None
         self._stops = StopStringMatcher(rules.stops)
         self.count = 0
         self.finish_reason: FinishReason | None = None
@@ -56,6 +59,10 @@ class Output:
         source: DraftSource | None = None,
     ) -> list[OutputToken]:
         """Add a round's tokens up to the one that ends the output; `source` drafted the first `accepted_count`."""
+        if not (self._detokenizer or logprobs or self._may_end(token_ids)):
+            self.count += len(token_ids)
+            drafted = [OutputToken(one, "", True, None, source) for one in token_ids[:accepted_count]]
+            return drafted + [OutputToken(one, "", False) for one in token_ids[accepted_count:]]
         tokens: list[OutputToken] = []
         for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):
             accepted, text = position < accepted_count, self._push(token_id)
@@ -64,6 +71,13 @@ class Output:
             if self.finish_reason:
                 break
         return tokens
+
+    def _may_end(self, token_ids: Sequence[int]) -> bool:
+        """Return whether the output may end with one of these tokens."""
+        rules = self._rules
+        return self.remaining_count <= len(token_ids) or not (
+            rules.end_token_ids.isdisjoint(token_ids) and rules.stop_token_ids.isdisjoint(token_ids)
+        )
 
     def _push(self, token_id: int) -> str:
         self.count += 1
@@ -77,8 +91,8 @@ class Output:
         elif self.remaining_count == 0:
             self.finish_reason = FinishReason.LENGTH
         if self.finish_reason and not stopped:
-            return text + self._flush()
-        return text
+            text += self._flush()
+        return "" if self._omits_text else text
 
     def _flush(self) -> str:
         text, stopped = self._stops.push(self._detokenizer.flush() if self._detokenizer else "")

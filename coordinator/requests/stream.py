@@ -7,7 +7,7 @@ all output.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from paceline.errors import PacelineError
 from paceline.types import GenerationFinish, OutputPiece, OutputToken, RoundSummary
@@ -43,23 +43,29 @@ class Stream:
         # A dict keeps the order: the output that has waited longest is read first.
         self._unread: dict[int, _Unread] = {}
         self._error: PacelineError | None = None
-        self._put = asyncio.Event()
+        self._on_put: Callable[[], None] = lambda: None
         self._on_room: set[Callable[[], None]] = set()
 
     def put(self, event: OutputPiece | PacelineError) -> None:
         if isinstance(event, PacelineError):
             self._error = self._error or event
         else:
-            unread = self._unread.setdefault(event.completion_index, _Unread())
+            unread = self._unread.get(event.completion_index)
+            if unread is None:
+                unread = self._unread[event.completion_index] = _Unread()
             unread.tokens += event.tokens
             unread.finish = event.finish
             if event.round:
                 unread.rounds.append((len(event.tokens), event.round))
-        self._put.set()
+        self._on_put()
 
     def put_prompt(self, tokens: tuple[OutputToken, ...]) -> None:
         self._prompt = tokens
-        self._put.set()
+        self._on_put()
+
+    def tell_put(self, on_put: Callable[[], None]) -> None:
+        """Have `on_put`, and nothing else, called whenever there may be something to read."""
+        self._on_put = on_put
 
     def is_full(self, completion_index: int) -> bool:
         """Return whether so much of an output is unread that its generation should pause."""
@@ -70,33 +76,45 @@ class Stream:
         """Have `on_room` called whenever an output is no longer full."""
         self._on_room.add(on_room)
 
-    async def pieces(self) -> AsyncIterator[OutputPiece]:
-        """Yield pieces until every output has its finish.
+    @property
+    def is_over(self) -> bool:
+        """Whether every output was read with its finish."""
+        return not self._unfinished_count
 
-        A piece is all of an output that was not read yet; of one round, where rounds are told.
+    async def pieces(self) -> AsyncGenerator[OutputPiece, None]:
+        """Yield pieces until every output has its finish.
 
         Raise the error that ended an output early, after all pieces that came before it.
         """
-        if self._sends_prompt:
-            while not self._prompt:
-                await self._next_put()
-            tokens, self._prompt = self._prompt, ()
-            yield OutputPiece((), prompt_tokens=tokens)
-        while self._unfinished_count:
-            while not self._unread:
-                await self._next_put()
-            yield self._take(next(iter(self._unread)))
+        put = asyncio.Event()
+        self.tell_put(put.set)
+        while not self.is_over:
+            put.clear()
+            if piece := self.next_piece():
+                yield piece
+            else:
+                await put.wait()
 
-    async def _next_put(self) -> None:
-        """Wait until something is put. Raise the error that was."""
+    def next_piece(self) -> OutputPiece | None:
+        """Return the next piece that can be read now; None without one.
+
+        A piece is all of an output that was not read yet; of one round, where rounds are told.
+
+        Raise the error that ended an output early, if nothing comes before it.
+        """
+        if self._sends_prompt:
+            if self._prompt:
+                prompt, self._prompt, self._sends_prompt = self._prompt, (), False
+                return OutputPiece((), prompt_tokens=prompt)
+        elif self._unread:
+            return self._take(next(iter(self._unread)))
         if self._error:
             raise self._error
-        self._put.clear()
-        await self._put.wait()
+        return None
 
     def _take(self, completion_index: int) -> OutputPiece:
-        was_full = self.is_full(completion_index)
         unread = self._unread.pop(completion_index)
+        was_full = len(unread.tokens) > UNREAD_TOKENS
         piece = unread.take(completion_index)
         if unread.rounds:
             self._unread[completion_index] = unread

@@ -5,12 +5,13 @@ another; here each call stands alone, beside how many rounds were in flight, bec
 each other down.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import sqrt
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from coordinator.requests.generation import Generation
 from coordinator.rounds.round_report import RoundReport, RowReport
@@ -92,37 +93,38 @@ class CostCounts:
 class _Acceptance:
     """Counts of one source."""
 
-    compared: list[int] = field(default_factory=list)
-    right: list[int] = field(default_factory=list)
+    compared: Counter[int] = field(default_factory=Counter)
+    """Rows by their count of compared drafts."""
+    right: Counter[int] = field(default_factory=Counter)
+    """Rows by their count of right drafts."""
     outputs: "_Outputs" = field(default_factory=lambda: _Outputs())
 
     def add(self, row: RowReport) -> None:
         compared_count = min(row.accepted_count + 1, row.drafted_count)
-        for counts, count in ((self.compared, compared_count), (self.right, row.accepted_count)):
-            counts.extend([0] * (compared_count - len(counts)))
-            for place in range(count):
-                counts[place] += 1
+        self.compared[compared_count] += 1
+        self.right[row.accepted_count] += 1
         if row.generation:
             self.outputs.add(row.generation, row.accepted_count, compared_count)
 
     def counts(self, source: DraftSource, draft_model: str) -> AcceptanceCounts:
-        return AcceptanceCounts(source, draft_model, tuple(self.compared), tuple(self.right), self.outputs.deviation)
+        places = range(1, max(self.compared) + 1)
+        compared, right = (
+            tuple(accumulate(rows[place] for place in reversed(places)))[::-1] for rows in (self.compared, self.right)
+        )
+        return AcceptanceCounts(source, draft_model, compared, right, self.outputs.deviation)
 
 
 class _Outputs:
     """How much outputs differ: the drafts of one text are right more often than those of another."""
 
     def __init__(self) -> None:
-        self._live: WeakKeyDictionary[Generation, tuple[int, int]] = WeakKeyDictionary()
-        """Right and compared drafts of outputs that have not ended."""
         self._count = 0
         self._sums: dict[str, float] = dict.fromkeys(("right", "compared", "compared squares", "right squares"), 0.0)
 
     def add(self, generation: Generation, right_count: int, compared_count: int) -> None:
-        right, compared = self._live.get(generation, (0, 0))
-        self._live[generation] = right, compared = right + right_count, compared + compared_count
+        right, compared = generation.compared_counts.get(self, (0, 0))
+        generation.compared_counts[self] = right, compared = right + right_count, compared + compared_count
         if generation.ended:
-            del self._live[generation]
             self._count += 1
             self._add({"right": right, "compared": compared})
             self._add({"compared squares": compared**2, "right squares": right**2 / compared})

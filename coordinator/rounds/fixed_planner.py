@@ -22,8 +22,9 @@ class FixedPlanner:
         return {one.generation: self._wish(one) for one in self._outlooks.of(group, draft_models)}
 
     def _wish(self, outlook: Outlook) -> Wish:
-        at_hand, asked = outlook.at_hand(FREE, self._count), outlook.asked(FREE, self._count)
-        heads_count = outlook.propose_count(FREE, self._count)
+        at_hand = outlook.at_hand(FREE, self._count) if outlook.guess_chances else NO_OPTION
+        asked = outlook.asked(FREE, self._count)
+        heads_count = outlook.propose_count(FREE, self._count) if outlook.heads_chances else 0
         return outlook.wish(asked if outlook.prefers(asked, at_hand) else NO_OPTION, at_hand, heads_count)
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:

@@ -13,7 +13,7 @@ from coordinator.rounds.wishes import Wish
 from paceline.types import DraftSource
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drawn:
     """Drafts that a draft service of one model would give."""
 
@@ -40,7 +40,7 @@ class Prices:
 FREE = Prices()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Option:
     """Drafts of one source."""
 
@@ -58,7 +58,7 @@ class Option:
 NO_OPTION = Option()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outlook:
     """What one generation can have."""
 
@@ -143,8 +143,8 @@ class Outlook:
 
 
 def _worthwhile(chances: Sequence[float], price: float, most: int) -> int:
-    """Return how many drafts are worth their price: each is right only if all before it are."""
-    for place, chance in enumerate(chances[:most]):
-        if chance <= price:
-            return place
-    return min(len(chances), most)
+    """Return how many drafts are worth their price: each is right only if all before it are, so chances never rise."""
+    count = min(len(chances), most)
+    while count > 0 and chances[count - 1] <= price:
+        count -= 1
+    return count

@@ -37,8 +37,8 @@ class Outlooks:
 
     def of(self, group: Sequence[Generation], draft_models: Sequence[str]) -> list[Outlook]:
         """Return what each generation of the group can have. Draft services of `draft_models` can be asked now."""
-        chances: dict[tuple[str, int], list[float]] = {}
-        return [self._of(one, draft_models, chances) for one in group]
+        acceptances = {model: _ModelAcceptance(self._at(model)) for model in draft_models}
+        return [self._of(one, acceptances) for one in group]
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport) -> None:
         """Learn from a round: of drafts by place, and of every guess, whether it was used or not."""
@@ -66,21 +66,21 @@ class Outlooks:
         for guesser in generation.guessers.values():
             guesser.ended(generation.token_ids)
 
-    def _of(
-        self, generation: Generation, draft_models: Sequence[str], known: dict[tuple[str, int], list[float]]
-    ) -> Outlook:
-        guesses = _guesses(generation)
-        most = generation.max_draft_count
-        guess_chances = {source: self._calibration(source).chances(one)[:most] for source, one in guesses.items()}
-        drawn = {
-            model: Drawn(self._chances(generation, model, known)[:most], _missed(generation, model))
-            for model in draft_models
-            if most and _may_ask(generation, model)
-        }
+    def _of(self, generation: Generation, acceptances: Mapping[str, "_ModelAcceptance"]) -> Outlook:
+        most, guesses = generation.max_draft_count, _guesses(generation)
+        # `_guesses` asks for no more tokens than the most that help.
+        guess_chances = {source: self._calibration(source).chances(one) for source, one in guesses.items()}
+        drawn: dict[str, Drawn] = {}
+        has_missed = False
+        for model, acceptance in acceptances.items() if most else ():
+            if _may_ask(generation, model):
+                missed_count = _missed(generation, model)
+                has_missed = has_missed or missed_count > 0
+                drawn[model] = Drawn(acceptance.chances(generation)[:most], missed_count)
         # Only what a draft service has missed is weighed against what is still to come.
-        has_missed = any(one.caught_up_count for one in drawn.values())
         remaining = self._lengths.remaining(generation) if has_missed else generation.output.remaining_count
-        return Outlook(generation, guesses, guess_chances, drawn, remaining, self._heads_chances(generation))
+        heads_chances = self._heads_chances(generation) if self._heads_count else ()
+        return Outlook(generation, guesses, guess_chances, drawn, remaining, heads_chances)
 
     def _heads_chances(self, generation: Generation) -> list[float]:
         """Return the chances of what the target's heads would draft, where they may."""
@@ -89,13 +89,6 @@ class Outlooks:
             return []
         chances = self._calibration(DraftSource.HEADS).chances(Guess((0,) * count, 0, (1.0,) * count))
         return [self._heads_given * chance for chance in chances]
-
-    def _chances(self, generation: Generation, model: str, known: dict[tuple[str, int], list[float]]) -> list[float]:
-        usual = self._at(model).rate
-        likelier = round(LIKELIER_STEPS * generation.acceptance.rate(usual) / usual)
-        if (model, likelier) not in known:
-            known[model, likelier] = self._at(model).survival(likelier / LIKELIER_STEPS)
-        return known[model, likelier]
 
     def _at(self, model: str) -> PlaceAcceptance:
         if model not in self._places:
@@ -108,12 +101,31 @@ class Outlooks:
         return self._calibrations[source]
 
 
+class _ModelAcceptance:
+    """The acceptance of a draft service's model, as it is when a round is planned."""
+
+    def __init__(self, places: PlaceAcceptance) -> None:
+        self._places = places
+        self._usual = places.rate
+        self._known: dict[int, list[float]] = {}
+        """Chances by the factor on a generation's acceptance, in steps."""
+
+    def chances(self, generation: Generation) -> list[float]:
+        likelier = round(LIKELIER_STEPS * generation.acceptance.rate(self._usual) / self._usual)
+        if likelier not in self._known:
+            self._known[likelier] = self._places.survival(likelier / LIKELIER_STEPS)
+        return self._known[likelier]
+
+
 def _guesses(generation: Generation) -> dict[DraftSource, Guess]:
     most = min(MAX_GUESSED, generation.max_draft_count, generation.output.remaining_count - 1)
-    guessers = generation.guessers if most > 0 else {}
-    order = generation.drafting.sources if generation.drafting.in_order else guessers
-    found = ((source, guessers[source].guess(generation.token_ids, most)) for source in order if source in guessers)
-    guesses = {source: guess for source, guess in found if guess and guess.token_ids}
+    guesses: dict[DraftSource, Guess] = {}
+    if most < 1:
+        return guesses
+    guessers = generation.guessers
+    for source in generation.drafting.sources if generation.drafting.in_order else guessers:
+        if source in guessers and (guess := guessers[source].guess(generation.token_ids, most)) and guess.token_ids:
+            guesses[source] = guess
     if heads := _of_heads(generation, most):
         guesses[DraftSource.HEADS] = heads
     return guesses
@@ -122,7 +134,7 @@ def _guesses(generation: Generation) -> dict[DraftSource, Guess]:
 def _of_heads(generation: Generation, most: int) -> Guess | None:
     """Return what the target's heads drafted in the last round, if it is about the text as it is."""
     drafted = generation.heads_draft
-    if drafted is None or drafted.length != len(generation.token_ids) or most < 1:
+    if drafted is None or drafted.length != len(generation.token_ids):
         return None
     token_ids = drafted.token_ids[:most]
     return Guess(token_ids, 0, (1.0,) * len(token_ids)) if token_ids else None
@@ -130,8 +142,9 @@ def _of_heads(generation: Generation, most: int) -> Guess | None:
 
 def _missed(generation: Generation, model: str) -> int:
     """Return the tokens that a draft service of this model has missed and would take in first."""
-    lack = generation.draft_lack.count if model == generation.draft_model else len(generation.token_ids)
-    return max(0, lack - NEW_TO_DRAFT)
+    length = len(generation.token_ids)
+    cached = min(generation.draft_cached_length, length - 1) if model == generation.draft_model else 0
+    return max(0, length - cached - NEW_TO_DRAFT)
 
 
 def _may_ask(generation: Generation, model: str) -> bool:

@@ -156,8 +156,9 @@ class GenerationPool:
     def settle(self, group: Iterable[Generation]) -> list[Generation]:
         """Put a round's generations back; return those that ended and so left the pool."""
         self._in_flight.difference_update(group)
+        now_s = self._clock()
         for generation in group:
-            generation.ready_since_s = self._clock()
+            generation.ready_since_s = now_s
             generation.queued_s = 0.0
             if generation.is_unread and not generation.ended:
                 self._set_aside(generation)

@@ -61,7 +61,7 @@ _KEEPS_CACHE = (Overloaded, PeerUnavailable, CallTimedOut)
 """Errors of a propose row that say nothing about its cache."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Draft:
     """Draft tokens of a row."""
 
@@ -279,8 +279,11 @@ def _drafts(
     """Return each row's draft: what the draft service gave, or else the tokens at hand."""
     drafts: dict[Generation, _Draft] = {}
     for one, wish in wishes.items():
-        token_ids = wish.token_ids[: max(0, _most_drafts(one, limits))]
-        drafts[one] = _draft(token_ids, wish.source, "", limits)
+        if wish.token_ids:
+            token_ids = wish.token_ids[: max(0, _most_drafts(one, limits))]
+            drafts[one] = _draft(token_ids, wish.source, "", limits)
+        else:
+            drafts[one] = NO_DRAFT
     for model, answer in asked.items():
         if isinstance(answer.result, Proposals):
             for (one, row), proposal in zip(answer.rows.items(), answer.result.results, strict=True):
@@ -289,10 +292,11 @@ def _drafts(
     return drafts
 
 
-def _draft(token_ids: Sequence[int], source: DraftSource | None, model: str, limits: RoundLimits) -> _Draft:
+def _draft(token_ids: tuple[int, ...], source: DraftSource | None, model: str, limits: RoundLimits) -> _Draft:
     """Return the tokens as a draft, up to the first that the target does not know."""
-    known = tuple(takewhile(lambda one: 0 <= one < limits.vocabulary_size, token_ids))
-    return _Draft(known, source, model) if known else NO_DRAFT
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limits.vocabulary_size:
+        token_ids = tuple(takewhile(lambda one: 0 <= one < limits.vocabulary_size, token_ids))
+    return _Draft(token_ids, source, model) if token_ids else NO_DRAFT
 
 
 def _proposed(generation: Generation, row: ProposeRow, proposal: Proposal | PacelineError) -> tuple[int, ...]:
@@ -328,27 +332,23 @@ def _most_drafts(generation: Generation, limits: RoundLimits) -> int:
 
 
 def _commit(generation: Generation, row: VerifyRow, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:
-    length, before = len(generation.token_ids), generation.usage
-    generation.heads_draft = HeadsDraft(length + verdict.accepted_count + 1, verdict.draft_token_ids, row.propose_count)
-    if draft.source is DraftSource.DRAFT:
-        # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
-        generation.draft_cached_length = min(generation.draft_cached_length, length + verdict.accepted_count)
-    else:
-        generation.draft_cached_length = min(generation.draft_cached_length, length)
-    generation.commit(
-        [*draft.token_ids[: verdict.accepted_count], verdict.next_token_id],
-        accepted_count=verdict.accepted_count,
+    length, accepted_count, source = len(generation.token_ids), verdict.accepted_count, draft.source
+    generation.heads_draft = (
+        HeadsDraft(length + accepted_count + 1, verdict.draft_token_ids, row.propose_count)
+        if row.propose_count
+        else None
+    )
+    # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
+    kept = length + accepted_count if source is DraftSource.DRAFT else length
+    if generation.draft_cached_length > kept:
+        generation.draft_cached_length = kept
+    counts = generation.commit(
+        [*draft.token_ids[:accepted_count], verdict.next_token_id],
+        accepted_count=accepted_count,
         drafted_count=len(draft.token_ids),
         logprobs=verdict.logprobs,
-        source=draft.source,
+        source=source,
         draft_model=draft.model,
-        told=seen.told(generation, draft),
+        told=seen.told(generation, draft) if generation.request.tells_rounds else None,
     )
-    return RowReport(
-        generation.usage.drafted_count - before.drafted_count,
-        generation.usage.accepted_count - before.accepted_count,
-        len(generation.token_ids) - length,
-        draft.source,
-        draft.model,
-        generation,
-    )
+    return RowReport(*counts, source, draft.model, generation)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 from coordinator.requests.generation import Generation
 from paceline.errors import PacelineError
-from paceline.types import DraftSource, HopTime, SourceUsage, added_up
+from paceline.types import DraftSource, HopTime, SourceUsage
 
 NEW_TO_DRAFT = 2
 """Tokens that a draft service has not cached after full acceptance: its last draft token and the next token."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RowReport:
     drafted_count: int
     accepted_count: int
@@ -76,8 +76,11 @@ class RoundReport:
     @property
     def sources(self) -> tuple[SourceUsage, ...]:
         """Draft tokens of the rows by source."""
-        return added_up(
-            SourceUsage(row.source, row.draft_model, row.drafted_count, row.accepted_count)
-            for row in self.rows
-            if row.source
-        )
+        sums: dict[tuple[DraftSource, str], SourceUsage] = {}
+        for row in self.rows:
+            if row.source:
+                name = row.source, row.draft_model
+                usage = sums.get(name) or sums.setdefault(name, SourceUsage(*name))
+                usage.drafted_count += row.drafted_count
+                usage.accepted_count += row.accepted_count
+        return tuple(sums.values())

@@ -13,7 +13,7 @@ from coordinator.rounds.round_report import RoundReport
 from paceline.types import DraftSource
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wish:
     asked_count: int = 0
     """Most tokens to ask a draft service for; 0: none is asked."""

@@ -33,7 +33,14 @@ def command(
         typer.Option(
             min=0,
             max=65533,
-            help=f"The first of three, for the services' metrics; 0 takes any free ones. Unset: {PORTS.metrics_port}.",
+            help="The first of three or, with several coordinator processes, more, for the services' metrics; 0 takes "
+            f"any free ones. Unset: {PORTS.metrics_port}.",
+        ),
+    ] = None,
+    coordinator_processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Coordinator processes behind the port, for more streams than one core can drive. Unset: 1."
         ),
     ] = None,
     http: Annotated[
@@ -49,6 +56,7 @@ def command(
     options = replace(
         options,
         host=None,
+        coordinator_processes=coordinator_processes,
         coordinator_port=coordinator_port,
         draft_port=draft_port,
         target_port=target_port,

@@ -1,7 +1,7 @@
 """Translation of the messages between the coordinator and its clients."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -42,6 +42,7 @@ _PLAIN_FIELDS = (
     "model_digest",
     "echo_prompt",
     "tell_rounds",
+    "omit_text",
 )
 """Fields of a request that its message has by the same name and in the same form."""
 _STATE_TO_PB = {
@@ -174,6 +175,7 @@ def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
         response_format=response_format_from_pb(message),
         echo_prompt=message.echo_prompt,
         tell_rounds=message.tell_rounds,
+        omit_text=message.omit_text,
     )
 
 
@@ -234,9 +236,21 @@ def accepted_from_pb(message: generation_service_pb2.GenerationAccepted) -> type
     return types.GenerationAccepted(**values_of(types.GenerationAccepted, message))
 
 
-def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateTextResponse:
-    message = generation_service_pb2.GenerateTextResponse(completion_index=piece.completion_index)
-    _add_tokens(message.tokens, piece.tokens)
+def piece_to_pb(piece: types.OutputPiece, *, in_runs: bool = False) -> generation_service_pb2.GenerateTextResponse:
+    """Write a piece; with `in_runs`, tokens without log-probabilities as runs."""
+    message = generation_service_pb2.GenerateTextResponse()
+    add_piece(message, piece, in_runs=in_runs)
+    return message
+
+
+def add_piece(message: generation_service_pb2.GenerateTextResponse, piece: types.OutputPiece, *, in_runs: bool) -> None:
+    """Write a piece into an empty message."""
+    if piece.completion_index:
+        message.completion_index = piece.completion_index
+    if in_runs and piece.tokens and piece.tokens[0].logprobs is None:
+        _add_runs(message.runs, piece.tokens)
+    else:
+        _add_tokens(message.tokens, piece.tokens)
     if piece.prompt_tokens:
         _add_tokens(message.prompt_tokens, piece.prompt_tokens)
     if piece.round:
@@ -247,7 +261,34 @@ def piece_to_pb(piece: types.OutputPiece) -> generation_service_pb2.GenerateText
         message.finish.reason = _REASON_TO_PB[piece.finish.reason]
         values = values_of(types.Usage, usage) | {"sources": map(_source_usage_to_pb, usage.sources)}
         message.finish.usage.CopyFrom(generation_service_pb2.Usage(**values))
-    return message
+
+
+def _add_runs(
+    messages: RepeatedCompositeFieldContainer[generation_service_pb2.TokenRun], tokens: Sequence[types.OutputToken]
+) -> None:
+    """Write tokens as runs, each of which ends with the first that was not drafted."""
+    start = 0
+    for place, token in enumerate(tokens, 1):
+        if token.accepted and place < len(tokens):
+            continue
+        run = tokens[start:place]
+        accepted_count = len(run) - (not token.accepted)
+        source, texts = run[0].source if accepted_count else None, [one.text for one in run]
+        messages.add(
+            token_ids=[one.token_id for one in run],
+            texts=texts if any(texts) else None,
+            accepted_count=accepted_count,
+            source=_SOURCE_TO_PB[source] if source else None,
+        )
+        start = place
+
+
+def _run_from_pb(run: generation_service_pb2.TokenRun) -> Iterator[types.OutputToken]:
+    source = _SOURCE_FROM_PB.get(run.source, types.DraftSource.UNSPECIFIED)
+    texts: Iterable[str] = run.texts or repeat("")
+    for place, (token_id, text) in enumerate(zip(run.token_ids, texts, strict=False)):
+        accepted = place < run.accepted_count
+        yield types.OutputToken(token_id, text, accepted, source=source if accepted else None)
 
 
 def _add_tokens(
@@ -298,7 +339,7 @@ def _token_from_pb(message: generation_service_pb2.OutputToken) -> types.OutputT
 
 
 def piece_from_pb(message: generation_service_pb2.GenerateTextResponse) -> types.OutputPiece:
-    tokens = tuple(map(_token_from_pb, message.tokens))
+    tokens = tuple(map(_token_from_pb, message.tokens)) or tuple(chain.from_iterable(map(_run_from_pb, message.runs)))
     finish = _finish_from_pb(message.finish) if message.HasField("finish") else None
     prompt_tokens = tuple(map(_token_from_pb, message.prompt_tokens))
     summary = _round_from_pb(message.round) if message.HasField("round") else None
@@ -339,6 +380,8 @@ def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.D
         targets=map(_replica_to_pb, cluster.targets),
         drafts=map(_replica_to_pb, cluster.drafts),
         costs=_costs_to_pb(cluster.costs) if cluster.costs else None,
+        process_count=cluster.process_count,
+        process_index=cluster.process_index,
     )
 
 
@@ -356,6 +399,8 @@ def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> 
         targets=tuple(map(_replica_from_pb, message.targets)),
         drafts=tuple(map(_replica_from_pb, message.drafts)),
         costs=_costs_from_pb(message.costs) if message.HasField("costs") else None,
+        process_count=message.process_count or 1,
+        process_index=message.process_index,
     )
 
 

@@ -191,10 +191,19 @@ def verdicts_to_pb(
     )
 
 
-def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse) -> types.Verdicts:
+def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse, *, are_plain: bool = False) -> types.Verdicts:
+    """Read verdicts. `are_plain` says that no row asked for log-probabilities or drafts: nobody looks for them then."""
+
     def one(result: target_service_pb2.VerifyTokensResult) -> types.VerifyOutcome | PacelineError:
         if result.HasField("status"):
             return error_from_pb(result.status)
+        if are_plain and result.HasField("next_token_id"):
+            return types.Verdict(
+                result.accepted_count,
+                result.next_token_id,
+                result.cached_length,
+                reused_count=result.reused_count,
+            )
         token_logprobs = tuple(map(logprobs_from_pb, result.token_logprobs))
         if not result.HasField("next_token_id"):
             return types.Prefilled(result.cached_length, token_logprobs, result.reused_count)

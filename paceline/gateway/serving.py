@@ -47,7 +47,8 @@ async def running_gateway(
     check_listening(settings.host, encrypted=settings.tls_certificate is not None, plaintext=settings.plaintext)
     tokens = KnownTokens(settings.token_file) if settings.token_file else None
     security = settings.coordinator_security()
-    async with Client(settings.coordinator, settings.retries, watched.tracer, security) as client:
+    retries, tracer = settings.retries, watched.tracer
+    async with Client(settings.coordinator, retries, tracer, security, shares_stream=True) as client:
         model = ServedModel(client, settings.model_names)
         await model.look()
         gateway = Gateway(

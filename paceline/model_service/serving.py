@@ -65,7 +65,7 @@ async def serve_model(
                 options=options,
                 admitted_interceptors=traced_calls(watched.tracer),
                 interceptors=[CallCounter(watched.registry, role)],
-                exchanges=exchanges,
+                streams=exchanges,
             ) as server:
                 freeze_heap()
                 give_back()

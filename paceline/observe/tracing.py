@@ -3,8 +3,8 @@
 OpenTelemetry is not loaded without a tracer, because its import reads its variables and fails when one is wrong.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -20,6 +20,15 @@ def traced_channel(tracer: "Tracer | None") -> Callable[[grpc.aio.Channel, str],
     from paceline.observe.spans.client import TracedChannel
 
     return lambda channel, address: TracedChannel(channel, tracer, address)
+
+
+def traced_call(tracer: "Tracer | None", method: str, address: str) -> AbstractContextManager[Mapping[str, str]]:
+    """Return a context that gives the call of its block a span, and the headers that name it to the server."""
+    if tracer is None:
+        return nullcontext({})
+    from paceline.observe.spans.client import call_span
+
+    return call_span(tracer, method, address)
 
 
 def traced_calls(tracer: "Tracer | None") -> list[grpc.aio.ServerInterceptor]:

@@ -66,11 +66,14 @@ class ClusterOptions:
     shared_suffixes: bool | None = None
     """True allows drafts that are looked up in recent outputs of other requests."""
     host: str | None = HOST
+    coordinator_processes: int | None = None
+    """Coordinator processes behind its port."""
     coordinator_port: int | None = 0
     draft_port: int | None = 0
     target_port: int | None = 0
     metrics_port: int | None = None
-    """Metrics port of the coordinator; the draft's and the target's are the next two. 0 for any free ports."""
+    """Metrics port of the coordinator's first process; those of its others, the draft and the target are the next. 0
+    for any free ports."""
     gateway_port: int | None = None
     """Port of the gateway; 0 for any free one; None for no gateway."""
     log_level: str | None = None
@@ -147,6 +150,10 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
     nowhere, has_draft = f"{HOST}:1", options.draft_model != NO_DRAFT
     draft_address = nowhere if has_draft else NO_DRAFT
     coordinator = _plan("coordinator", options, otherwise, "--draft", draft_address, "--target", nowhere)
+    # As a flag or a variable says: their metrics come before those of the models.
+    options, otherwise = (
+        replace(one, coordinator_processes=coordinator.settings.processes) for one in (options, otherwise)
+    )
     draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count) if has_draft else (None, CORES)
     if options.target_threads is None and not is_set("target", "threads"):
         otherwise = replace(otherwise, target_threads=CORES, threads_beside_draft=beside_draft)
@@ -196,8 +203,9 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
     }
     own: tuple[str, ...] = ()
     if role != "gateway":
-        shared["metrics_port"] = options.metrics_port and options.metrics_port + SERVICES.index(role)
+        shared["metrics_port"] = options.metrics_port and options.metrics_port + _metrics_place(role, options)
     if role == "coordinator":
+        shared["processes"] = options.coordinator_processes
         own = ("batch_size", "draft_count", "policy", "lanes", "shared_suffixes")
     if role in ("draft", "target"):
         own = ("device", "kv_memory", "layout", "prefix_sharing")
@@ -206,6 +214,11 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
         own += ("heads", "dtype", "quantization", "numerics", "threads_beside_draft")
     said = shared | {name: getattr(options, name) for name in own}
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _metrics_place(role: str, options: ClusterOptions) -> int:
+    """Return how many ports for metrics come before that of a service."""
+    return SERVICES.index(role) + ((options.coordinator_processes or 1) - 1 if role != "coordinator" else 0)
 
 
 @asynccontextmanager
@@ -354,12 +367,12 @@ class ServiceProcess:
         if self._process:
             await self._process.wait()
 
-    async def stop(self) -> None:
-        """End it with SIGTERM, or with SIGKILL after `STOP_TIMEOUT_S`."""
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End it with SIGTERM, or with SIGKILL after a while."""
         self.send_signal(signal.SIGTERM)
         if self._process:
             try:
-                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+                await asyncio.wait_for(self._process.wait(), timeout_s)
             except TimeoutError:
                 await self.kill()
 

@@ -91,3 +91,7 @@ class ClusterDescription:
     drafts: tuple[ReplicaDescription, ...] = ()
     costs: MeasuredCosts | None = None
     """None if they were not asked for, or from an older coordinator."""
+    process_count: int = 1
+    """Coordinator processes behind the address. Load, statistics and costs are those of the one that answered."""
+    process_index: int = 0
+    """Process that answered."""

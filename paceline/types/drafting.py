@@ -38,7 +38,7 @@ class DraftingOptions:
         return source not in self.forbidden_sources and (not self.sources or source in self.sources)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SourceUsage:
     """Draft tokens of one source."""
 

@@ -1,6 +1,6 @@
 """Requests of clients and the answers to them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from paceline.types.drafting import DraftingOptions, DraftSource, SourceUsage
@@ -100,6 +100,8 @@ class GenerationRequest:
     """Whether the prompt's tokens are sent too, before the output."""
     tell_rounds: bool = False
     """Whether each piece tells of its round."""
+    omit_text: bool = False
+    """Whether tokens come without their texts. Stop strings end the output all the same."""
 
 
 class FinishReason(Enum):
@@ -111,7 +113,7 @@ class FinishReason(Enum):
     STOP_TOKEN = "stop_token"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OutputToken:
     token_id: int
     text: str
@@ -127,7 +129,7 @@ class OutputToken:
     """Bytes of each token of `logprobs.top`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     prompt_count: int
     output_count: int = 0
@@ -142,6 +144,10 @@ class Usage:
     """Drafted and accepted tokens by source: those that drafted at all."""
     cached_prompt_count: int = 0
     """Tokens of the prompt that the target had cached from an earlier prompt."""
+
+    def copy(self) -> "Usage":
+        """Return a usage that does not grow with this one."""
+        return replace(self, sources=tuple(map(replace, self.sources)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ class RoundSummary:
     """Seconds from its last round, or from its arrival, until the round began."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OutputPiece:
     """Tokens committed since the last piece; the last one of an output carries the finish."""
 

@@ -1,4 +1,7 @@
-"""Calls from the coordinator to the model services and their answers, row by row."""
+"""Calls from the coordinator to the model services and their answers, row by row.
+
+What is made for every row of every round is a value, though not frozen: that would take four times as long.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +10,7 @@ from paceline.types.models import ModelIdentity
 from paceline.types.sampling import GREEDY, ChoiceRule, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProposeRow:
     """One sequence of a propose call: keep `base_length` cached tokens, append `token_ids`, propose `draft_count`."""
 
@@ -25,7 +28,7 @@ class ProposeRow:
     """Draft tokens to prepare after likely outcomes of this row's drafts, and to send unasked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Proposal:
     draft_token_ids: tuple[int, ...]
     cached_length: int
@@ -46,7 +49,7 @@ class PreparedDrafts:
     draft_token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifyRow:
     """One sequence of a verify call: keep `base_length` cached tokens, append `token_ids`, verify the draft tokens."""
 
@@ -70,13 +73,8 @@ class VerifyRow:
     propose_count: int = 0
     """Most tokens that the target's own heads are to draft after the next token."""
 
-    @property
-    def token_count(self) -> int:
-        """Tokens that the row brings, with its draft tokens."""
-        return len(self.token_ids) + len(self.draft_token_ids)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     accepted_count: int
     next_token_id: int

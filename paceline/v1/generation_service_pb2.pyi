@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.rpc import status_pb2 as _status_pb2
 from paceline.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -172,6 +173,7 @@ class GenerateTextRequest(_message.Message):
     RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
     ECHO_PROMPT_FIELD_NUMBER: _builtins.int
     TELL_ROUNDS_FIELD_NUMBER: _builtins.int
+    OMIT_TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenized as the target's tokenizer does by default."""
     user_message: _builtins.str
@@ -204,6 +206,10 @@ class GenerateTextRequest(_message.Message):
     """Sends the prompt's tokens before the output, with log-probabilities where these are asked for."""
     tell_rounds: _builtins.bool
     """Tells of each round what it took: see `GenerateTextResponse.round`."""
+    omit_text: _builtins.bool
+    """Leaves the text of tokens out, for clients that make it themselves of the ids. Stop strings end the output all the
+    same; no text says where the first one begins.
+    """
     @_builtins.property
     def token_ids(self) -> _common_pb2.TokenIds:
         """Token ids, taken as they are."""
@@ -277,10 +283,11 @@ class GenerateTextRequest(_message.Message):
         response_format: _common_pb2.ResponseFormat | None = ...,
         echo_prompt: _builtins.bool = ...,
         tell_rounds: _builtins.bool = ...,
+        omit_text: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "chat", b"chat", "drafting", b"drafting", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "response_format", b"response_format", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "chat", b"chat", "completion_count", b"completion_count", "drafting", b"drafting", "echo_prompt", b"echo_prompt", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "response_format", b"response_format", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "tell_rounds", b"tell_rounds", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "chat", b"chat", "completion_count", b"completion_count", "drafting", b"drafting", "echo_prompt", b"echo_prompt", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "omit_text", b"omit_text", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "response_format", b"response_format", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "tell_rounds", b"tell_rounds", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_count: _TypeAlias = _typing.Literal["max_draft_count"]  # noqa: Y015
     _WhichOneofArgType__max_draft_count: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count"]  # noqa: Y015
@@ -499,6 +506,7 @@ class GenerateTextResponse(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     completion_index: _builtins.int
     """Output the tokens belong to, from 0."""
     @_builtins.property
@@ -523,6 +531,12 @@ class GenerateTextResponse(_message.Message):
     def round(self) -> Global___RoundSummary:
         """Round that committed `tokens`, if it was asked for."""
 
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenRun]:
+        """Tokens in place of `tokens`, with less about each: in GenerateStream, and where text is left out, unless
+        log-probabilities were asked for.
+        """
+
     def __init__(
         self,
         *,
@@ -532,14 +546,202 @@ class GenerateTextResponse(_message.Message):
         accepted: Global___GenerationAccepted | None = ...,
         prompt_tokens: _abc.Iterable[Global___OutputToken] | None = ...,
         round: Global___RoundSummary | None = ...,
+        runs: _abc.Iterable[Global___TokenRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "finish", b"finish", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completion_index", b"completion_index", "finish", b"finish", "prompt_tokens", b"prompt_tokens", "round", b"round", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completion_index", b"completion_index", "finish", b"finish", "prompt_tokens", b"prompt_tokens", "round", b"round", "runs", b"runs", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateTextResponse: _TypeAlias = GenerateTextResponse  # noqa: Y015
+
+@_typing.final
+class TokenRun(_message.Message):
+    """Holds tokens that one round committed of an output, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    accepted_count: _builtins.int
+    """Leading tokens that had been drafted."""
+    source: Global___DraftSource.ValueType
+    """What had drafted them; unset where there are none."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens the target chose."""
+
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts of the tokens, as `OutputToken.text`; none where text is left out."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        accepted_count: _builtins.int = ...,
+        source: Global___DraftSource.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "source", b"source", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenRun: _TypeAlias = TokenRun  # noqa: Y015
+
+@_typing.final
+class GenerateStreamRequest(_message.Message):
+    """Begins, ends or holds one call of a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Name of the call, chosen by the caller; not that of another call of the stream that has not ended."""
+    hold: _builtins.bool
+    """True: sends no more output of the call, whose generations pause when much of it waits. False: goes on."""
+    @_builtins.property
+    def start(self) -> Global___StartedCall:
+        """Begins the call."""
+
+    @_builtins.property
+    def cancel(self) -> Global___CancelledCall:
+        """Cancels the call, which then ends with CANCELLED; nothing if it has ended."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        start: Global___StartedCall | None = ...,
+        cancel: Global___CancelledCall | None = ...,
+        hold: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "hold", b"hold", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "call_id", b"call_id", "cancel", b"cancel", "hold", b"hold", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["start", "cancel", "hold"]  # noqa: Y015
+    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
+
+Global___GenerateStreamRequest: _TypeAlias = GenerateStreamRequest  # noqa: Y015
+
+@_typing.final
+class StartedCall(_message.Message):
+    """Begins a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___GenerateTextRequest:
+        """What is asked for."""
+
+    @_builtins.property
+    def context(self) -> _common_pb2.RequestContext:
+        """Deadline and span of the call."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___GenerateTextRequest | None = ...,
+        context: _common_pb2.RequestContext | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartedCall: _TypeAlias = StartedCall  # noqa: Y015
+
+@_typing.final
+class CancelledCall(_message.Message):
+    """Cancels a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelledCall: _TypeAlias = CancelledCall  # noqa: Y015
+
+@_typing.final
+class GenerateStreamResponse(_message.Message):
+    """Carries what there is of all calls of a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATES_FIELD_NUMBER: _builtins.int
+    CLOSING_FIELD_NUMBER: _builtins.int
+    closing: _builtins.bool
+    """Tells that no more calls are taken: they go to another stream. Those under way go on to their ends."""
+    @_builtins.property
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallUpdate]:
+        """What there is, in order for each call."""
+
+    def __init__(
+        self,
+        *,
+        updates: _abc.Iterable[Global___CallUpdate] | None = ...,
+        closing: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "updates", b"updates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateStreamResponse: _TypeAlias = GenerateStreamResponse  # noqa: Y015
+
+@_typing.final
+class CallUpdate(_message.Message):
+    """Carries a part of a call's answer, or its end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Call it is of."""
+    @_builtins.property
+    def response(self) -> Global___GenerateTextResponse:
+        """Next message of the call, as GenerateText would have sent it."""
+
+    @_builtins.property
+    def ended(self) -> _status_pb2.Status:
+        """Set once, with the last update of the call: how it ended."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        response: Global___GenerateTextResponse | None = ...,
+        ended: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "ended", b"ended", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallUpdate: _TypeAlias = CallUpdate  # noqa: Y015
 
 @_typing.final
 class RoundSummary(_message.Message):
@@ -851,6 +1053,8 @@ class DescribeClusterResponse(_message.Message):
     TARGETS_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    PROCESS_COUNT_FIELD_NUMBER: _builtins.int
+    PROCESS_INDEX_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """Most sequences that take part in a round."""
     draft_count: _builtins.int
@@ -863,6 +1067,12 @@ class DescribeClusterResponse(_message.Message):
     """Sequences being generated now."""
     waiting_sequence_count: _builtins.int
     """Requests waiting for a place in the pool."""
+    process_count: _builtins.int
+    """Coordinator processes behind the address; 0 means 1. Each is a coordinator of its own, and which one answers is
+    left to chance: load, statistics and costs are those of the process that answered.
+    """
+    process_index: _builtins.int
+    """Process that answered, from 0."""
     @_builtins.property
     def target(self) -> _common_pb2.ModelDescription:
         """Target model, as the first replica that the coordinator joined described it."""
@@ -902,10 +1112,12 @@ class DescribeClusterResponse(_message.Message):
         targets: _abc.Iterable[Global___ReplicaDescription] | None = ...,
         drafts: _abc.Iterable[Global___ReplicaDescription] | None = ...,
         costs: Global___MeasuredCosts | None = ...,
+        process_count: _builtins.int = ...,
+        process_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "statistics", b"statistics", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "drafts", b"drafts", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "statistics", b"statistics", "target", b"target", "targets", b"targets", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "drafts", b"drafts", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "process_count", b"process_count", "process_index", b"process_index", "statistics", b"statistics", "target", b"target", "targets", b"targets", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft_count: _TypeAlias = _typing.Literal["draft_count"]  # noqa: Y015
     _WhichOneofArgType__draft_count: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count"]  # noqa: Y015

@@ -40,6 +40,11 @@ class GenerationServiceStub:
                 request_serializer=paceline_dot_v1_dot_generation__service__pb2.GenerateTextRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_generation__service__pb2.GenerateTextResponse.FromString,
                 _registered_method=True)
+        self.GenerateStream = channel.stream_stream(
+                '/paceline.v1.GenerationService/GenerateStream',
+                request_serializer=paceline_dot_v1_dot_generation__service__pb2.GenerateStreamRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_generation__service__pb2.GenerateStreamResponse.FromString,
+                _registered_method=True)
         self.DescribeCluster = channel.unary_unary(
                 '/paceline.v1.GenerationService/DescribeCluster',
                 request_serializer=paceline_dot_v1_dot_generation__service__pb2.DescribeClusterRequest.SerializeToString,
@@ -64,6 +69,19 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateStream(self, request_iterator, context):
+        """Carries many calls like GenerateText over one stream, for gateways: what a round gives all of them is one message.
+
+        Each call is named by its caller, has a deadline and a span of its own, and ends with the status that GenerateText
+        would have ended with; the stream and its other calls go on. A stream that breaks cancels its calls. They are
+        continued as those of GenerateText are. At most so many calls are under way on a stream as a connection may have of
+        GenerateText; further ones end with RESOURCE_EXHAUSTED. A caller that reads slowly gets fewer and larger messages;
+        one that cannot pass on the output of a call holds it. Once no more calls will come, the stream ends with the last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeCluster(self, request, context):
         """Describes the models behind this coordinator and what its pool is doing.
         """
@@ -78,6 +96,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GenerateText,
                     request_deserializer=paceline_dot_v1_dot_generation__service__pb2.GenerateTextRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_generation__service__pb2.GenerateTextResponse.SerializeToString,
+            ),
+            'GenerateStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateStream,
+                    request_deserializer=paceline_dot_v1_dot_generation__service__pb2.GenerateStreamRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_generation__service__pb2.GenerateStreamResponse.SerializeToString,
             ),
             'DescribeCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCluster,
@@ -113,6 +136,33 @@ class GenerationService:
             '/paceline.v1.GenerationService/GenerateText',
             paceline_dot_v1_dot_generation__service__pb2.GenerateTextRequest.SerializeToString,
             paceline_dot_v1_dot_generation__service__pb2.GenerateTextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/paceline.v1.GenerationService/GenerateStream',
+            paceline_dot_v1_dot_generation__service__pb2.GenerateStreamRequest.SerializeToString,
+            paceline_dot_v1_dot_generation__service__pb2.GenerateStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

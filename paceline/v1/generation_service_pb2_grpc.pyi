@@ -42,6 +42,15 @@ class GenerationServiceStub:
     Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
     RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
     """
+    GenerateStream: _grpc.StreamStreamMultiCallable[_generation_service_pb2.GenerateStreamRequest, _generation_service_pb2.GenerateStreamResponse]
+    """Carries many calls like GenerateText over one stream, for gateways: what a round gives all of them is one message.
+
+    Each call is named by its caller, has a deadline and a span of its own, and ends with the status that GenerateText
+    would have ended with; the stream and its other calls go on. A stream that breaks cancels its calls. They are
+    continued as those of GenerateText are. At most so many calls are under way on a stream as a connection may have of
+    GenerateText; further ones end with RESOURCE_EXHAUSTED. A caller that reads slowly gets fewer and larger messages;
+    one that cannot pass on the output of a call holds it. Once no more calls will come, the stream ends with the last.
+    """
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.DescribeClusterRequest, _generation_service_pb2.DescribeClusterResponse]
     """Describes the models behind this coordinator and what its pool is doing."""
 
@@ -58,6 +67,15 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     each output; FAILED_PRECONDITION with reason MODEL_CHANGED says that another model is served now.
     Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
     RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
+    """
+    GenerateStream: _aio.StreamStreamMultiCallable[_generation_service_pb2.GenerateStreamRequest, _generation_service_pb2.GenerateStreamResponse]  # type: ignore[assignment]
+    """Carries many calls like GenerateText over one stream, for gateways: what a round gives all of them is one message.
+
+    Each call is named by its caller, has a deadline and a span of its own, and ends with the status that GenerateText
+    would have ended with; the stream and its other calls go on. A stream that breaks cancels its calls. They are
+    continued as those of GenerateText are. At most so many calls are under way on a stream as a connection may have of
+    GenerateText; further ones end with RESOURCE_EXHAUSTED. A caller that reads slowly gets fewer and larger messages;
+    one that cannot pass on the output of a call holds it. Once no more calls will come, the stream ends with the last.
     """
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.DescribeClusterRequest, _generation_service_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Describes the models behind this coordinator and what its pool is doing."""
@@ -78,6 +96,21 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         each output; FAILED_PRECONDITION with reason MODEL_CHANGED says that another model is served now.
         Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
         RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
+        """
+
+    @_abc_1.abstractmethod
+    def GenerateStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_generation_service_pb2.GenerateStreamRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.GenerateStreamResponse], _abc.AsyncIterator[_generation_service_pb2.GenerateStreamResponse]]:
+        """Carries many calls like GenerateText over one stream, for gateways: what a round gives all of them is one message.
+
+        Each call is named by its caller, has a deadline and a span of its own, and ends with the status that GenerateText
+        would have ended with; the stream and its other calls go on. A stream that breaks cancels its calls. They are
+        continued as those of GenerateText are. At most so many calls are under way on a stream as a connection may have of
+        GenerateText; further ones end with RESOURCE_EXHAUSTED. A caller that reads slowly gets fewer and larger messages;
+        one that cannot pass on the output of a call holds it. Once no more calls will come, the stream ends with the last.
         """
 
     @_abc_1.abstractmethod

@@ -1,12 +1,21 @@
 """Transport of calls: servers, channels, statuses and process termination. Knows nothing of tokens or models."""
 
+from paceline.wire.access import check_caller
 from paceline.wire.channel import open_channel
-from paceline.wire.exchange import Exchange
+from paceline.wire.exchange import Exchange, half_close
 from paceline.wire.exchanges import Exchanges
 from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 from paceline.wire.process import termination
-from paceline.wire.server import RunningServer, ServerOptions, running_server
-from paceline.wire.status import ErrorInterceptor, answered, ended_code, parsed, translated_errors
+from paceline.wire.server import RunningServer, ServerOptions, Streams, running_server
+from paceline.wire.status import (
+    ErrorInterceptor,
+    answered,
+    as_told,
+    code_of,
+    ended_code,
+    parsed,
+    translated_errors,
+)
 
 __all__ = [
     "ErrorInterceptor",
@@ -15,9 +24,14 @@ __all__ = [
     "Handler",
     "RunningServer",
     "ServerOptions",
+    "Streams",
     "WrappingInterceptor",
     "answered",
+    "as_told",
+    "check_caller",
+    "code_of",
     "ended_code",
+    "half_close",
     "open_channel",
     "parsed",
     "running_server",

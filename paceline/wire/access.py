@@ -1,6 +1,6 @@
 """The interceptor that checks callers. It runs before `ErrorInterceptor`, so a stranger's request is never parsed."""
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Any
 
 import grpc
@@ -51,8 +51,16 @@ class AccessInterceptor(WrappingInterceptor):
     async def _check(self, method: str, context: Context) -> None:
         """Abort the call unless it passes every check."""
         try:
-            for check in self._checks:
-                check(method, context)
+            check_caller(self._checks, method, context)
         except PacelineError as error:
-            log.warning("a caller was refused", method=method, reason=error.reason, peer=context.peer())
             await abort(context, error)
+
+
+def check_caller(checks: Iterable[Check], method: str, context: Context) -> None:
+    """Raise the error of the first check that a caller does not pass."""
+    try:
+        for check in checks:
+            check(method, context)
+    except PacelineError as error:
+        log.warning("a caller was refused", method=method, reason=error.reason, peer=context.peer())
+        raise

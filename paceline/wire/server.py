@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -13,7 +13,6 @@ from paceline.security.access import Check
 from paceline.security.certificates import Certificates, server_credentials
 from paceline.security.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
 from paceline.wire.access import AccessInterceptor
-from paceline.wire.exchanges import Exchanges
 from paceline.wire.lasting import HeardCalls, LastingServer, without_registration
 from paceline.wire.ports import Listening
 from paceline.wire.reflection import add_reflection
@@ -22,8 +21,6 @@ from paceline.wire.status import ErrorInterceptor
 log = structlog.get_logger()
 
 _OPTIONS = [
-    # Without this a second server silently shares the port instead of failing.
-    ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -44,6 +41,8 @@ class ServerOptions:
     reflection: bool = True
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_concurrent_streams: int = MAX_CONCURRENT_STREAMS
+    shares_port: bool = False
+    """Whether other processes may listen on the same ports; connections are spread among them."""
     max_connection_age_s: float | None = None
     """Seconds, plus or minus a tenth, until a connection takes no new calls and callers look up the name again.
     Calls under way finish. None for no limit."""
@@ -65,6 +64,18 @@ class RunningServer:
             await self.health.set(name, state)
 
 
+class Streams(Protocol):
+    """Request streams that callers keep open, so that the server has to end them."""
+
+    def end_streams(self) -> None:
+        """Have all open streams end after what is under way on them."""
+        ...
+
+    def close(self) -> None:
+        """As `end_streams`, and for streams that begin later too."""
+        ...
+
+
 @asynccontextmanager
 async def running_server(
     host: str,
@@ -76,12 +87,12 @@ async def running_server(
     options: ServerOptions = ServerOptions(),
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     admitted_interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    exchanges: Exchanges | None = None,
+    streams: Streams | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Serve while the block runs; NOT_SERVING until `set_serving`. On exit, calls have up to `grace_s` to end.
 
-    `interceptors` see all calls, `admitted_interceptors` those that passed the checks. `exchanges` end their streams
-    when the server stops. Raise AddressInUse or StartupError.
+    `interceptors` see all calls, `admitted_interceptors` those that passed the checks. `streams` end when the server
+    stops. Raise AddressInUse or StartupError.
     """
     health_servicer = health.aio.HealthServicer()
     credentials = server_credentials(options.certificates) if options.certificates else None
@@ -94,10 +105,10 @@ async def running_server(
             add_reflection(server, [*service_names, health.SERVICE_NAME])
         return server, _bind(server, Listening("--port", host, port), credentials)
 
-    exchanges, calls = exchanges or Exchanges(), HeardCalls()
-    server = LastingServer(make, port, calls, exchanges.end_streams)
+    calls = HeardCalls()
+    server = LastingServer(make, port, calls, streams.end_streams if streams else lambda: None)
     address = f"{host}:{server.port}"
-    async with _health_server(host, options.health_port, health_servicer) as health_address:
+    async with _health_server(host, options, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
         await running.set_serving(False)
         await server.start()
@@ -105,7 +116,8 @@ async def running_server(
             yield running
         finally:
             await health_servicer.enter_graceful_shutdown()
-            exchanges.close()
+            if streams:
+                streams.close()
             await server.stop(grace_s)
 
 
@@ -125,21 +137,30 @@ def _make_server(
     ]
     if options.max_connection_age_s is not None:
         limits.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
-    return grpc.aio.server(interceptors=[*interceptors, *inner], options=[*limits, *_OPTIONS])
+    return grpc.aio.server(
+        interceptors=[*interceptors, *inner], options=[*limits, *_OPTIONS, _sharing(options.shares_port)]
+    )
+
+
+def _sharing(shares_port: bool) -> tuple[str, int]:
+    """Return the option of gRPC, by whose default a second server silently shares the port instead of failing."""
+    return "grpc.so_reuseport", int(shares_port)
 
 
 @asynccontextmanager
-async def _health_server(host: str, port: int | None, servicer: health.aio.HealthServicer) -> AsyncIterator[str | None]:
+async def _health_server(
+    host: str, options: ServerOptions, servicer: health.aio.HealthServicer
+) -> AsyncIterator[str | None]:
     """Serve only health checks, in plaintext for callers without TLS such as Kubernetes' probes.
 
     Yield the address; None without a port.
     """
-    if port is None:
+    if options.health_port is None:
         yield None
         return
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=[*_OPTIONS, _sharing(options.shares_port)])
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    address = f"{host}:{_bind(server, Listening('--health-port', host, port), None)}"
+    address = f"{host}:{_bind(server, Listening('--health-port', host, options.health_port), None)}"
     await server.start()
     log.info("health checks are answered in plaintext", address=address)
     try:

@@ -62,13 +62,13 @@ def _guard_stream(behavior: Handler, deserialize: Deserializer | None) -> Handle
     return guarded
 
 
-def _guard_exchange(behavior: Handler, deserialize: Deserializer) -> Handler:
+def _guard_exchange(behavior: Handler, deserialize: Deserializer | None) -> Handler:
     async def guarded(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        all_parsed = (parsed(request, deserialize) async for request in requests)
+        read = (parsed(request, deserialize) async for request in requests) if deserialize else requests
         try:
-            async for response in behavior(all_parsed, context):
+            async for response in behavior(read, context):
                 yield response
         except Exception as error:
             await abort(context, error)
@@ -88,10 +88,15 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -
     """End the call with the status of the error."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if not isinstance(error, PacelineError):
-        log.error("unexpected error in a call", exc_info=error)
-        error = PeerFailed("the service failed unexpectedly; its log has the details")
-    await context.abort_with_status(rpc_status.to_status(error_to_pb(error)))
+    await context.abort_with_status(rpc_status.to_status(error_to_pb(as_told(error))))
+
+
+def as_told(error: Exception) -> PacelineError:
+    """Return the error that a caller is told: one that nobody expected is logged instead."""
+    if isinstance(error, PacelineError):
+        return error
+    log.error("unexpected error in a call", exc_info=error)
+    return PeerFailed("the service failed unexpectedly; its log has the details")
 
 
 def code_of(error: Exception) -> grpc.StatusCode:

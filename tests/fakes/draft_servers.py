@@ -27,6 +27,6 @@ async def draft_server(
         lambda server: add_DraftServiceServicer_to_server(servicer, server),
         grace_s=grace_s,
         options=options or ServerOptions(),
-        exchanges=exchanges,
+        streams=exchanges,
     ) as server:
         yield servicer, server.address

@@ -101,10 +101,10 @@ def test_rows_count_for_the_source_and_the_model_that_drafted() -> None:
     for _ in range(2):
         statistics.count_report(replace(REPORT, rows=rows))
     counted = statistics.snapshot()
-    assert set(counted.sources) == {
+    assert counted.sources == (
         *(SourceUsage(draft, "small", 16, 6), SourceUsage(draft, "large", 8, 8)),
         SourceUsage(suffix, "", 6, 0),
-    }
+    )
     assert sum(one.drafted_count for one in counted.sources) == counted.drafted_count
 
 

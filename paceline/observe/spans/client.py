@@ -5,7 +5,8 @@ used, because they run every unary call in a separate task, at a quarter of a mi
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,8 +14,9 @@ import grpc
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from paceline.observe.spans.conventions import end_call, start_call, starts_trace
+from paceline.observe.spans.conventions import GENERATE_STREAM, end_call, start_call, starts_trace
 from paceline.observe.spans.stream import TracedStream
+from paceline.wire.status import code_of
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -25,10 +27,7 @@ class TracedChannel(grpc.aio.Channel):
     def __init__(self, channel: grpc.aio.Channel, tracer: Tracer, address: str) -> None:
         self._channel = channel
         self._tracer = tracer
-        host, _, port = address.rpartition(":")
-        self._server: dict[str, str | int] = {"server.address": host or address}
-        if host and port.isdecimal():
-            self._server["server.port"] = int(port)
+        self._server = _server_of(address)
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -98,7 +97,11 @@ class TracedChannel(grpc.aio.Channel):
 
         def call(request_iterator: Any = None, **how: Any) -> Any:
             stream = make_call(request_iterator, **how)
-            return stream if request_iterator else TracedStream(stream, self._tracer, method, self._server)
+            # The calls of a stream of calls have spans, by `call_span`; it has none.
+            is_of_calls = method == GENERATE_STREAM
+            return (
+                stream if request_iterator or is_of_calls else TracedStream(stream, self._tracer, method, self._server)
+            )
 
         return call
 
@@ -107,6 +110,31 @@ class TracedChannel(grpc.aio.Channel):
         if not trace.get_current_span().is_recording() and not starts_trace(method):
             return None
         return start_call(self._tracer, method, SpanKind.CLIENT, server=self._server)
+
+
+@contextmanager
+def call_span(tracer: Tracer, method: str, address: str) -> Iterator[dict[str, str]]:
+    """Give the call of the block, on a stream of calls, a span. Yield the headers that name it to the server."""
+    span, code = start_call(tracer, method, SpanKind.CLIENT, server=_server_of(address)), grpc.StatusCode.OK
+    headers: dict[str, str] = {}
+    propagate.inject(headers, trace.set_span_in_context(span))
+    try:
+        yield headers
+    except (asyncio.CancelledError, GeneratorExit):
+        code = grpc.StatusCode.CANCELLED
+        raise
+    except Exception as error:
+        code = code_of(error)
+        raise
+    finally:
+        end_call(span, SpanKind.CLIENT, code)
+
+
+def _server_of(address: str) -> dict[str, str | int]:
+    """Return the span attributes that describe a server."""
+    host, _, port = address.rpartition(":")
+    named: dict[str, str | int] = {"server.address": host or address}
+    return named | {"server.port": int(port)} if host and port.isdecimal() else named
 
 
 def _carrying(span: Span, metadata: Metadata) -> Metadata:

@@ -11,8 +11,10 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 
 GENERATE = "/paceline.v1.GenerationService/GenerateText"
+GENERATE_STREAM = "/paceline.v1.GenerationService/GenerateStream"
 SPAN_NAMES = {
     GENERATE: "generate",
+    GENERATE_STREAM: "generate",
     "/paceline.v1.DraftService/ProposeTokens": "draft.propose",
     "/paceline.v1.TargetService/VerifyTokens": "target.verify",
 }
@@ -33,7 +35,7 @@ def _span_name(method: str) -> str:
 
 def starts_trace(method: str) -> bool:
     """Return whether a call outside any trace begins one. Health, descriptions and releases would only be noise."""
-    return method == GENERATE
+    return method in (GENERATE, GENERATE_STREAM)
 
 
 def start_call(

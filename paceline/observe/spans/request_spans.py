@@ -11,7 +11,7 @@ from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Tracer
 
-from paceline.observe.spans.conventions import end_call, start_call
+from paceline.observe.spans.conventions import end_call, start_call, starts_trace
 from paceline.observe.spans.hop import caller_of
 from paceline.types import CallTiming
 from paceline.wire.status import code_of, cut_off_code
@@ -26,8 +26,13 @@ class RequestSpans:
 
     @contextmanager
     def request(self, method: str, request: Any) -> Iterator[None]:
-        """Trace the request that the block serves like a separate call, if its `RequestContext` names a span."""
+        """Trace the request that the block serves like a separate call.
+
+        Outside any trace it is if it begins one (`conventions.starts_trace`).
+        """
         caller = caller_of(request)
+        if caller is None and starts_trace(method):
+            caller = contexts.Context()
         if caller is None:
             yield
             return

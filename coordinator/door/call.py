@@ -1,0 +1,118 @@
+"""One call for output, however it is carried: read, admitted, queued, told of, and ended.
+
+Owns the order of these, and the call's record and notes for its trace. Knows nothing of streams of gRPC.
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+
+from coordinator.door.admission import Admission
+from coordinator.door.admission_threads import AdmissionThreads
+from coordinator.door.current_model import CurrentModel
+from coordinator.door.record import RequestMetrics, RequestRecord
+from coordinator.door.tracer import RequestTracer, begin_request, deliver, name_request, queue_request
+from coordinator.placement.dispatcher import Dispatcher
+from coordinator.requests.generation import Request
+from coordinator.requests.stream import Stream
+from paceline.errors import PacelineError
+from paceline.types import GenerationAccepted, GenerationRequest, OutputPiece
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Makes calls, of the parts that all of them use."""
+
+    model: CurrentModel
+    threads: AdmissionThreads
+    dispatcher: Dispatcher
+    metrics: RequestMetrics
+    tracer: RequestTracer
+
+    def arrived(self) -> "Call":
+        """Return a new call. Its span, if it has one, must be the current one."""
+        return Call(self)
+
+
+class Call:
+    def __init__(self, parts: Calls) -> None:
+        self._parts = parts
+        self._record = RequestRecord(parts.metrics)
+        name_request(self._record.request_id)
+
+    async def queue(
+        self, read: Callable[[], GenerationRequest], byte_count: int, timeout_s: float | None
+    ) -> GenerationAccepted:
+        """Admit and queue the request that `read` returns, in a thread, from so many bytes.
+
+        Raise the error that refuses it.
+        """
+        parts = self._parts
+        # Refuse early when there is no room even for one output: tokenizing may take long.
+        parts.dispatcher.check_room(1)
+        admission = None
+        while admission is not parts.model.admission:
+            # Again when another model took the place of the one that the request was read for.
+            admission = parts.model.admission
+            admitted = await parts.threads.run(partial(_admit, admission, read), byte_count)
+        admitted.request_id = self._record.request_id
+        if timeout_s is not None:
+            admitted.deadline_s = time.perf_counter() + timeout_s
+        queue_request(admitted)
+        parts.dispatcher.submit(admitted)
+        self._record.queue(admitted)
+        model = parts.model.target
+        return GenerationAccepted(
+            admitted.request_id, admitted.seed, admitted.prompt_count, model.identity.model_digest, model.model_id
+        )
+
+    @property
+    def request(self) -> Request:
+        """The request, once it is queued."""
+        assert self._record.queued
+        return self._record.queued
+
+    @property
+    def stream(self) -> Stream:
+        return self.request.stream
+
+    def deliver(self, piece: OutputPiece) -> None:
+        """Note that a piece is about to be sent."""
+        is_first = self._record.deliver(piece)
+        if is_first or piece.finish:
+            deliver(self.request, piece, is_first=is_first)
+
+    def failed(self, error: Exception) -> Exception:
+        """Note the error that is about to end the call. Return it as its caller may see it.
+
+        Sequence ids are replaced by the request's id: only their secrecy keeps strangers from a sequence.
+        """
+        record = self._record
+        record.fail(error)
+        if not isinstance(error, PacelineError):
+            return error
+        shown = copy.copy(error)
+        shown.metadata = {key: value for key, value in error.metadata.items() if key != "sequence_id"}
+        for generation in record.queued.generations if record.queued else ():
+            shown.message = shown.message.replace(generation.sequence_id, record.request_id)
+        return shown
+
+    def end(self, code: grpc.StatusCode) -> None:
+        """Free what the call has, and tell of its end."""
+        record = self._record
+        if record.queued:
+            self._parts.dispatcher.abandon(record.queued)
+            self._parts.tracer.end(record.queued, record.queued_s, record.time_to_first_token_s)
+        record.end(code)
+
+
+def _admit(admission: Admission, read: Callable[[], GenerationRequest]) -> Request:
+    """Read and admit a request. Runs in a thread: it takes longer for a longer request, and nobody else is to wait."""
+    asked = read()
+    request = admission.admit(asked)
+    begin_request(asked, request, admission.served.target.model_id)
+    return request

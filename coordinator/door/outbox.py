@@ -1,0 +1,150 @@
+"""What is to be sent on a stream of calls, and the messages that carry it: one for all that a round gives.
+
+A round puts the pieces of its whole group before anything else runs, so all of them go into one message. While nobody
+reads the messages, nothing is taken out of the calls' own streams: these pause their generations. Knows nothing of how
+calls begin and end.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from functools import partial
+
+from coordinator.door.call import Call
+from paceline.codec.generation import add_piece
+from paceline.errors import PacelineError
+from paceline.types import OutputPiece
+from paceline.v1 import generation_service_pb2 as pb
+
+MESSAGE_TOKENS = 4096
+"""Tokens after which a message is full: 1 MiB with the 20 likeliest ones in the place of each."""
+
+
+class Sending:
+    """The sending of one call's output."""
+
+    def __init__(self, call_id: int, call: Call, is_held: bool) -> None:
+        self.call_id = call_id
+        self.call = call
+        self.is_held = is_held
+        self.has_told_end = False
+        """Whether a message tells that all of the output was sent."""
+        self.is_over = asyncio.Event()
+        self.error: PacelineError | None = None
+
+    async def wait(self) -> None:
+        """Wait until all is sent. Raise the error that ended the output early."""
+        await self.is_over.wait()
+        if self.error:
+            raise self.error
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._updates: deque[pb.CallUpdate] = deque()
+        """What comes before output: that calls were accepted, or have ended early."""
+        self._ready: dict[Sending, None] = {}
+        """Calls that may have output to be sent, in order."""
+        self._news = asyncio.Event()
+        self._owes_closing = False
+        self._is_finished = False
+        self._failure: Exception | None = None
+
+    def add(self, update: pb.CallUpdate) -> None:
+        self._updates.append(update)
+        self._news.set()
+
+    def send(self, call_id: int, call: Call, *, is_held: bool = False) -> Sending:
+        """Send the output of a queued call from now on, as it comes, unless it is held."""
+        sending = Sending(call_id, call, is_held)
+        call.stream.tell_put(partial(self._put, sending))
+        self._put(sending)
+        return sending
+
+    def hold(self, sending: Sending, is_held: bool) -> None:
+        sending.is_held = is_held
+        self._put(sending)
+
+    def drop(self, sending: Sending) -> None:
+        """Send no more of a call."""
+        sending.is_over.set()
+        self._ready.pop(sending, None)
+
+    def tell_closing(self) -> None:
+        """Tell that no more calls are taken."""
+        self._owes_closing = True
+        self._news.set()
+
+    def finish(self) -> None:
+        """End the messages once all is sent."""
+        self._is_finished = True
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the messages now, with an error."""
+        self._failure = error
+        self._news.set()
+
+    async def messages(self) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """Yield messages until `finish`. Raise the error of `fail`."""
+        while True:
+            self._news.clear()
+            while message := self._next_message():
+                yield message
+            if self._failure:
+                raise self._failure
+            if self._is_finished and not self._news.is_set():
+                return
+            await self._news.wait()
+
+    def _put(self, sending: Sending) -> None:
+        if not (sending.is_held or sending.is_over.is_set()):
+            self._ready[sending] = None
+            self._news.set()
+
+    def _next_message(self) -> pb.GenerateStreamResponse | None:
+        """Return a message with as much as it may hold; None when there is nothing to be sent."""
+        message, room, owed_closing = pb.GenerateStreamResponse(), MESSAGE_TOKENS, self._owes_closing
+        if owed_closing:
+            message.closing, self._owes_closing = True, False
+        while self._updates and room > 0:
+            update = self._updates.popleft()
+            message.updates.append(update)
+            room -= len(update.response.prompt_tokens)
+        for sending in list(self._ready):
+            if room <= 0:
+                break
+            try:
+                room -= self._add(message, sending, room)
+            except PacelineError as error:
+                sending.error = error
+                self.drop(sending)
+        return message if owed_closing or message.updates else None
+
+    def _add(self, message: pb.GenerateStreamResponse, sending: Sending, room: int) -> int:
+        """Add what there is of a call, up to `room` tokens; return how many. A call with more stays ready.
+
+        Raise the error that ended the call early.
+        """
+        call, stream, added_count = sending.call, sending.call.stream, 0
+        while added_count < room:
+            piece = stream.next_piece()
+            if piece is None:
+                del self._ready[sending]
+                break
+            call.deliver(piece)
+            update = message.updates.add(call_id=sending.call_id)
+            add_piece(update.response, piece, in_runs=True)
+            added_count += _token_count(piece)
+            if stream.is_over:
+                update.ended.SetInParent()
+                sending.has_told_end = True
+                self.drop(sending)
+                break
+        return added_count
+
+
+def _token_count(piece: OutputPiece) -> int:
+    """Return the tokens of a piece, the likeliest ones in the place of each counted too."""
+    logprobs = piece.tokens[0].logprobs if piece.tokens else None
+    return len(piece.tokens) * (1 + (len(logprobs.top) if logprobs else 0))

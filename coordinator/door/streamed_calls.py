@@ -1,0 +1,193 @@
+"""The calls of one `GenerateStream`: begun, held and cancelled as its messages ask.
+
+Owns which call has which name on the stream, and the tasks that end them. What is sent of them is the outbox's.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, aclosing
+from functools import partial
+from typing import Any
+
+import grpc
+from google.rpc import status_pb2
+
+from coordinator.door.call import Call
+from coordinator.door.field_count import check_field_count
+from coordinator.door.outbox import Outbox, Sending
+from paceline.codec.generation import accepted_to_pb, piece_to_pb, request_from_pb
+from paceline.codec.status import error_to_pb
+from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
+from paceline.security.limits import LONGEST_TIMEOUT_S
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.wire import as_told, code_of, parsed
+
+LONG_MESSAGE_BYTES = 64 << 10
+"""Messages from this size on are parsed in a thread, so that no round waits for them."""
+CANCELLED = status_pb2.Status(code=grpc.StatusCode.CANCELLED.value[0], message="the call was cancelled")
+
+Begin = Callable[[], Call]
+"""Makes a call. Raises the error of a caller that may not call any more."""
+Around = Callable[[Any], AbstractContextManager[object]]
+"""Takes a call's `RequestContext`; the call is served within its result."""
+
+
+class _Running:
+    """A call that has not ended."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.sending: Sending | None = None
+        """None before it is queued."""
+        self.is_held = False
+
+
+class StreamedCalls:
+    def __init__(self, begin: Begin, around: Around, most: int) -> None:
+        """At most `most` calls are under way at once."""
+        self._begin = begin
+        self._around = around
+        self._most = most
+        self._outbox = Outbox()
+        self._running: dict[int, _Running] = {}
+        self._takes_calls = True
+        self._reading: asyncio.Task[None] | None = None
+
+    def answer(self, requests: AsyncIterator[bytes]) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """Do what the messages of the stream ask; return the messages that answer them, until all calls have ended."""
+        self._reading = asyncio.create_task(self._read(requests))
+        return self._outbox.messages()
+
+    def take_no_more(self) -> None:
+        """Refuse calls from now on. The answer ends with the last call under way."""
+        if self._takes_calls:
+            self._outbox.tell_closing()
+        self._stop_taking()
+
+    def cancel(self) -> set[asyncio.Task[None]]:
+        """Cancel all calls, because nobody reads the answer any more; return what ends them."""
+        if self._reading:
+            self._reading.cancel()
+        ending = {running.task for running in self._running.values()}
+        for task in ending:
+            task.cancel()
+        return ending
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        try:
+            async for message in requests:
+                await self._do(message)
+        except Exception as error:
+            self._outbox.fail(error)
+        self._stop_taking()
+
+    def _stop_taking(self) -> None:
+        self._takes_calls = False
+        if not self._running:
+            self._outbox.finish()
+
+    async def _do(self, message: bytes) -> None:
+        """Do what a message asks. Raise InvalidRequest for one that is senseless: it ends the stream."""
+        read = partial(_parsed, message)
+        asked = read() if len(message) < LONG_MESSAGE_BYTES else await asyncio.to_thread(read)
+        running = self._running.get(asked.call_id)
+        match asked.WhichOneof("action"):
+            case "start" if running:
+                raise InvalidRequest(f"call_id {asked.call_id} is that of a call that has not ended", field="call_id")
+            case "start":
+                task = asyncio.create_task(self._run(asked.call_id, asked.start, len(message), self._refusal()))
+                self._running[asked.call_id] = _Running(task)
+            case "cancel":
+                if running:
+                    running.task.cancel()
+            case "hold":
+                if running:
+                    self._hold(running, asked.hold)
+            case _:
+                raise InvalidRequest("a message asks for nothing; set start, cancel or hold", field="action")
+
+    def _hold(self, running: _Running, is_held: bool) -> None:
+        running.is_held = is_held
+        if running.sending:
+            self._outbox.hold(running.sending, is_held)
+
+    def _refusal(self) -> PacelineError | None:
+        """Return why a call that begins now is refused; None: it is not."""
+        if not self._takes_calls:
+            return PeerUnavailable("this stream takes no more calls; open another")
+        if len(self._running) >= self._most:
+            return Overloaded(f"{self._most} calls of this stream are under way; wait for one, or open another stream")
+        return None
+
+    async def _run(self, call_id: int, started: pb.StartedCall, byte_count: int, refusal: PacelineError | None) -> None:
+        """Serve a call, and send how it ended if its output does not tell that."""
+        status: status_pb2.Status | None = None
+        try:
+            with self._around(started.context):
+                await self._serve(call_id, started, byte_count, refusal)
+        except asyncio.CancelledError:
+            status = CANCELLED
+        except Exception as error:
+            status = error_to_pb(as_told(error))
+        running = self._running.pop(call_id)
+        if running.sending:
+            self._outbox.drop(running.sending)
+        if status and not (running.sending and running.sending.has_told_end):
+            self._outbox.add(pb.CallUpdate(call_id=call_id, ended=status))
+        if not (self._takes_calls or self._running):
+            self._outbox.finish()
+
+    async def _serve(
+        self, call_id: int, started: pb.StartedCall, byte_count: int, refusal: PacelineError | None
+    ) -> None:
+        call, code = self._begin(), grpc.StatusCode.OK
+        try:
+            if refusal:
+                raise refusal
+            timeout_s = _timeout_s(started)
+            async with asyncio.timeout(timeout_s):
+                await self._send(call_id, call, started.request, byte_count, timeout_s)
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except Exception as error:
+            failure = CallTimedOut("the request's deadline passed") if isinstance(error, TimeoutError) else error
+            code, shown = code_of(failure), call.failed(failure)
+            raise shown from error
+        finally:
+            call.end(code)
+
+    async def _send(
+        self, call_id: int, call: Call, request: pb.GenerateTextRequest, byte_count: int, timeout_s: float | None
+    ) -> None:
+        """Queue the call, and send all of its output."""
+        accepted = await call.queue(partial(request_from_pb, request), byte_count, timeout_s)
+        # Before any token: a client that loses the stream later can resume with this.
+        self._outbox.add(pb.CallUpdate(call_id=call_id, response=accepted_to_pb(accepted)))
+        if request.echo_prompt:
+            async with aclosing(call.stream.pieces()) as pieces:
+                prompt = await anext(pieces)
+            # A long prompt with its log-probabilities takes a third of a second: rounds go on meanwhile.
+            update = await asyncio.to_thread(piece_to_pb, prompt, in_runs=True)
+            self._outbox.add(pb.CallUpdate(call_id=call_id, response=update))
+        running = self._running[call_id]
+        running.sending = self._outbox.send(call_id, call, is_held=running.is_held)
+        await running.sending.wait()
+
+
+def _timeout_s(started: pb.StartedCall) -> float | None:
+    """Return the seconds that a call may take; None: any. Raise InvalidRequest where that is no such number."""
+    if not started.context.HasField("timeout_s"):
+        return None
+    timeout_s = started.context.timeout_s
+    if not 0 <= timeout_s <= LONGEST_TIMEOUT_S:
+        raise InvalidRequest(
+            f"context.timeout_s is {timeout_s}; give 0 to {LONGEST_TIMEOUT_S:.0f}, or leave it out for no limit",
+            field="context.timeout_s",
+        )
+    return timeout_s
+
+
+def _parsed(message: bytes) -> pb.GenerateStreamRequest:
+    check_field_count(message, pb.GenerateStreamRequest.DESCRIPTOR)
+    return parsed(message, pb.GenerateStreamRequest.FromString)  # type: ignore[no-any-return]

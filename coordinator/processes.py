@@ -1,0 +1,100 @@
+"""Several coordinator processes behind one address, and the one that starts them, which serves nothing itself.
+
+All listen on the same port, and the kernel spreads connections among them (SO_REUSEPORT). Each is a coordinator of its
+own: nothing is shared but the model services, so a process that ends costs its own requests a retry and no other
+anything. Owns their ports, their start, and their end.
+"""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import structlog
+
+from coordinator.config import CoordinatorSettings
+from paceline.errors import StartupError
+from paceline.process.launcher import ServiceProcess
+from paceline.process.service import announce
+from paceline.process.supervision import keep_running
+from paceline.tasks import side_by_side
+from paceline.wire import termination
+from paceline.wire.ports import Listening
+
+log = structlog.get_logger()
+
+STOP_SLACK_S = 5.0
+"""Seconds beyond their grace after which processes that do not end are killed."""
+
+
+async def supervise(settings: CoordinatorSettings, arguments: Sequence[str] | None = None) -> None:
+    """Run the processes until told to stop; start again what ends. `arguments` are the coordinator's own.
+
+    Raise StartupError when a process cannot start, or cannot start again.
+    """
+    own = sys.argv[1:] if arguments is None else arguments
+    with reserved(settings.host, settings.port) as port, reserved(settings.host, settings.health_port) as health_port:
+        ports = _flags(port=port, health_port=health_port)
+        processes = [
+            ServiceProcess("coordinator", (*own, *ports, *_flags_of(settings, index)))
+            for index in range(settings.processes)
+        ]
+        try:
+            async with side_by_side() as starting:
+                starts = [starting.create_task(one.start()) for one in processes]
+            endpoints = [start.result() for start in starts]
+            for index, endpoint in enumerate(endpoints):
+                log.info("process listens", index=index, pid=processes[index].pid, metrics=endpoint.metrics_url)
+            announce("coordinator", f"{settings.host}:{port}", endpoints[0].metrics_url)
+            async with side_by_side() as watching:
+                watches = [watching.create_task(keep_running(one, log.warning)) for one in processes]
+                await termination(stop_with_stdin=settings.stop_with_stdin)
+                for watch in watches:
+                    watch.cancel()
+        finally:
+            timeout_s = settings.shutdown_grace_s + STOP_SLACK_S
+            await asyncio.gather(*(one.stop(timeout_s) for one in processes))
+
+
+def _flags_of(settings: CoordinatorSettings, index: int) -> tuple[str, ...]:
+    """Return the flags that make a process the one with this index."""
+    metrics_port = settings.metrics_port and settings.metrics_port + index
+    trace_file = settings.trace_file and settings.trace_file.with_stem(f"{settings.trace_file.stem}-{index}")
+    return _flags(process_index=index, metrics_port=metrics_port, trace_file=trace_file)
+
+
+def _flags(**values: object) -> tuple[str, ...]:
+    """Return settings as flags; None leaves one out."""
+    return tuple(
+        word
+        for name, value in values.items()
+        if value is not None
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    )
+
+
+@contextmanager
+def reserved(host: str, port: int | None) -> Iterator[int | None]:
+    """Keep a port that only sockets may share which say so, as the processes' do; yield it, for 0 a free one.
+
+    None is no port. Nothing is accepted here: the socket does not listen.
+    """
+    if port is None:
+        yield None
+        return
+    place = Listening("--port", host, port)
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        held = socket.socket(found[0][0], socket.SOCK_STREAM)
+    except OSError as error:
+        raise place.refused(error) from error
+    with held:
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(found[0][4])
+        except AttributeError as error:
+            raise StartupError("--processes needs a system with SO_REUSEPORT, such as Linux; give 1") from error
+        except OSError as error:
+            raise place.refused(error) from error
+        yield held.getsockname()[1]

@@ -1,0 +1,231 @@
+"""Many calls of a client over one `GenerateStream`, in place of a `GenerateText` for each.
+
+Owns the stream, which is opened when it is needed, and the names of the calls on it. A call whose pieces are not read
+is held, so that it keeps no other call waiting. Knows nothing of retries: a stream that breaks fails its calls.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from itertools import count
+from typing import Any
+
+import grpc
+
+from paceline.codec.callers import caller_to_pb
+from paceline.codec.status import error_from_pb
+from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
+from paceline.v1 import common_pb2
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.wire import answered, half_close, translated_errors
+
+STREAM_METHOD = f"/{pb.DESCRIPTOR.services_by_name['GenerationService'].full_name}/GenerateStream"
+HELD_RESPONSES = 64
+"""Unread responses of a call after which it is held; its output waits at the coordinator then."""
+
+Metadata = tuple[tuple[str, str], ...]
+MOST_CALLS = 1000
+"""Calls of a stream after which others go to another: coordinators allow 1024 on one."""
+
+
+class SharedStream:
+    def __init__(self, stub: GenerationServiceStub, metadata: Callable[[], Metadata]) -> None:
+        """`metadata` goes with a stream; when it changes, calls that begin go to a new one."""
+        self._open: Any = stub.GenerateStream  # its type asks for an iterator of requests, and these are written
+        self._metadata = metadata
+        self._opened: _Opened | None = None
+
+    async def call(
+        self, request: pb.GenerateTextRequest, timeout_s: float | None, trace_headers: Mapping[str, str]
+    ) -> AsyncGenerator[pb.GenerateTextResponse, None]:
+        """Yield the responses to a request. Closing the iterator cancels the call. Raise its PacelineError."""
+        started = pb.StartedCall(request=request, context=common_pb2.RequestContext(timeout_s=timeout_s))
+        if caller := caller_to_pb(trace_headers):
+            started.context.span.CopyFrom(caller)
+        opened, call = await self._start(started)
+        timed_out = CallTimedOut(f"the output did not end within {timeout_s} s")
+        expiry = timeout_s is not None and asyncio.get_running_loop().call_later(timeout_s, call.end, timed_out)
+        try:
+            while response := await call.next():
+                yield response
+                opened.release(call)
+        finally:
+            if expiry:
+                expiry.cancel()
+            opened.leave(call)
+
+    async def close(self) -> None:
+        if self._opened:
+            await self._opened.close()
+
+    async def _start(self, started: pb.StartedCall) -> "tuple[_Opened, _Call]":
+        """Begin a call on the stream, or on a new one if that takes no more."""
+        while True:
+            opened = self._current()
+            if call := await opened.start(started):
+                return opened, call
+
+    def _current(self) -> "_Opened":
+        metadata = self._metadata()
+        if self._opened and (self._opened.metadata != metadata or self._opened.is_full):
+            self._opened.take_no_more()
+        if not (self._opened and self._opened.takes_calls):
+            self._opened = _Opened(self._open(metadata=metadata), metadata)
+        return self._opened
+
+
+class _Call:
+    """One call, and what was received of it and is not read yet."""
+
+    def __init__(self, call_id: int) -> None:
+        self.call_id = call_id
+        self.is_held = False
+        self.has_ended = False
+        self.unread: deque[pb.GenerateTextResponse] = deque()
+        self._error: PacelineError | None = None
+        self._news = asyncio.Event()
+
+    def put(self, response: pb.GenerateTextResponse) -> None:
+        self.unread.append(response)
+        self._news.set()
+
+    def end(self, error: PacelineError | None) -> None:
+        if not self.has_ended:
+            self.has_ended, self._error = True, error
+            self._news.set()
+
+    async def next(self) -> pb.GenerateTextResponse | None:
+        """Wait for the next response; return None at the end. Raise the error that it ended with."""
+        while not self.unread:
+            if self._error:
+                raise self._error
+            if self.has_ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        return self.unread.popleft()
+
+
+class _Opened:
+    """One stream, from its opening to its end."""
+
+    def __init__(self, stream: Any, metadata: Metadata) -> None:
+        self.metadata = metadata
+        self.takes_calls = True
+        self._stream = stream
+        self._calls: dict[int, _Call] = {}
+        """Calls that the coordinator has not ended, by their names."""
+        self._ids = count(1)
+        self._writing = asyncio.Lock()
+        self._has_failed_write = False
+        self._telling: set[asyncio.Task[None]] = set()
+        # A write that fails hides the status of the stream, such as that of a coordinator that knows no streams.
+        self._begun = asyncio.create_task(self._stream.initial_metadata())
+        self._reading = asyncio.create_task(self._read())
+
+    async def start(self, started: pb.StartedCall) -> _Call | None:
+        """Begin a call. Return None when the stream takes no more, though calls are under way on it."""
+        call = _Call(next(self._ids))
+        self._calls[call.call_id] = call
+        try:
+            await asyncio.wait((self._begun,))
+            if not self._stream.done():
+                await self._write(pb.GenerateStreamRequest(call_id=call.call_id, start=started))
+        except asyncio.InvalidStateError:
+            if not self._stream.done():  # half-closed, as its channel does when certificates rotate
+                del self._calls[call.call_id]
+                self.takes_calls = False
+                return None
+        except grpc.aio.AioRpcError:
+            self._break()
+        except BaseException:
+            self.leave(call)
+            raise
+        return call
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._calls) >= MOST_CALLS
+
+    def release(self, call: _Call) -> None:
+        """Have a held call go on if most of it was read."""
+        if call.is_held and len(call.unread) <= HELD_RESPONSES // 2:
+            self._hold(call, is_held=False)
+
+    def leave(self, call: _Call) -> None:
+        """Cancel a call that has not ended."""
+        if self._calls.pop(call.call_id, None):
+            self._tell(pb.GenerateStreamRequest(call_id=call.call_id, cancel=pb.CancelledCall()))
+        self._end_unused()
+
+    def take_no_more(self) -> None:
+        """Leave the stream to the calls that are under way on it."""
+        self.takes_calls = False
+        self._end_unused()
+
+    async def close(self) -> None:
+        self._stream.cancel()
+        await asyncio.wait((self._begun, self._reading, *self._telling))
+
+    async def _read(self) -> None:
+        failure: PacelineError = PeerUnavailable("the stream ended before its calls did")
+        try:
+            with translated_errors():
+                while (message := await self._stream.read()) is not grpc.aio.EOF:
+                    self._take(answered(message))
+        except PacelineError as error:
+            failure = failure if self._has_failed_write else error
+        finally:
+            self.takes_calls = False
+            calls, self._calls = self._calls, {}
+            for call in calls.values():
+                call.end(failure)
+
+    def _take(self, message: pb.GenerateStreamResponse) -> None:
+        for update in message.updates:
+            call = self._calls.get(update.call_id)
+            if call is None:
+                continue
+            if update.HasField("response"):
+                call.put(update.response)
+                if len(call.unread) > HELD_RESPONSES and not call.is_held:
+                    self._hold(call, is_held=True)
+            if update.HasField("ended"):
+                del self._calls[update.call_id]
+                call.end(error_from_pb(update.ended) if update.ended.code else None)
+        if message.closing:
+            self.take_no_more()
+
+    def _hold(self, call: _Call, *, is_held: bool) -> None:
+        call.is_held = is_held
+        if call.call_id in self._calls:
+            self._tell(pb.GenerateStreamRequest(call_id=call.call_id, hold=is_held))
+
+    def _end_unused(self) -> None:
+        if not (self.takes_calls or self._calls):
+            self._tell(None)
+
+    def _tell(self, message: pb.GenerateStreamRequest | None) -> None:
+        """Send a message, or that no more will come, after those before it; nobody waits for that."""
+        telling = asyncio.create_task(self._told(message))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _told(self, message: pb.GenerateStreamRequest | None) -> None:
+        try:
+            if message:
+                await self._write(message)
+            else:
+                await half_close(self._stream)
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            self._break()  # a call that cannot be cancelled, or that is held and cannot go on, is lost with its stream
+
+    async def _write(self, message: pb.GenerateStreamRequest) -> None:
+        async with self._writing:
+            await self._stream.write(message)
+
+    def _break(self) -> None:
+        """End the stream, which took no message, and so its calls."""
+        self._has_failed_write = True
+        self._stream.cancel()

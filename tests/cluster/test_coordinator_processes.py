@@ -1,0 +1,51 @@
+"""Several coordinator processes behind one port."""
+
+import asyncio
+
+import psutil
+import pytest
+
+from paceline.client import Client
+from paceline.types import GenerationRequest, TokenIds
+from tests.clusters import model_server
+from tests.conftest import PairOfCheckpoints
+from tests.services import PATIENT, Service
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+REQUEST = GenerationRequest(TokenIds((5, 6)), 60, ignore_end_tokens=True)
+
+
+async def indexes(address: str, wanted: set[int]) -> None:
+    """Connect again and again until all of the processes have answered."""
+    seen: set[int] = set()
+    while seen != wanted:
+        async with Client(address, PATIENT) as client:
+            described = await client.describe()
+            assert described.process_count == 2
+            seen.add(described.process_index)
+
+
+async def test_processes_share_a_port_and_one_that_is_killed_is_started_again(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    async with model_server("target", pairs["Llama"].target) as target:
+        service = Service("coordinator", "--processes", "2", "--target", target.address, "--draft", "none")
+        try:
+            await asyncio.to_thread(service.wait_until_listening)
+            await indexes(service.address, {0, 1})
+            async with Client(service.address, PATIENT) as client:
+                expected = (await client.complete(REQUEST)).token_ids
+            one = next(one for one in psutil.Process().children(True) if "--process-index" in one.cmdline())
+            one.kill()
+            for _ in range(4):
+                async with Client(service.address, PATIENT) as client:
+                    assert (await client.complete(REQUEST)).token_ids == expected
+            await indexes(service.address, {0, 1})
+            async with Client(service.address, PATIENT) as client:
+                running = asyncio.create_task(client.complete(REQUEST))
+                await asyncio.sleep(0)
+                assert await service.terminate() == 0
+                running.cancel()
+        finally:
+            service.close()

@@ -1,0 +1,330 @@
+"""Calls over one `GenerateStream`: each is what a `GenerateText` would be, and none harms another."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from coordinator.door.servicer import STREAM_METHOD, GenerationServicer, add_generation_service
+from paceline.client import NO_RETRIES, Client, RetryPolicy
+from paceline.codec.generation import piece_from_pb, request_to_pb
+from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
+from paceline.types import GenerationRequest, OutputPiece, TokenIds
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.wire import RunningServer, open_channel
+from tests.coordinators import fake_server
+from tests.fakes.dispatches import until, whole
+from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+from tests.ports import port_for_later
+from tests.spans import Spans
+
+PROMPTS = [(n, n + 1) for n in range(5, 13)]
+
+
+@asynccontextmanager
+async def server(verifier: FakeVerifier | None = None, **settings: Any) -> AsyncIterator[RunningServer]:
+    several: dict[str, Any] = {"batch_size": 8, "max_new_tokens": 30}
+    async with fake_server(
+        FakeDrafter(0.7), verifier or FakeVerifier(), CollectorRegistry(), **several | settings
+    ) as running:
+        yield running
+
+
+class RawStream:
+    """A stream as its messages are."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def ask(self, call_id: int, **action: Any) -> None:
+        await self._call.write(pb.GenerateStreamRequest(call_id=call_id, **action))
+
+    async def start(self, call_id: int, request: GenerationRequest) -> None:
+        await self.ask(call_id, start=pb.StartedCall(request=request_to_pb(request)))
+
+    async def read(self) -> pb.GenerateStreamResponse:
+        message = await self._call.read()
+        assert message is not grpc.aio.EOF
+        return message  # type: ignore[no-any-return]
+
+    async def read_until_ended(self, call_ids: Iterable[int]) -> list[pb.GenerateStreamResponse]:
+        left, messages = set(call_ids), []
+        while left:
+            messages.append(await self.read())
+            left -= {one.call_id for one in messages[-1].updates if one.HasField("ended")}
+        return messages
+
+
+@asynccontextmanager
+async def raw_stream(running: RunningServer) -> AsyncIterator[RawStream]:
+    async with open_channel(running.address) as channel:
+        call: Any = GenerationServiceStub(channel).GenerateStream()
+        yield RawStream(call)
+        call.cancel()
+
+
+def ids(messages: Iterable[pb.GenerateStreamResponse], call_id: int) -> list[int]:
+    pieces = [piece_from_pb(one.response) for message in messages for one in message.updates if one.call_id == call_id]
+    return [token.token_id for piece in pieces for token in piece.tokens]
+
+
+async def outputs(client: Client, requests: Iterable[GenerationRequest]) -> list[list[int]]:
+    return [one.token_ids for one in await asyncio.gather(*map(client.complete, requests))]
+
+
+async def test_calls_over_one_stream_get_the_same_tokens_as_calls_of_their_own() -> None:
+    requests = [GenerationRequest(TokenIds(one)) for one in PROMPTS]
+    async with server() as running, Client(running.address, NO_RETRIES, shares_stream=True) as client:
+        assert await outputs(client, requests) == [continuation(one, 30) for one in PROMPTS]
+
+
+async def test_a_round_is_one_message_for_all_calls() -> None:
+    async with server() as running, raw_stream(running) as stream:
+        for call_id, prompt in enumerate(PROMPTS):
+            await stream.start(call_id, GenerationRequest(TokenIds(prompt), ignore_end_tokens=True))
+        messages = await stream.read_until_ended(range(len(PROMPTS)))
+        for call_id in range(len(PROMPTS)):
+            assert len(ids(messages, call_id)) == 30
+        update_count = sum(len(one.updates) for one in messages)
+        assert len(messages) < update_count / 3
+
+
+async def test_a_call_that_is_refused_ends_alone_with_its_status() -> None:
+    async with server() as running, Client(running.address, NO_RETRIES, shares_stream=True) as client:
+        good = asyncio.create_task(client.complete(GenerationRequest(TokenIds(PROMPTS[0]))))
+        with pytest.raises(InvalidRequest) as caught:
+            await client.complete(GenerationRequest(TokenIds(())))
+        assert caught.value.field == "prompt"
+        assert (await good).token_ids == continuation(PROMPTS[0], 30)
+
+
+async def test_a_cancelled_call_ends_with_cancelled_and_frees_its_place() -> None:
+    verifier = FakeVerifier()
+    async with server(verifier, max_new_tokens=10_000) as running, raw_stream(running) as stream:
+        await stream.start(1, GenerationRequest(TokenIds((5,)), ignore_end_tokens=True))
+        await stream.read()
+        await stream.ask(1, cancel=pb.CancelledCall())
+        (ended,) = [one for one in (await stream.read_until_ended([1]))[-1].updates if one.HasField("ended")]
+        assert ended.ended.code == grpc.StatusCode.CANCELLED.value[0]
+        await until(lambda: not verifier.token_ids)
+        await stream.start(1, GenerationRequest(TokenIds(PROMPTS[1]), max_new_tokens=20))
+        assert ids(await stream.read_until_ended([1]), 1) == continuation(PROMPTS[1], 20), "its name is free again"
+
+
+async def test_a_broken_stream_cancels_its_calls() -> None:
+    verifier = FakeVerifier()
+    async with server(verifier, max_new_tokens=10_000) as running:
+        async with raw_stream(running) as stream:
+            for call_id in (1, 2):
+                await stream.start(call_id, GenerationRequest(TokenIds((5, call_id)), ignore_end_tokens=True))
+            await stream.read()
+        await until(lambda: not verifier.token_ids)
+
+
+async def test_a_held_call_gets_nothing_more_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.requests.stream.UNREAD_TOKENS", 20)
+    request = GenerationRequest(TokenIds(PROMPTS[0]), 200, ignore_end_tokens=True)
+    async with server(draft_count=0) as running, raw_stream(running) as stream:
+        await stream.ask(7, hold=True)  # nothing: there is no such call
+        await stream.start(1, request)
+        await stream.ask(1, hold=True)
+        await stream.start(2, request)
+        messages = await stream.read_until_ended([2])
+        assert len(ids(messages, 2)) == 200
+        assert len(ids(messages, 1)) < 200
+        await stream.ask(1, hold=False)
+        messages += await stream.read_until_ended([1])
+        assert ids(messages, 1) == ids(messages, 2)
+
+
+async def test_a_call_whose_deadline_passes_ends_alone() -> None:
+    async with server() as running, Client(running.address, NO_RETRIES, shares_stream=True) as client:
+        good = asyncio.create_task(client.complete(GenerationRequest(TokenIds(PROMPTS[0]))))
+        with pytest.raises(CallTimedOut):
+            await client.complete(GenerationRequest(TokenIds((5,))), timeout_s=0.0)
+        assert (await good).token_ids == continuation(PROMPTS[0], 30)
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
+async def test_a_deadline_that_is_none_is_refused(timeout_s: float) -> None:
+    async with server() as running, raw_stream(running) as stream:
+        started = pb.StartedCall(request=request_to_pb(GenerationRequest(TokenIds((5,)))))
+        started.context.timeout_s = timeout_s
+        await stream.ask(1, start=started)
+        (update,) = (await stream.read()).updates
+        assert "context.timeout_s is" in update.ended.message
+
+
+async def test_at_most_so_many_calls_are_under_way_on_a_stream() -> None:
+    async with (
+        server(max_concurrent_streams=2, max_new_tokens=10_000) as running,
+        Client(running.address, NO_RETRIES, shares_stream=True) as client,
+    ):
+        pieces = [client.generate(GenerationRequest(TokenIds((n,)), ignore_end_tokens=True)) for n in (5, 6)]
+        for one in pieces:
+            await anext(one)
+        with pytest.raises(Overloaded, match="2 calls of this stream are under way"):
+            await client.complete(GenerationRequest(TokenIds((7,))))
+        for one in pieces:
+            await one.aclose()
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (pb.GenerateStreamRequest(call_id=1), "asks for nothing"),
+        (pb.GenerateStreamRequest(call_id=1, start=pb.StartedCall()), "is that of a call that has not ended"),
+    ],
+)
+async def test_a_senseless_message_ends_the_stream_with_words(first: pb.GenerateStreamRequest, words: str) -> None:
+    async with server(max_new_tokens=10_000) as running, open_channel(running.address) as channel:
+        call: Any = GenerationServiceStub(channel).GenerateStream()
+        request = request_to_pb(GenerationRequest(TokenIds((5,)), ignore_end_tokens=True))
+        await call.write(pb.GenerateStreamRequest(call_id=1, start=pb.StartedCall(request=request)))
+        await call.write(first)
+        with pytest.raises(grpc.aio.AioRpcError, match=words):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+
+
+async def test_a_reader_that_leaves_a_call_unread_holds_it_and_no_other() -> None:
+    request = GenerationRequest(TokenIds(PROMPTS[0]), 900, ignore_end_tokens=True)
+    async with server(draft_count=0) as running, Client(running.address, NO_RETRIES, shares_stream=True) as client:
+        slow = client.generate(request)
+        received = [await anext(slow)]
+        whole = (await client.complete(request)).token_ids
+        received += [one async for one in slow]
+        assert [token.token_id for one in received for token in one.tokens] == whole
+
+
+async def test_an_end_of_the_server_lets_calls_of_streams_end_and_takes_no_more() -> None:
+    pieces: list[OutputPiece] = []
+    async with server(max_new_tokens=300) as running:
+        client = Client(running.address, NO_RETRIES, shares_stream=True)
+        output = client.generate(GenerationRequest(TokenIds(PROMPTS[0]), ignore_end_tokens=True))
+        pieces.append(await anext(output))
+        rest = asyncio.create_task(_rest(output))
+    pieces += await rest
+    assert len([token for one in pieces for token in one.tokens]) == 300
+    with pytest.raises(PacelineError):
+        await client.complete(GenerationRequest(TokenIds(PROMPTS[0])))
+    await client.__aexit__(None, None, None)
+
+
+async def _rest(output: AsyncIterator[OutputPiece]) -> list[OutputPiece]:
+    return [one async for one in output]
+
+
+async def test_calls_whose_stream_is_lost_go_on_with_what_they_have() -> None:
+    request = GenerationRequest(TokenIds(PROMPTS[0]), 200, ignore_end_tokens=True)
+    quickly = RetryPolicy(first_delay_s=0.001, max_delay_s=0.001)
+    async with server() as running, Client(running.address, quickly, shares_stream=True) as client:
+        calls = [client.generate(request) for _ in range(3)]
+        pieces = [[await anext(one)] for one in calls]
+        (shared,) = client._shared
+        assert shared._opened
+        await shared._opened.close()
+        for read, call in zip(pieces, calls, strict=True):
+            read += await _rest(call)
+            assert [token.token_id for one in read for token in one.tokens] == whole(PROMPTS[0], 200)
+
+
+async def test_a_coordinator_that_is_not_there_is_unavailable() -> None:
+    async with Client(f"127.0.0.1:{port_for_later()}", NO_RETRIES, shares_stream=True) as client:
+        with pytest.raises(PeerUnavailable):
+            await client.complete(GenerationRequest(TokenIds(PROMPTS[0])))
+
+
+async def test_a_coordinator_that_knows_no_streams_is_called_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.serving.add_generation_service", add_without_streams)
+    registry = CollectorRegistry()
+    async with (
+        fake_server(FakeDrafter(0.7), FakeVerifier(), registry) as running,
+        Client(running.address, NO_RETRIES, shares_stream=True) as client,
+    ):
+        requests = [GenerationRequest(TokenIds(one), 20) for one in PROMPTS[:3]]
+        assert await outputs(client, requests) == [continuation(one, 20) for one in PROMPTS[:3]]
+        assert await outputs(client, requests) == [continuation(one, 20) for one in PROMPTS[:3]]
+
+
+def add_without_streams(servicer: GenerationServicer, server: grpc.aio.Server) -> None:
+    class WithoutStreams:
+        """Registers all methods but that of streams."""
+
+        def add_generic_rpc_handlers(self, handlers: Any) -> None:
+            del handlers[0]._method_handlers[STREAM_METHOD]
+            server.add_generic_rpc_handlers(handlers)
+
+    add_generation_service(servicer, WithoutStreams())  # type: ignore[arg-type]
+
+
+async def test_a_token_that_is_revoked_begins_no_more_calls_on_an_open_stream(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token")
+    metadata = (("authorization", "Bearer a-token"),)
+    async with server(token_file=tokens) as running, open_channel(running.address) as channel:
+        call: Any = GenerationServiceStub(channel).GenerateStream(metadata=metadata)
+        stream = RawStream(call)
+        await stream.start(1, GenerationRequest(TokenIds(PROMPTS[0]), ignore_end_tokens=True))
+        messages = [await stream.read()]
+        tokens.write_text("another-token")
+        await stream.start(2, GenerationRequest(TokenIds(PROMPTS[1])))
+        messages += await stream.read_until_ended([1, 2])
+        assert len(ids(messages, 1)) == 30
+        (ended,) = [one.ended for two in messages for one in two.updates if one.call_id == 2 and one.HasField("ended")]
+        assert ended.code == grpc.StatusCode.UNAUTHENTICATED.value[0]
+        call.cancel()
+
+
+async def test_a_stream_that_is_old_takes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.serving.CLIENTS_CONNECTION_AGE_S", 0.0)
+    async with server() as running, open_channel(running.address) as channel:
+        call: Any = GenerationServiceStub(channel).GenerateStream()
+        assert (await call.read()).closing
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_each_call_of_a_stream_has_a_span_below_its_callers() -> None:
+    spans = Spans()
+    async with (
+        server(tracer=spans.tracer) as running,
+        Client(running.address, NO_RETRIES, spans.tracer, shares_stream=True) as client,
+    ):
+        await outputs(client, [GenerationRequest(TokenIds(one), 10) for one in PROMPTS[:2]])
+    served, asked = spans("generate", "server"), spans("generate", "client")
+    assert len(served) == 2
+    assert {one.parent_id for one in served} == {one.span_id for one in asked}
+    assert all(one.attributes["gen_ai.usage.output_tokens"] == 10 for one in served)
+
+
+async def test_callers_without_a_tracer_name_their_traces_call_by_call() -> None:
+    spans = Spans()
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    async with (
+        server(tracer=spans.tracer) as running,
+        Client(running.address, NO_RETRIES, shares_stream=True) as client,
+    ):
+        async for _ in client.generate(GenerationRequest(TokenIds(PROMPTS[0]), 10), trace_headers=headers):
+            pass
+        await client.complete(GenerationRequest(TokenIds(PROMPTS[1]), 10))
+    first, second = spans("generate", "server")
+    assert (first.trace_id, first.parent_id) == (trace_id, "b7ad6b7169203331")
+    assert second.trace_id != trace_id
+    assert not second.parent_id
+
+
+@pytest.mark.parametrize("shares_stream", [False, True])
+async def test_text_is_left_out_on_request(shares_stream: bool) -> None:
+    async with server() as running, Client(running.address, NO_RETRIES, shares_stream=shares_stream) as client:
+        request = GenerationRequest(TokenIds(PROMPTS[0]), omit_text=True)
+        completion = await client.complete(request)
+        assert completion.token_ids == continuation(PROMPTS[0], 30)
+        assert completion.text == ""
+        assert completion.finish.usage.accepted_count == sum(one.accepted for one in completion.tokens)
