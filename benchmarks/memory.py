@@ -310,7 +310,9 @@ def main(
     print(markdown_table(header, [row_of(one) for one in outcomes]))
     for line in beside_trees(outcomes):
         print(line)
-    if any(abs(one.error) > TOLERANCE or one.exceeds for one in outcomes):
+    # Services are not planned for trees: nothing of ours drafts so many.
+    planned = [one for one in outcomes if one.configuration.draft_count != TREE_DRAFTS]
+    if any(abs(one.error) > TOLERANCE or one.exceeds for one in planned):
         raise typer.Exit(1)
 
 
