@@ -15,6 +15,7 @@ from paceline.engine.runner import Runner
 from paceline.errors import PacelineError
 from paceline.model_service.servicer import Context, ModelServicer
 from paceline.model_service.worker import ModelWorker
+from paceline.scope import Caller
 from paceline.security.access import caller_scope
 from paceline.types import PreparedDrafts, Proposals
 from paceline.v1 import draft_service_pb2 as pb
@@ -51,11 +52,12 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
             self._streams = {one: stream for one, stream in self._streams.items() if stream is not unasked}
 
     async def _propose(
-        self, unasked: Unasked, scope: str, request: pb.ProposeTokensRequest
+        self, unasked: Unasked, caller: Caller, request: pb.ProposeTokensRequest
     ) -> pb.ProposeTokensResponse:
-        wishing = [scope + row.sequence_id for row in request.rows if row.prepare_count]
+        wishing = [caller.scope + row.sequence_id for row in request.rows if row.prepare_count]
         self._streams |= dict.fromkeys(wishing, unasked)
-        rows, results, timing = await self._run_rows(scope, request, propose_rows_from_pb, self._drafter.propose)
+        work = self._drafter.propose_calls
+        rows, results, timing = await self._run_rows(caller, request, propose_rows_from_pb, work)
         self._is_more_to_prepare |= bool(wishing)
         if wishing and (self._preparing is None or self._preparing.done()):
             self._preparing = asyncio.create_task(self._prepare())

@@ -13,6 +13,7 @@ from paceline.errors import TokenizerNotFound
 from paceline.model_service.servicer import Context, ModelServicer
 from paceline.model_service.worker import ModelWorker
 from paceline.numerics import promise
+from paceline.scope import Caller
 from paceline.types import Verdicts
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server
@@ -35,8 +36,8 @@ class TargetServicer(ModelServicer, TargetServiceServicer):
         async for response in self._answers(VERIFY, requests, self._verify, context):
             yield response
 
-    async def _verify(self, scope: str, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:
-        rows, results, timing = await self._run_rows(scope, request, verify_rows_from_pb, self._verifier.verify)
+    async def _verify(self, caller: Caller, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:
+        rows, results, timing = await self._run_rows(caller, request, verify_rows_from_pb, self._verifier.verify_calls)
         return verdicts_to_pb(rows, Verdicts(results, timing, self._identity))
 
     async def RollbackTargetSequences(

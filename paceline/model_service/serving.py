@@ -18,6 +18,7 @@ from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable
+from paceline.model_service.call_queue import TurnBound
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
 from paceline.model_service.worker import NICENESS, ModelWorker
 from paceline.observe.metrics import CallCounter, CertificateCollector
@@ -30,6 +31,8 @@ from paceline.wire import Exchanges, ServerOptions, running_server, termination
 log = structlog.get_logger()
 
 EMPTY_CHECK_S = 0.05
+CHUNKS_TOGETHER = 2
+"""Calls are served together up to so many times the tokens of a prompts' chunk, which is what one pass may bring."""
 
 
 async def serve_model(
@@ -87,7 +90,8 @@ async def serve_model(
 def _worker(settings: ModelServiceSettings, metrics: ModelMetrics) -> ModelWorker:
     # A thread that feeds a GPU must not wait for a core.
     niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
-    return ModelWorker(settings.threads, metrics.call_ended, niceness)
+    bound = TurnBound(settings.max_rows, CHUNKS_TOGETHER * settings.prefill_chunk_tokens)
+    return ModelWorker(settings.threads, metrics.call_ended, niceness, bound=bound, on_turn=metrics.turn_begins)
 
 
 async def _loaded_runner(
