@@ -165,7 +165,10 @@ class Placing:
                 # A scored row takes nothing over, wherever it ends.
                 count = share if row.is_scored else self._to_page(wish, share)
         try:
-            self._room.check(row.sequence_id, is_relying=True)  # an earlier row may have taken its cache
+            self._room.check(row.sequence_id, is_relying=True)
+        except PacelineError as error:
+            return error  # an older row of this pass took its cache
+        try:
             if count:
                 self._room.append(row.sequence_id, wish.token_ids[:count], self._placed)
         except PacelineError as error:

@@ -88,7 +88,7 @@ class Runner:
         self._masks = Masks(model.tokenizer)
         self.owners = Owners(self.cache, clock)
         """Callers and ages of the sequences in the cache; freed with them."""
-        self.room = CacheRoom(self.cache, self.owners, lambda sequence_id: self.on_changed(sequence_id))
+        self.room = CacheRoom(self.cache, self.owners, self._given_up)
         self._rules = SequenceRules(model.description.vocabulary_size, self._check_cached, self._masks.check)
         """Rules of the sequences in the cache; freed with them."""
         self._options = options
@@ -121,6 +121,11 @@ class Runner:
             return named, errors
 
         return RuledCalls(calls, rule)
+
+    def _given_up(self, sequence_id: str) -> None:
+        self.on_changed(sequence_id)
+        if self._heads:
+            self._heads.forget(sequence_id)
 
     def _check_cached(self, row: Relying) -> None:
         self.room.check(row.sequence_id, is_relying=row.base_length > 0)
