@@ -80,7 +80,7 @@ class ModelWorker:
         self._try_device: Callable[[], None] = lambda: None
         self.device_lost = asyncio.Event()
         """Set when a call has failed because the device computes nothing any more in this process."""
-        self._call_count = 0
+        self.call_count = 0
         """Calls that wait or run."""
         self._no_call = asyncio.Event()
         self._no_call.set()
@@ -109,7 +109,7 @@ class ModelWorker:
 
     async def run_between(self, work: Callable[[], Result]) -> Result:
         """Run `work` as soon as no call waits or runs. Calls that come meanwhile wait for it, so it must be short."""
-        while self._call_count:
+        while self.call_count:
             await self._no_call.wait()
         result: Result
         result, _ = await self._done(self._item(Caller(), work))
@@ -152,13 +152,13 @@ class ModelWorker:
         return result, timing
 
     async def _counted(self, item: _Item) -> tuple[Any, CallTiming]:
-        self._call_count += 1
+        self.call_count += 1
         self._no_call.clear()
         try:
             return await self._done(item)
         finally:
-            self._call_count -= 1
-            if not self._call_count:
+            self.call_count -= 1
+            if not self.call_count:
                 self._no_call.set()
 
     async def _done(self, item: _Item) -> tuple[Any, CallTiming]:

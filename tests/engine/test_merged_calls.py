@@ -94,7 +94,7 @@ def test_callers_have_equal_parts_of_the_chunk_and_what_one_leaves_goes_to_other
     assert lengths((OLD, long)) == [48]
     assert lengths((OLD, long), (YOUNG, long[1:])) == [24, 24]
     first, others, second = lengths((OLD, long), (YOUNG, long[1:]), (OLD, long[2:]))
-    assert others == 24 and 0 < first and 0 < second and first + second <= 24
+    assert others == 24 and first > 0 and second > 0 and first + second <= 24
     assert lengths((OLD, PROMPT[:20]), (YOUNG, long)) == [20, 28]
 
 
