@@ -15,7 +15,7 @@ from paceline.engine.runner import Runner
 from paceline.errors import PacelineError
 from paceline.model_service.servicer import Context, ModelServicer
 from paceline.model_service.worker import ModelWorker
-from paceline.scope import Caller
+from paceline.scope import EQUAL, Caller, Weights
 from paceline.security.access import caller_scope
 from paceline.types import PreparedDrafts, Proposals
 from paceline.v1 import draft_service_pb2 as pb
@@ -32,8 +32,15 @@ Unasked = asyncio.Queue[pb.ProposeTokensResponse]
 
 
 class DraftServicer(ModelServicer, DraftServiceServicer):
-    def __init__(self, drafter: Drafter, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
-        super().__init__(drafter.runner, worker, exchanges, max_rows)
+    def __init__(
+        self,
+        drafter: Drafter,
+        worker: ModelWorker,
+        exchanges: Exchanges,
+        max_rows: int = MAX_ROWS,
+        weights: Weights = EQUAL,
+    ) -> None:
+        super().__init__(drafter.runner, worker, exchanges, max_rows, weights)
         self._drafter = drafter
         self._streams: dict[str, Unasked] = {}
         """Where to send what is prepared, by the cache's sequence id: the stream of its last row."""
@@ -102,6 +109,12 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
 
 
 def add_draft_service(
-    runner: Runner, worker: ModelWorker, exchanges: Exchanges, server: grpc.aio.Server, max_rows: int = MAX_ROWS
+    runner: Runner,
+    worker: ModelWorker,
+    exchanges: Exchanges,
+    server: grpc.aio.Server,
+    max_rows: int = MAX_ROWS,
+    weights: Weights = EQUAL,
 ) -> None:
-    add_DraftServiceServicer_to_server(DraftServicer(Drafter(runner), worker, exchanges, max_rows), server)
+    servicer = DraftServicer(Drafter(runner), worker, exchanges, max_rows, weights)
+    add_DraftServiceServicer_to_server(servicer, server)

@@ -1,11 +1,15 @@
 """Callers of a model service, and scopes, which keep sequence ids apart: one id in two scopes names two sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from paceline.types import ProposeRow, VerifyRow
 
+Weights = Mapping[str, float]
+"""Shares of callers, by names of their certificates; others have 1."""
+EQUAL: Weights = {}
+LEAST_WEIGHT = 0.01
 RowT = TypeVar("RowT", ProposeRow, VerifyRow)
 
 
@@ -19,6 +23,23 @@ class Caller:
     """Prefix that sets its sequences apart; from `security.access.caller_scope`, empty for none."""
     weight: float = 1.0
     """Its share, beside those of others."""
+
+
+def parse_weights(setting: str) -> Weights:
+    """Return the weights of names, from `NAME=WEIGHT` with commas between them. Raise ValueError."""
+    weights: dict[str, float] = {}
+    for word in filter(None, (one.strip() for one in setting.split(","))):
+        name, _, value = word.rpartition("=")
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            weights[name] = 0.0
+        if not name or not LEAST_WEIGHT <= weights[name] <= 1 / LEAST_WEIGHT:
+            raise ValueError(
+                f"{word!r} is no weight of a name; give NAME=WEIGHT with a weight from {LEAST_WEIGHT} to "
+                f"{1 / LEAST_WEIGHT:.0f}, such as batch=1,chat=3"
+            )
+    return weights
 
 
 def scope_of(sequence_id: str) -> str:

@@ -17,7 +17,7 @@ from paceline.codec.versions import check_request_version, versions_to_pb
 from paceline.engine.calls import Call
 from paceline.engine.runner import Runner
 from paceline.model_service.worker import ModelWorker
-from paceline.scope import Caller, RowT
+from paceline.scope import EQUAL, Caller, RowT, Weights
 from paceline.security.access import caller_of
 from paceline.types import CallTiming
 from paceline.wire import Exchanges
@@ -29,7 +29,14 @@ ResultT = TypeVar("ResultT")
 class ModelServicer:
     """Translates, runs the work in the model's thread, and translates back."""
 
-    def __init__(self, runner: Runner, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        worker: ModelWorker,
+        exchanges: Exchanges,
+        max_rows: int = MAX_ROWS,
+        weights: Weights = EQUAL,
+    ) -> None:
         self._runner = runner
         described = runner.describe()
         self._identity = described.identity
@@ -37,6 +44,7 @@ class ModelServicer:
         self._worker = worker
         self._exchanges = exchanges
         self._max_rows = max_rows
+        self._weights = weights
 
     def _answers(
         self,
@@ -50,7 +58,7 @@ class ModelServicer:
 
         What is put into `unasked` is sent between the answers.
         """
-        return self._exchanges.answers(method, requests, partial(answer, caller_of(context)), unasked)
+        return self._exchanges.answers(method, requests, partial(answer, caller_of(context, self._weights)), unasked)
 
     async def _run_rows(
         self,
@@ -67,12 +75,12 @@ class ModelServicer:
         return rows, *await self._worker.run_call(work, call, call.token_count(self._chunk_tokens))
 
     async def _roll_back(self, request: Any, context: Context) -> list[Any]:
-        lengths, caller = lengths_from_pb(request.sequences), caller_of(context)
+        lengths, caller = lengths_from_pb(request.sequences), caller_of(context, self._weights)
         results = await self._worker.run_for(caller, self._runner.rollback, lengths, caller.scope)
         return rollbacks_to_pb(lengths, results)
 
     async def _release(self, request: Any, context: Context) -> int:
-        caller = caller_of(context)
+        caller = caller_of(context, self._weights)
         return await self._worker.run_for(caller, self._runner.release, list(request.sequence_ids), caller.scope)
 
     def _description(self) -> dict[str, Any]:

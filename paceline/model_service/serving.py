@@ -26,6 +26,7 @@ from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.process.settings import ModelServiceSettings
+from paceline.scope import Weights
 from paceline.wire import Exchanges, ServerOptions, running_server, termination
 
 log = structlog.get_logger()
@@ -40,7 +41,7 @@ async def serve_model(
     settings: ModelServiceSettings,
     options: ServerOptions,
     service_name: str,
-    add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int], None],
+    add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int, Weights], None],
     load: Callable[..., LoadedModel] = load_model,
     find_heads: Callable[[LoadedModel], LoadedHeads | None] = lambda model: None,
 ) -> None:
@@ -63,7 +64,7 @@ async def serve_model(
                 settings.host,
                 settings.port,
                 [service_name],
-                lambda server: add_servicer(runner, worker, exchanges, server, settings.max_rows),
+                lambda server: add_servicer(runner, worker, exchanges, server, settings.max_rows, settings.weights),
                 grace_s=settings.shutdown_grace_s / 2,
                 options=options,
                 admitted_interceptors=traced_calls(watched.tracer),

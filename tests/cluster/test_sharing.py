@@ -80,7 +80,6 @@ async def test_calls_of_coordinators_that_wait_share_a_pass_and_no_output_change
         go_on.set()
         found = await answering
         await blocked
-        assert running.target.runner.cache.sequence_count == running.draft.runner.cache.sequence_count == 0
     assert passes[0].row_count >= COUNT
     assert found == await outputs_alone(pairs["Llama"], asked)
 
