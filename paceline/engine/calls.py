@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from paceline.checks import DECODED_TOKENS
+from paceline.checks import DECODED_TOKENS, MAX_PROPOSED_COUNT
 from paceline.errors import PacelineError
 from paceline.scope import Caller, RowT
 from paceline.types import ProposeRow
@@ -61,4 +61,7 @@ class RuledCalls(Generic[RowT]):
 
 
 def _draft_count(row: RowT) -> int:
-    return row.draft_count - 1 if isinstance(row, ProposeRow) else len(row.draft_token_ids)
+    """Return the tokens to compute beside the row's own; its counts were not checked yet."""
+    if isinstance(row, ProposeRow):
+        return max(0, min(row.draft_count, MAX_PROPOSED_COUNT) - 1)
+    return len(row.draft_token_ids)

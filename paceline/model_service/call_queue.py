@@ -1,4 +1,4 @@
-"""What waits for the model's thread, and what its next turn does: one piece of work, or calls that are served together.
+"""What waits for the model's thread, and what its next turn does: calls that are served together, or other work.
 
 A turn serves calls that wait when it begins, one of each caller at most, as many as a bound lets in; nobody waits for
 company. What one caller sends is done in its order. Where the bound leaves calls out, callers have shares of the
@@ -70,6 +70,8 @@ class CallQueue(Generic[ItemT]):
         """Virtual times at which callers' last calls ended, as far as these are still to come."""
         self._now = 0.0
         """Virtual time: tokens for each unit of weight."""
+        self._worked = False
+        """Whether the last turn did other work than calls."""
         self._numbers = count()
 
     def waiting(self) -> list[ItemT]:
@@ -89,35 +91,43 @@ class CallQueue(Generic[ItemT]):
             self._close(item.caller.name)
 
     def take(self) -> list[ItemT]:
-        """Take out what the next turn does: one piece of work, or else calls. Empty: nothing waits."""
-        lines = sorted(self._lines.values(), key=lambda line: (line.first.row_count > 0, line.start, line.number))
-        turn: list[ItemT] = []
-        for line in lines:
-            if self._joins(line.first, turn):
-                turn.append(line.first)
-        if turn and turn[0].row_count:
-            self._now = lines[0].start
-            self._charge(turn, is_contended=len(turn) < len(lines))
+        """Take out what the next turn does: calls that are served together, or other work. Empty: nothing waits.
+
+        Other work, such as freeing a sequence, is short and comes first, but only once between calls.
+        """
+        lines = sorted(self._lines.values(), key=lambda line: (line.start, line.number))
+        work = [line.first for line in lines if not line.first.row_count]
+        calls = [line for line in lines if line.first.row_count]
+        if self._worked and calls or not work:
+            turn = self._together([line.first for line in calls])
+            self._charge(calls, turn)
+        else:
+            turn = work
+        self._worked = turn is work
         for item in turn:
             self._lines[item.caller.name].items.popleft()
             self._close(item.caller.name)
         return turn
 
-    def _joins(self, item: ItemT, turn: list[ItemT]) -> bool:
-        if not turn:
-            return True
-        if not turn[0].row_count:
-            return False
-        together = [*turn, item]
-        return (
-            sum(one.row_count for one in together) <= self._bound.row_count
-            and sum(one.token_count for one in together) <= self._bound.token_count
-            and not any(one.sequence_ids & item.sequence_ids for one in turn)
-        )
+    def _together(self, calls: list[ItemT]) -> list[ItemT]:
+        """Return the first call, and those of the others that fit beside it."""
+        turn: list[ItemT] = []
+        for call in calls:
+            wider = [*turn, call]
+            is_within = (
+                sum(one.row_count for one in wider) <= self._bound.row_count
+                and sum(one.token_count for one in wider) <= self._bound.token_count
+            )
+            if not turn or is_within and not any(one.sequence_ids & call.sequence_ids for one in turn):
+                turn = wider
+        return turn
 
-    def _charge(self, turn: list[ItemT], *, is_contended: bool) -> None:
-        """Note what callers got. Where all that waited were served, nobody had anything at another's cost."""
-        if not is_contended:
+    def _charge(self, lines: list[_Line[ItemT]], turn: list[ItemT]) -> None:
+        """Note what callers got. Where all that waited are served, nobody has anything at another's cost."""
+        if not turn:
+            return
+        self._now = lines[0].start
+        if len(turn) == len(lines):
             self._finishes.clear()
             for line in self._lines.values():
                 line.start = self._now

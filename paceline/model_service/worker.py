@@ -41,7 +41,7 @@ class _Item:
 
     caller: Caller
     run: Callable[[Sequence["_Item"]], Sequence[Any]]
-    """Returns a result for each of the items that are done in one turn; this is the first of them."""
+    """Returns a result for each of the items that are given: itself, or calls of one turn, which it is the first of."""
     future: asyncio.Future[tuple[Any, CallTiming]]
     call: Call[Any] | None = None
     token_count: int = 1
@@ -132,13 +132,14 @@ class ModelWorker:
         """
         future = asyncio.get_running_loop().create_future()
         run = partial(_serve, work)
-        return await self._timed(_Item(call.caller, run, future, call, token_count))
+        return await self._timed(_Item(call.caller, run, future, call, max(1, token_count)))
 
     def close(self) -> None:
         """Wait for the running turn, drop what waits."""
         self._executor.shutdown(cancel_futures=True)
         for item in self._queue.waiting():
-            item.future.cancel()
+            with suppress(RuntimeError):  # its event loop is closed
+                item.future.get_loop().call_soon_threadsafe(item.future.cancel)
 
     @staticmethod
     def _item(caller: Caller, work: Callable[[], Any]) -> _Item:
@@ -185,7 +186,9 @@ class ModelWorker:
             items[0].future.get_loop().call_soon_threadsafe(_settle, items, outcomes, timings)
 
     def _outcomes(self, items: Sequence[_Item]) -> Sequence[Any]:
-        """Return each item's result or the error to raise."""
+        """Return each item's result or the error to raise. Only calls are served together."""
+        if len(items) > 1 and not items[0].call:
+            return [outcome for item in items for outcome in self._outcomes([item])]
         if items[0].call:
             self._on_turn(len(items))
         try:
@@ -197,15 +200,15 @@ class ModelWorker:
 
     def _timings(self, items: Sequence[_Item], began_s: float, ended_s: float) -> list[CallTiming]:
         """Return the items' times, and note on the calls that wait what was done for others."""
-        took_s, token_count = ended_s - began_s, sum(item.token_count for item in items)
-        parts_s = {item.caller.name: took_s * item.token_count / token_count for item in items}
+        token_count = sum(item.token_count for item in items)
+        shares = {item.caller.name: item.token_count / token_count for item in items}
         if items[0].call:
             with self._lock:
                 waiting = self._queue.waiting()
             for item in waiting:
-                others_share = 1 - parts_s.get(item.caller.name, 0.0) / took_s
-                item.others_s += (ended_s - max(began_s, item.asked_s)) * others_share
-        return [_timing(item, parts_s[item.caller.name], took_s, ended_s) for item in items]
+                waited_s = ended_s - max(began_s, item.asked_s)
+                item.others_s += waited_s * (1 - shares.get(item.caller.name, 0.0))
+        return [_timing(item, shares[item.caller.name], began_s, ended_s) for item in items]
 
     def _run(self, items: Sequence[_Item]) -> Sequence[Any]:
         try:
@@ -235,9 +238,10 @@ def _serve(work: Callable[[Sequence[Call[Any]]], Sequence[Any]], items: Sequence
     return work([item.call for item in items if item.call])
 
 
-def _timing(item: _Item, executed_s: float, took_s: float, ended_s: float) -> CallTiming:
-    """Return the time of an item that had `executed_s` of a turn."""
-    others_s = item.others_s + took_s - executed_s
+def _timing(item: _Item, share: float, began_s: float, ended_s: float) -> CallTiming:
+    """Return the time of an item that had a share of a turn."""
+    executed_s = (ended_s - began_s) * share
+    others_s = item.others_s + (ended_s - began_s) * (1 - share)
     return CallTiming(ended_s - item.asked_s - executed_s, executed_s, others_s)
 
 
