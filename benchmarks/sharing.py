@@ -32,6 +32,8 @@ from paceline.types import GenerationRequest, TokenIds
 
 LANES = 2
 WARM_UP_S = 3.0
+COORDINATOR = ("--prepared-rounds=false", "--port=0", "--log-level=warning")
+"""Prepared rounds are left out: for a while each coordinator would try whether they pay."""
 console = Console(highlight=False)
 
 
@@ -147,7 +149,7 @@ async def _measured(
         for name, batch_sizes in sizes.items():
             clients = []
             for batch_size in batch_sizes:
-                own = (f"--batch-size={batch_size}", f"--draft-count={draft_count}", "--port=0", "--log-level=warning")
+                own = (f"--batch-size={batch_size}", f"--draft-count={draft_count}", *COORDINATOR)
                 endpoint = await stack.enter_async_context(running_service("coordinator", [*flags, *own]))
                 clients.append(await stack.enter_async_context(Client(endpoint.address)))
             systems[name] = Coordinators(clients, batch_sizes[0], metrics)
