@@ -19,8 +19,6 @@ class CacheRoom:
         self._on_changed = on_changed
         self._lost_bytes: dict[str, int] = {}
         """Sequences that gave up their cache and were not told yet, with what they had."""
-        self.preempted_count = 0
-        """Sequences that gave up their cache, since the start."""
 
     def append(self, sequence_id: str, token_ids: Sequence[int], placed: Collection[str]) -> None:
         """Append tokens to a sequence; `placed` ones keep their cache. Raise CacheFull as the cache does."""
@@ -53,4 +51,3 @@ class CacheRoom:
         self._on_changed(sequence_id)
         self._cache.release(sequence_id)
         self._lost_bytes[sequence_id] = held_bytes - self._cache.held_bytes
-        self.preempted_count += 1
