@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -25,7 +25,7 @@ from paceline.cli.options import InputFile
 from paceline.cli.prompts import selected_lines
 from paceline.client import Client
 from paceline.errors import PacelineError
-from paceline.measure.contention import MachineWatch
+from paceline.measure.contention import Contention, MachineWatch, counting, was_quiet
 from paceline.measure.prompts import encode_lines, read_text_codec
 from paceline.process.launcher import ClusterOptions, Endpoint, divided_threads, running_service
 from paceline.types import GenerationRequest, TokenIds
@@ -45,7 +45,7 @@ class Window:
     """Of each coordinator."""
     calls_together: Mapping[str, float]
     """Mean calls that a model served together, by `target` and `draft`."""
-    is_quiet: bool
+    contention: Contention
 
     @property
     def total(self) -> float:
@@ -75,14 +75,14 @@ class Coordinators:
             moment, began, counts, calls = watch.begin(), time.perf_counter(), await self._counts(), await self._calls()
             await asyncio.sleep(seconds)
             took_s, ended = time.perf_counter() - began, await self._counts()
-            is_quiet, later = watch.since(moment).is_quiet, await self._calls()
+            contention, later = watch.since(moment), await self._calls()
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
         rates = [(after - before) / took_s for before, after in zip(counts, ended, strict=True)]
         together = {name: _mean(calls[name], later[name]) for name in calls}
-        return Window(rates, together, is_quiet)
+        return Window(rates, together, contention)
 
     async def _counts(self) -> list[int]:
         described = await asyncio.gather(*(client.describe() for client in self._clients))
@@ -128,7 +128,7 @@ def main(
     measured = asyncio.run(_measured(sizes, draft_count, requests, seconds, runs, target_model, draft_model))
     console.print_json(json.dumps(_summary(measured)))
     if output:
-        windows = {name: [vars(one) for one in found] for name, found in measured.items()}
+        windows = {name: [asdict(one) for one in found] for name, found in measured.items()}
         output.write_text(json.dumps(windows, indent=1), encoding="utf-8")
 
 
@@ -172,8 +172,8 @@ async def _models(stack: AsyncExitStack, target_model: str, draft_model: str) ->
 
 
 def _summary(measured: Mapping[str, Sequence[Window]]) -> dict[str, object]:
-    totals = {name: median(one.total for one in windows) for name, windows in measured.items()}
-    several = measured["several"]
+    totals = {name: median(one.total for one in counting(windows)) for name, windows in measured.items()}
+    several = counting(measured["several"])
     fair = [1 / len(one.tokens_per_s) for one in several]
     shares = [[rate / one.total for rate in one.tokens_per_s] for one in several]
     return {
@@ -183,7 +183,7 @@ def _summary(measured: Mapping[str, Sequence[Window]]) -> dict[str, object]:
             [round(share / one, 3) for share in (min(own), max(own))] for own, one in zip(shares, fair, strict=True)
         ],
         "calls_together": {name: [one.calls_together for one in windows] for name, windows in measured.items()},
-        "quiet": {name: f"{sum(one.is_quiet for one in own)} of {len(own)}" for name, own in measured.items()},
+        "quiet": {name: f"{sum(map(was_quiet, own))} of {len(own)}" for name, own in measured.items()},
     }
 
 
