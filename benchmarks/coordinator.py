@@ -28,6 +28,7 @@ from draft_service.servicer import SERVICE_NAME as DRAFT_SERVICE
 from draft_service.servicer import DraftServicer
 from paceline.client import Client
 from paceline.codec.generation import request_to_pb
+from paceline.engine.calls import Call
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.model_service.worker import ModelWorker
 from paceline.process.launcher import Endpoint, running_service
@@ -103,8 +104,8 @@ class InstantDrafter:
         self.runner = runner
         self.preparing = NothingToPrepare()
 
-    def propose(self, rows: Sequence[ProposeRow], scope: str) -> list[Proposal]:
-        return [self._propose(row, row.base_length + len(row.token_ids)) for row in rows]
+    def propose_calls(self, calls: Sequence[Call[ProposeRow]]) -> list[list[Proposal]]:
+        return [[self._propose(row, row.base_length + len(row.token_ids)) for row in call.rows] for call in calls]
 
     def _propose(self, row: ProposeRow, length: int) -> Proposal:
         if row.following_count:
@@ -119,8 +120,8 @@ class InstantVerifier:
     def __init__(self, runner: NoModel) -> None:
         self.runner = runner
 
-    def verify(self, rows: Sequence[VerifyRow], scope: str) -> list[VerifyOutcome]:
-        return [self._verify(row, row.base_length + len(row.token_ids)) for row in rows]
+    def verify_calls(self, calls: Sequence[Call[VerifyRow]]) -> list[list[VerifyOutcome]]:
+        return [[self._verify(row, row.base_length + len(row.token_ids)) for row in call.rows] for call in calls]
 
     def _verify(self, row: VerifyRow, length: int) -> VerifyOutcome:
         return Prefilled(length) if row.following_count else self.verdict(row, length)

@@ -26,6 +26,7 @@ from benchmarks.coordinator import (
     served_draft,
     served_target,
 )
+from paceline.engine.calls import Call
 from paceline.simulate.measured_rounds import MeasuredRounds
 from paceline.simulate.saved_costs import read_costs
 from paceline.types import Proposal, ProposeRow, VerifyOutcome, VerifyRow
@@ -46,9 +47,10 @@ class TimedDrafter(InstantDrafter):
         super().__init__(runner)
         self._seconds = seconds
 
-    def propose(self, rows: Sequence[ProposeRow], scope: str) -> list[Proposal]:
+    def propose_calls(self, calls: Sequence[Call[ProposeRow]]) -> list[list[Proposal]]:
+        rows = [row for call in calls for row in call.rows]
         time.sleep(self._seconds(len(rows), max(row.draft_count for row in rows)))
-        return super().propose(rows, scope)
+        return super().propose_calls(calls)
 
 
 class TimedVerifier(InstantVerifier):
@@ -56,9 +58,10 @@ class TimedVerifier(InstantVerifier):
         super().__init__(runner)
         self._seconds = seconds
 
-    def verify(self, rows: Sequence[VerifyRow], scope: str) -> list[VerifyOutcome]:
+    def verify_calls(self, calls: Sequence[Call[VerifyRow]]) -> list[list[VerifyOutcome]]:
+        rows = [row for call in calls for row in call.rows]
         time.sleep(self._seconds(len(rows), max(len(row.draft_token_ids) for row in rows)))
-        return super().verify(rows, scope)
+        return super().verify_calls(calls)
 
 
 @app.command()

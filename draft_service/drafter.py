@@ -1,4 +1,4 @@
-"""The drafter, which proposes draft tokens for a group of sequences: several steps of each, or what was prepared.
+"""The drafter, which proposes draft tokens for some sequences: several steps of each, or what was prepared.
 
 It owns what a proposal is; `preparing` owns what is made between calls, and the engine owns the steps and the cache.
 """
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from draft_service.preparing import Preparing, Taken
 from paceline.checks import MAX_PREPARED_COUNT, MAX_PROPOSED_COUNT, check_row
+from paceline.engine.calls import Call
 from paceline.engine.interfaces import let_go
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Runner
 from paceline.engine.steps import StepOutcome, StepRow, Steps
 from paceline.errors import InvalidRequest, PacelineError
+from paceline.scope import Caller
 from paceline.types import Prefilled, Proposal, ProposeRow
 
 
@@ -22,31 +24,30 @@ class Drafter:
         self.preparing = Preparing(runner)
         self._steps = Steps(runner)
 
-    def propose(self, rows: Sequence[ProposeRow], scope: str = "") -> list[Proposal | PacelineError]:
-        """Return each row's proposal or error, in the order of `rows`.
+    def propose_calls(self, calls: Sequence[Call[ProposeRow]]) -> list[list[Proposal | PacelineError]]:
+        """Return for each call its rows' proposals or errors, in the order of its rows.
 
         The last draft token is not fed back, so it is not cached: if all are accepted, the next call appends it
         together with the target's next token, and no pass is spent on catching up. A long prompt that was taken in
-        part has no drafts yet. Drafts end before a place where no token can be chosen. `scope` sets the caller's
-        sequences apart from those of others.
+        part has no drafts yet. Drafts end before a place where no token can be chosen. Calls that are served together
+        must not share sequences.
         """
-        names = [row.sequence_id for row in rows]
-        rows, errors = self.runner.ruled(rows, scope, self._check)
-        live = [row for index, row in enumerate(rows) if index not in errors]
-        taken = [self.preparing.take(row) for row in live]
-        lacking = [_step_row(row, one) for row, one in zip(live, taken, strict=True) if _lacks(row, one)]
+        ruled = self.runner.ruled(calls, self._check)
+        rows = ruled.rows
+        taken = [self.preparing.take(row) for row in rows]
+        lacking = [_step_row(row, one) for row, one in zip(rows, taken, strict=True) if _lacks(row, one)]
         try:
             made = iter(self._steps.run(lacking))
         except BaseException:
-            for row in live:  # its sequence was cut
+            for row in rows:  # its sequence was cut
                 self.preparing.end(row.sequence_id)
             raise
-        outcomes = iter([next(made) if _lacks(row, one) else [] for row, one in zip(live, taken, strict=True)])
-        hits = iter(taken)
-        return [
-            errors.get(index) or self._answer(row, name, next(outcomes), next(hits))
-            for index, (row, name) in enumerate(zip(rows, names, strict=True))
-        ]
+        outcomes = [next(made) if _lacks(row, one) else [] for row, one in zip(rows, taken, strict=True)]
+        return ruled.results(list(map(self._answer, rows, ruled.names, outcomes, taken)))
+
+    def propose(self, rows: Sequence[ProposeRow], scope: str = "") -> list[Proposal | PacelineError]:
+        """Return the results of a single call."""
+        return self.propose_calls([Call(rows, Caller(scope=scope))])[0]
 
     def _answer(
         self, row: ProposeRow, name: str, outcome: StepOutcome, taken: Taken | None

@@ -25,7 +25,7 @@ from paceline.engine.runner import Runner
 from paceline.engine.sampling import Choosing, RankedToken, ranked
 from paceline.errors import CacheFull
 from paceline.prefix_hash import PrefixHash, extended_hash
-from paceline.scope import scope_of
+from paceline.scope import Caller
 from paceline.types import ChoiceRule, PreparedDrafts, ProposeRow
 
 RANKED_COUNT = 8
@@ -180,15 +180,15 @@ class Preparing:
         return min(limits.model_max_length, limits.cache_max_length)
 
     def _jobs(self) -> list[_Job]:
-        """Return the jobs of a pass. Callers that are kept apart have equal shares of it."""
-        scopes: dict[str, list[_Prepared]] = {}
+        """Return the jobs of a pass. Callers have equal shares of it."""
+        callers: dict[Caller, list[_Prepared]] = {}
         for owner in self._prepared.values():
             if owner.chance:
-                scopes.setdefault(scope_of(owner.sequence_id), []).append(owner)
+                callers.setdefault(self._caller(owner), []).append(owner)
         jobs: list[_Job] = []
         growing: set[str] = set()
-        for owners in scopes.values():
-            for _ in range(max(1, PASS_ROWS // len(scopes))):
+        for owners in callers.values():
+            for _ in range(max(1, PASS_ROWS // len(callers))):
                 owner = max(owners, key=lambda one: one.chance)
                 if not owner.chance:
                     break
@@ -247,15 +247,18 @@ class Preparing:
             self._runner.cache.release(branch_id)
         owner.branch_ids &= needed
 
+    def _caller(self, owner: _Prepared) -> Caller:
+        return self._runner.owners.caller(owner.sequence_id)
+
     def _make_room(self, crowded: _Prepared) -> bool:
         """Let go of what is prepared for the caller with the most branches, if it is another one; return whether."""
-        counts = Counter[str]()
+        counts = Counter[Caller]()
         for owner in self._prepared.values():
-            counts[scope_of(owner.sequence_id)] += len(owner.branch_ids)
-        ((scope, most),) = counts.most_common(1)
-        if most <= counts[scope_of(crowded.sequence_id)] + 1:
+            counts[self._caller(owner)] += len(owner.branch_ids)
+        ((caller, most),) = counts.most_common(1)
+        if most <= counts[self._caller(crowded)] + 1:
             return False
-        owners = [one for one in self._prepared.values() if scope_of(one.sequence_id) == scope]
+        owners = [one for one in self._prepared.values() if self._caller(one) == caller]
         self.end(max(owners, key=lambda one: len(one.branch_ids)).sequence_id)
         return True
 

@@ -15,6 +15,7 @@ from paceline.engine.runner import Runner
 from paceline.errors import PacelineError
 from paceline.model_service.servicer import Context, ModelServicer
 from paceline.model_service.worker import ModelWorker
+from paceline.scope import EQUAL, Caller, Weights
 from paceline.security.access import caller_scope
 from paceline.types import PreparedDrafts, Proposals
 from paceline.v1 import draft_service_pb2 as pb
@@ -31,8 +32,15 @@ Unasked = asyncio.Queue[pb.ProposeTokensResponse]
 
 
 class DraftServicer(ModelServicer, DraftServiceServicer):
-    def __init__(self, drafter: Drafter, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
-        super().__init__(drafter.runner, worker, exchanges, max_rows)
+    def __init__(
+        self,
+        drafter: Drafter,
+        worker: ModelWorker,
+        exchanges: Exchanges,
+        max_rows: int = MAX_ROWS,
+        weights: Weights = EQUAL,
+    ) -> None:
+        super().__init__(drafter.runner, worker, exchanges, max_rows, weights)
         self._drafter = drafter
         self._streams: dict[str, Unasked] = {}
         """Where to send what is prepared, by the cache's sequence id: the stream of its last row."""
@@ -51,11 +59,12 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
             self._streams = {one: stream for one, stream in self._streams.items() if stream is not unasked}
 
     async def _propose(
-        self, unasked: Unasked, scope: str, request: pb.ProposeTokensRequest
+        self, unasked: Unasked, caller: Caller, request: pb.ProposeTokensRequest
     ) -> pb.ProposeTokensResponse:
-        wishing = [scope + row.sequence_id for row in request.rows if row.prepare_count]
+        wishing = [caller.scope + row.sequence_id for row in request.rows if row.prepare_count]
         self._streams |= dict.fromkeys(wishing, unasked)
-        rows, results, timing = await self._run_rows(scope, request, propose_rows_from_pb, self._drafter.propose)
+        work = self._drafter.propose_calls
+        rows, results, timing = await self._run_rows(caller, request, propose_rows_from_pb, work)
         self._is_more_to_prepare |= bool(wishing)
         if wishing and (self._preparing is None or self._preparing.done()):
             self._preparing = asyncio.create_task(self._prepare())
@@ -100,6 +109,12 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
 
 
 def add_draft_service(
-    runner: Runner, worker: ModelWorker, exchanges: Exchanges, server: grpc.aio.Server, max_rows: int = MAX_ROWS
+    runner: Runner,
+    worker: ModelWorker,
+    exchanges: Exchanges,
+    server: grpc.aio.Server,
+    max_rows: int = MAX_ROWS,
+    weights: Weights = EQUAL,
 ) -> None:
-    add_DraftServiceServicer_to_server(DraftServicer(Drafter(runner), worker, exchanges, max_rows), server)
+    servicer = DraftServicer(Drafter(runner), worker, exchanges, max_rows, weights)
+    add_DraftServiceServicer_to_server(servicer, server)

@@ -117,6 +117,11 @@ class CacheFull(Overloaded):
         told = self.metadata.get("missing_bytes", "")
         return int(told) if told.isdecimal() else 0
 
+    @property
+    def gave_cache_up(self) -> bool:
+        """Whether nothing of the row's sequence is cached any more, because an older one needed the room."""
+        return self.metadata.get("cached_length") == "0"
+
 
 class PeerUnavailable(PacelineError):
     code = grpc.StatusCode.UNAVAILABLE

@@ -13,6 +13,7 @@ from paceline.errors import TokenizerNotFound
 from paceline.model_service.servicer import Context, ModelServicer
 from paceline.model_service.worker import ModelWorker
 from paceline.numerics import promise
+from paceline.scope import EQUAL, Caller, Weights
 from paceline.types import Verdicts
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server
@@ -25,8 +26,15 @@ log = structlog.get_logger()
 
 
 class TargetServicer(ModelServicer, TargetServiceServicer):
-    def __init__(self, verifier: Verifier, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
-        super().__init__(verifier.runner, worker, exchanges, max_rows)
+    def __init__(
+        self,
+        verifier: Verifier,
+        worker: ModelWorker,
+        exchanges: Exchanges,
+        max_rows: int = MAX_ROWS,
+        weights: Weights = EQUAL,
+    ) -> None:
+        super().__init__(verifier.runner, worker, exchanges, max_rows, weights)
         self._verifier = verifier
 
     async def VerifyTokens(
@@ -35,8 +43,8 @@ class TargetServicer(ModelServicer, TargetServiceServicer):
         async for response in self._answers(VERIFY, requests, self._verify, context):
             yield response
 
-    async def _verify(self, scope: str, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:
-        rows, results, timing = await self._run_rows(scope, request, verify_rows_from_pb, self._verifier.verify)
+    async def _verify(self, caller: Caller, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:
+        rows, results, timing = await self._run_rows(caller, request, verify_rows_from_pb, self._verifier.verify_calls)
         return verdicts_to_pb(rows, Verdicts(results, timing, self._identity))
 
     async def RollbackTargetSequences(
@@ -70,9 +78,11 @@ def add_target_service(
     exchanges: Exchanges,
     server: grpc.aio.Server,
     max_rows: int = MAX_ROWS,
+    weights: Weights = EQUAL,
     *,
     threads_beside_draft: int | None = None,
 ) -> None:
     log.info("numerics", promise=promise(runner.describe()))
     verifier = Verifier(runner, threads_beside_draft)
-    add_TargetServiceServicer_to_server(TargetServicer(verifier, worker, exchanges, max_rows), server)
+    servicer = TargetServicer(verifier, worker, exchanges, max_rows, weights)
+    add_TargetServiceServicer_to_server(servicer, server)

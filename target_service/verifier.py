@@ -12,6 +12,7 @@ from math import isnan
 from torch import Tensor
 
 from paceline.checks import MAX_PROPOSED_COUNT, check_row, check_token_ids, check_top_logprob_count
+from paceline.engine.calls import Call
 from paceline.engine.heads.drafting import HeadsRow
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
@@ -19,6 +20,7 @@ from paceline.engine.runner import Outcome, Runner, ScoredPart
 from paceline.engine.sampling import Choice, Choosing, no_choice, token_logprobs
 from paceline.engine.threads import at_most
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
+from paceline.scope import Caller
 from paceline.types import Prefilled, TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
 LONG_PROMPT = 64
@@ -34,22 +36,22 @@ class Verifier:
         self.runner = runner
         self._threads_beside_draft = threads_beside_draft
 
-    def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
-        """Return each row's verdict, its prefilled length or its error, in the order of `rows`.
+    def verify_calls(self, calls: Sequence[Call[VerifyRow]]) -> list[list[VerifyOutcome | PacelineError]]:
+        """Return for each call its rows' verdicts, prefilled lengths or errors, in the order of its rows.
 
         Rejected draft tokens leave the cache by a change of length; full acceptance of k drafts yields k + 1 tokens.
-        `scope` sets the caller's sequences apart from those of others.
+        Calls of one pass must not share sequences.
         """
+        rows = [row for call in calls for row in call.rows]
         is_beside_draft = self.runner.depends_on_threads or _leaves_cores_to_draft(rows)
         with at_most(self._threads_beside_draft if is_beside_draft else None):
-            return self._verify(rows, scope)
+            ruled = self.runner.ruled(calls, self._check)
+            parts = self.runner.parts([self._packed(row).logit_count for row in ruled.rows])
+            return ruled.results([result for part in parts for result in self._settled(ruled.rows[part])])
 
-    def _verify(self, rows: Sequence[VerifyRow], scope: str) -> list[VerifyOutcome | PacelineError]:
-        rows, failed = self.runner.ruled(rows, scope, self._check)
-        live = [row for index, row in enumerate(rows) if index not in failed]
-        parts = self.runner.parts([self._packed(row).logit_count for row in live])
-        settled = iter([result for part in parts for result in self._settled(live[part])])
-        return [failed.get(index) or next(settled) for index in range(len(rows))]
+    def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
+        """Return the results of a single call."""
+        return self.verify_calls([Call(rows, Caller(scope=scope))])[0]
 
     def _settled(self, rows: Sequence[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
         """Run rows in one pass, and keep of each what is right."""

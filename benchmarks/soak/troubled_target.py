@@ -15,6 +15,7 @@ from paceline.model_service.serving import serve_model
 from paceline.model_service.worker import ModelWorker
 from paceline.process.service import run_service, server_options
 from paceline.process.settings import parse_settings
+from paceline.scope import EQUAL, Caller, Weights
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
 from paceline.wire import Exchanges
@@ -31,9 +32,9 @@ class TroubledServicer(TargetServicer):
         super().__init__(*own)
         self._trouble = trouble
 
-    async def _verify(self, scope: str, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:
+    async def _verify(self, caller: Caller, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:
         await self._trouble.strike()
-        return await super()._verify(scope, request)
+        return await super()._verify(caller, request)
 
 
 def main() -> None:
@@ -42,10 +43,16 @@ def main() -> None:
         signal.signal(number, trouble.toggle)
 
     def add(
-        runner: Runner, worker: ModelWorker, exchanges: Exchanges, server: grpc.aio.Server, max_rows: int = MAX_ROWS
+        runner: Runner,
+        worker: ModelWorker,
+        exchanges: Exchanges,
+        server: grpc.aio.Server,
+        max_rows: int = MAX_ROWS,
+        weights: Weights = EQUAL,
     ) -> None:
         verifier = Verifier(runner, settings.threads_beside_draft)
-        add_TargetServiceServicer_to_server(TroubledServicer(trouble, verifier, worker, exchanges, max_rows), server)
+        servicer = TroubledServicer(trouble, verifier, worker, exchanges, max_rows, weights)
+        add_TargetServiceServicer_to_server(servicer, server)
 
     run_service(MODULE, settings, serve_model(MODULE, settings, server_options(settings), SERVICE_NAME, add))
 

@@ -83,6 +83,10 @@ class _Asked:
     time: HopTime
 
     @property
+    def others_s(self) -> float:
+        return self.result.timing.others_s if isinstance(self.result, Proposals) else 0.0
+
+    @property
     def prepared_count(self) -> int:
         results = self.result.results if isinstance(self.result, Proposals) else ()
         return sum(isinstance(one, Proposal) and one.prepared for one in results)
@@ -152,6 +156,7 @@ async def run_round(
         {model: one.call for model, one in asked.items()},
         sum(one.prepared_count for one in asked.values()),
         sum(row.propose_count for row, one in zip(rows, verdicts.results, strict=True) if isinstance(one, Verdict)),
+        verdicts.timing.others_s + max((one.others_s for one in asked.values()), default=0.0),
     )
 
 
@@ -179,6 +184,8 @@ def _take(
             generation.target_taken_count = verdict.cached_length - row.base_length
         elif isinstance(verdict, Overloaded):
             generation.target_cached_length = row.base_length
+            if _gave_cache_up(verdict):
+                generation.forget_target()
             refusals[generation] = verdict
         elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
             generation.forget_target()  # the next round sends the whole sequence
@@ -305,12 +312,16 @@ def _proposed(generation: Generation, row: ProposeRow, proposal: Proposal | Pace
         generation.draft_cached_length = proposal.cached_length
         generation.draft_taken_count = proposal.cached_length - row.base_length
         return proposal.draft_token_ids
-    if not isinstance(proposal, _KEEPS_CACHE):
+    if not isinstance(proposal, _KEEPS_CACHE) or _gave_cache_up(proposal):
         generation.forget_draft()
         if isinstance(proposal, InvalidRequest):
             # It would be refused for ever, for a token that the draft lacks, say, and brings its prompt each time.
             generation.refused_draft_models.add(generation.draft_model)
     return ()
+
+
+def _gave_cache_up(error: PacelineError) -> bool:
+    return isinstance(error, CacheFull) and error.gave_cache_up
 
 
 def _prompt_token_count(row: VerifyRow, result: VerifyOutcome | PacelineError) -> int:

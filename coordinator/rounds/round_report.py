@@ -68,6 +68,8 @@ class RoundReport:
     """Rows whose drafts were made before they were asked for: their time says nothing of what drafts cost."""
     heads_count: int = 0
     """Tokens that the target's heads were asked for, after the rows that committed."""
+    others_s: float = 0.0
+    """Time of its calls in which the models worked for other coordinators."""
 
     @property
     def drafted_count(self) -> int:

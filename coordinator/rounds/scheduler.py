@@ -228,7 +228,10 @@ class Scheduler:
         self.statistics.count_report(report)
         self._draft_worth.observe(report)
         if report.draft_error is None:
-            self._planner.observe(wishes, report, waited_s + report.duration_s)
+            # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
+            # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
+            own_s = max(0.0, report.duration_s - report.others_s)
+            self._planner.observe(wishes, report, waited_s + own_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
         """Make room in the target's cache: the youngest generations give up as much of theirs as is missing.

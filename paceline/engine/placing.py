@@ -1,21 +1,25 @@
-"""The tokens of a call's rows that its pass computes: all of a decoding row, and what the chunk allows of prompts.
+"""The tokens of rows that their pass computes: all of a decoding row, and what the chunk allows of prompts.
 
-It owns how prompts share the chunk, and makes room in the cache. It knows nothing of models.
+It owns how prompts share the chunk: callers have fair shares of it. It knows nothing of models.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.checks import DECODED_TOKENS
 from paceline.engine.interfaces import KvCache, let_go
 from paceline.engine.options import EngineOptions
+from paceline.engine.owners import Owners, fair_split
 from paceline.engine.passes import Piece
+from paceline.engine.room import CacheRoom
 from paceline.errors import PacelineError
+from paceline.scope import Caller
 
 SCORED_LOGITS = 1 << 25
 """Most logits that a call makes for prompts of which all logits are wanted: 128 MiB of them in float32."""
 CERTAIN_SHARE = 4
-"""One in this many of a call's prompt tokens belongs to the call's first prompt, however long that is."""
+"""One in this many of a caller's prompt tokens belongs to its first prompt, however long that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,43 +72,68 @@ class _Wish:
 
 
 class Placing:
-    """Finds room in the cache for the rows of one call, and shares the chunk of prompt tokens among them."""
+    """Finds room in the cache for the rows of one pass, and shares the chunk of prompt tokens among them."""
 
-    def __init__(self, cache: KvCache, options: EngineOptions, vocabulary_size: int, logit_count: int) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        owners: Owners,
+        room: CacheRoom,
+        options: EngineOptions,
+        vocabulary_size: int,
+        logit_count: int,
+    ) -> None:
         """`logit_count` is of how many places a call holds logits."""
         self._cache = cache
+        self._owners = owners
+        self._room = room
+        self._placed: set[str] = set()
         most_scored = max(1, min(logit_count, SCORED_LOGITS // vocabulary_size))
         self._scored_tokens = min(options.prefill_chunk_tokens, most_scored)
         self._chunk_tokens = options.prefill_chunk_tokens
         self._page_tokens = options.page_tokens
 
     def place(self, rows: Sequence[PackedRow]) -> list[Piece | PacelineError]:
-        """Make room for each row's part in this pass, which may be empty; return it, or why the row cannot run."""
-        wishes = [self._keep(row) for row in rows]
+        """Make room for each row's part in this pass, which may be empty; return it, or why the row cannot run.
+
+        The oldest sequences come first, so that scarce room goes to them, whoever sent them.
+        """
+        order = sorted(range(len(rows)), key=lambda index: self._owners.age_order(rows[index].sequence_id))
+        wishes = [self._keep(rows[index]) for index in order]
         shares = self._shares([one for one in wishes if isinstance(one, _Wish) and one.is_prompt and one.new_count])
-        return [self._append(one, shares) if isinstance(one, _Wish) else one for one in wishes]
+        placed = [self._append(one, shares) if isinstance(one, _Wish) else one for one in wishes]
+        return [piece for _, piece in sorted(zip(order, placed, strict=True), key=lambda pair: pair[0])]
 
     def _keep(self, row: PackedRow) -> _Wish | PacelineError:
         # Tokens whose logits are wanted must be computed, so they cannot be taken over.
         shareable = row.token_ids[: len(row.token_ids) - row.logit_count]
         try:
+            self._room.check(row.sequence_id, is_relying=row.base_length > 0)
             base_length = self._cache.keep(row.sequence_id, row.base_length, shareable)
         except PacelineError as error:
             return error
         return _Wish(row, base_length, row.token_ids[base_length - row.base_length :])
 
     def _shares(self, prompts: Sequence[_Wish]) -> dict[str, int]:
-        """Return how many tokens of each prompt to run now, by sequence id; prompts that are not named wait.
+        """Return how many tokens of each prompt to run now, by sequence id; prompts that are not named wait."""
+        callers: defaultdict[Caller, list[_Wish]] = defaultdict(list)
+        for one in self._different(prompts):
+            callers[self._owners.caller(one.row.sequence_id)].append(one)
+        demands = {caller: sum(one.new_count for one in own) for caller, own in callers.items()}
+        chunks = fair_split(self._chunk_tokens, demands)
+        shares: dict[str, int] = {}
+        for caller, own in callers.items():
+            shares |= self._caller_shares(own, chunks[caller], self._scored_tokens // len(callers))
+        return shares
 
-        The first prompt always gets its part of the chunk, so that it makes progress. The rest of the chunk goes to the
-        prompts in the order of their remaining tokens, so that a short one does not wait for a long one. Scored prompts
-        have a part of the chunk together, because of the memory for their logits.
+    def _caller_shares(self, computing: Sequence[_Wish], left: int, scored_left: int) -> dict[str, int]:
+        """Share `left` tokens among prompts of one caller.
+
+        The first prompt always gets its part, so that it makes progress. The rest goes to the prompts in the order of
+        their remaining tokens, so that a short one does not wait for a long one. Scored prompts have `scored_left`
+        tokens together, because of the memory for their logits.
         """
-        computing = self._different(prompts)
-        if not computing:
-            return {}
-        left, scored_left, shares = self._chunk_tokens, self._scored_tokens, dict[str, int]()
-        first = computing[0]
+        shares, first = dict[str, int](), computing[0]
         certain = min(first.new_count, max(1, (scored_left if first.row.is_scored else left) // CERTAIN_SHARE))
         left -= certain
         scored_left -= certain if first.row.is_scored else 0
@@ -136,11 +165,16 @@ class Placing:
                 # A scored row takes nothing over, wherever it ends.
                 count = share if row.is_scored else self._to_page(wish, share)
         try:
+            self._room.check(row.sequence_id, is_relying=True)
+        except PacelineError as error:
+            return error  # an older row of this pass took its cache
+        try:
             if count:
-                self._cache.append(row.sequence_id, wish.token_ids[:count])
+                self._room.append(row.sequence_id, wish.token_ids[:count], self._placed)
         except PacelineError as error:
             let_go(self._cache, row.sequence_id, row.base_length)
             return error
+        self._placed.add(row.sequence_id)
         logit_count = row.logit_count if count == len(wish.token_ids) else 0
         return Piece(row.sequence_id, wish.base_length, wish.token_ids[:count], count if row.is_scored else logit_count)
 

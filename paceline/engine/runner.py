@@ -1,4 +1,4 @@
-"""One packed pass over the rows of a group, and the cache behind it.
+"""One packed pass over rows, and the cache behind it.
 
 It owns the order of work: place the rows in the cache, run the model, undo on failure. It knows nothing of verifying.
 All calls come from one thread.
@@ -17,7 +17,8 @@ from paceline.engine.attention.strict import StrictAttention
 from paceline.engine.budget import Budget, budget_of, cached_shape
 from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
-from paceline.engine.cache.prefixes import Prefixes
+from paceline.engine.cache.prefixes import Prefixes, Relying
+from paceline.engine.calls import Call, RuledCalls
 from paceline.engine.fixed_shapes import BlockPasses
 from paceline.engine.heads.drafting import HeadsDrafts, HeadsRow
 from paceline.engine.heads.loading import LoadedHeads
@@ -28,8 +29,10 @@ from paceline.engine.model.identity import kernels_of, model_digest
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
+from paceline.engine.owners import Owners
 from paceline.engine.passes import FastPasses, Features, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
+from paceline.engine.room import CacheRoom
 from paceline.engine.rules import SequenceRules
 from paceline.engine.sampling import Choice, Choosing, choose
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
@@ -83,7 +86,10 @@ class Runner:
         self.cache = make_cache(model, options, budget, heads)
         self._prefixes = Prefixes(self.cache)
         self._masks = Masks(model.tokenizer)
-        self._rules = SequenceRules(model.description.vocabulary_size, self._prefixes.check, self._masks.check)
+        self.owners = Owners(self.cache, clock)
+        """Callers and ages of the sequences in the cache; freed with them."""
+        self.room = CacheRoom(self.cache, self.owners, self._given_up)
+        self._rules = SequenceRules(model.description.vocabulary_size, self._check_cached, self._masks.check)
         """Rules of the sequences in the cache; freed with them."""
         self._options = options
         self._setting, self._logit_count = budget.setting, budget.logit_count
@@ -92,8 +98,7 @@ class Runner:
         self._clock = clock
         self.on_pass = on_pass
         self.on_changed: Callable[[str], None] = lambda sequence_id: None
-        """Called with the cache's id of a sequence that its owner cuts or frees."""
-        self._last_named: dict[str, float] = {}
+        """Called with the cache's id of a sequence that is cut or freed between its rows."""
         self._description = _identified(model, options, self._heads)
 
     @property
@@ -106,14 +111,25 @@ class Runner:
         cache = replace(self.cache.describe(), prefill_chunk_tokens=self._options.prefill_chunk_tokens)
         return replace(self._description, cache=cache)
 
-    def ruled(
-        self, rows: Sequence[RowT], scope: str, check: Callable[[RowT], None]
-    ) -> tuple[list[RowT], dict[int, PacelineError]]:
-        """Begin a call: see `SequenceRules.ruled`. The rows also show that their sequences' owners still live."""
-        named, errors = self._rules.ruled(rows, scope, check)
-        now = self._clock()
-        self._last_named |= {row.sequence_id: now for index, row in enumerate(named) if index not in errors}
-        return named, errors
+    def ruled(self, calls: Sequence[Call[RowT]], check: Callable[[RowT], None]) -> RuledCalls[RowT]:
+        """Begin calls: see `SequenceRules.ruled`. The rows also show that their sequences' owners still live."""
+
+        def rule(call: Call[RowT]) -> tuple[Sequence[RowT], dict[int, PacelineError]]:
+            named, errors = self._rules.ruled(call.rows, call.caller.scope, check)
+            able = (row.sequence_id for index, row in enumerate(named) if index not in errors)
+            self.owners.named(able, call.caller)
+            return named, errors
+
+        return RuledCalls(calls, rule)
+
+    def _given_up(self, sequence_id: str) -> None:
+        self.on_changed(sequence_id)
+        if self._heads:
+            self._heads.forget(sequence_id)
+
+    def _check_cached(self, row: Relying) -> None:
+        self.room.check(row.sequence_id, is_relying=row.base_length > 0)
+        self._prefixes.check(row)
 
     def parts(self, logit_counts: Sequence[int]) -> Iterator[slice]:
         """Yield the parts of a call's rows that are run one after the other, so that logits of few are held at a time.
@@ -131,10 +147,11 @@ class Runner:
     def forward(self, rows: Sequence[PackedRow]) -> list[Outcome]:
         """Run the rows and return their outcomes.
 
-        Prompts share the chunk and go on with the next call: see `placing`. Afterwards the cache holds the tokens that
+        Prompts share the chunk and go on with later calls: see `placing`. Afterwards the cache holds the tokens that
         were run. When the run itself fails, every row's sequence is cut to `base_length`.
         """
-        placing = Placing(self.cache, self._options, self.model.description.vocabulary_size, self._logit_count)
+        vocabulary_size = self.model.description.vocabulary_size
+        placing = Placing(self.cache, self.owners, self.room, self._options, vocabulary_size, self._logit_count)
         pieces = dict(enumerate(placing.place(rows)))
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
         try:
@@ -228,7 +245,7 @@ class Runner:
             self.cache.truncate(scope + one.sequence_id, one.length)
         except PacelineError as error:
             return error
-        self._last_named[scope + one.sequence_id] = self._clock()
+        self.owners.named([scope + one.sequence_id], self.owners.caller(scope + one.sequence_id))
         return RolledBack(one.length, held_bytes - self.cache.held_bytes)
 
     def release(self, sequence_ids: Iterable[str], scope: str = "") -> int:
@@ -236,7 +253,8 @@ class Runner:
         count = 0
         for sequence_id in sequence_ids:
             self.on_changed(scope + sequence_id)
-            self._last_named.pop(scope + sequence_id, None)
+            self.owners.forget(scope + sequence_id)
+            self.room.forget(scope + sequence_id)
             self._rules.forget(scope + sequence_id)
             self._prefixes.forget(scope + sequence_id)
             self._masks.forget(scope + sequence_id)
@@ -248,7 +266,7 @@ class Runner:
     def drop_idle(self) -> int:
         """Free the sequences that no call named for `sequence_ttl_s`; return how many."""
         oldest = self._clock() - self._options.sequence_ttl_s
-        return self.release([one for one, named in self._last_named.items() if named < oldest])
+        return self.release(self.owners.unnamed_since(oldest))
 
 
 def _pass_size(running: Sequence[tuple[PackedRow, Piece]]) -> PassSize:

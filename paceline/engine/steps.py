@@ -3,7 +3,7 @@
 It owns the order of the steps. It knows nothing of why they are made.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -97,7 +97,10 @@ class Steps:
 
     def _all_at_once(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
         """Run rows that share as many passes as the largest count."""
-        placed = {index: self._placed(one) for index, one in rows.items()}
+        placed: dict[int, Piece | PacelineError] = {}
+        for index in sorted(rows, key=lambda one: self._runner.owners.age_order(rows[one].row.sequence_id)):
+            held = {piece.sequence_id for piece in placed.values() if isinstance(piece, Piece)}
+            placed[index] = self._placed(rows[index], held)
         pieces = {index: piece for index, piece in placed.items() if isinstance(piece, Piece)}
         made = self._made([*pieces.values()], [rows[index] for index in pieces])
         outcomes: dict[int, StepOutcome] = {i: one for i, one in placed.items() if isinstance(one, PacelineError)}
@@ -123,13 +126,14 @@ class Steps:
                 runner.cache.seal(piece.sequence_id, piece.length)
         return made
 
-    def _placed(self, one: StepRow) -> Piece | PacelineError:
-        """Make room for the row and its tokens to come."""
-        row, cache = one.row, self._runner.cache
+    def _placed(self, one: StepRow, held: Collection[str]) -> Piece | PacelineError:
+        """Make room for the row and its tokens to come; the sequences in `held` keep their cache."""
+        row, room = one.row, self._runner.room
         try:
-            cache.keep(row.sequence_id, row.base_length, ())
+            room.check(row.sequence_id, is_relying=row.base_length > 0)
+            self._runner.cache.keep(row.sequence_id, row.base_length, ())
             # Zeros stand for the tokens to come, which are known only afterwards.
-            cache.append(row.sequence_id, row.token_ids + (0,) * (one.count - 1))
+            room.append(row.sequence_id, row.token_ids + (0,) * (one.count - 1), held)
         except PacelineError as error:
             return error
         return Piece(row.sequence_id, row.base_length, row.token_ids, 1)

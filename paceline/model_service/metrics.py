@@ -20,6 +20,8 @@ from paceline.observe.metrics import (
 )
 from paceline.types import CacheDescription, CallTiming, ModelDescription
 
+CALL_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)
+
 
 class ModelMetrics:
     """Metrics that are counted live; the label `component` tells draft and target apart."""
@@ -38,6 +40,7 @@ class ModelMetrics:
         self._executed = histogram(
             "call_execute_seconds", "Time the model worked on a propose or verify call.", ROUND_BUCKETS_S
         )
+        self._calls = histogram("turn_calls", "Propose or verify calls that were served together.", CALL_BUCKETS)
         self._rows = histogram("pass_rows", "Sequences in a forward pass.", ROW_BUCKETS)
         self._tokens = histogram("pass_tokens", "Tokens computed by a forward pass.", TOKEN_BUCKETS)
         self._prompt_tokens = Counter(
@@ -48,6 +51,9 @@ class ModelMetrics:
         exemplar = self._exemplar()
         self._queued.observe(timing.queued_s, exemplar)
         self._executed.observe(timing.executed_s, exemplar)
+
+    def turn_begins(self, call_count: int) -> None:
+        self._calls.observe(call_count)
 
     def pass_ended(self, size: PassSize) -> None:
         self._rows.observe(size.row_count)

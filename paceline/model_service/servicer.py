@@ -14,61 +14,74 @@ from paceline.checks import MAX_ROWS, check_row_count
 from paceline.codec.models import model_to_pb
 from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb
 from paceline.codec.versions import check_request_version, versions_to_pb
+from paceline.engine.calls import Call
 from paceline.engine.runner import Runner
 from paceline.model_service.worker import ModelWorker
-from paceline.security.access import caller_scope
+from paceline.scope import EQUAL, Caller, RowT, Weights
+from paceline.security.access import caller_of
 from paceline.types import CallTiming
 from paceline.wire import Exchanges
 
 Context = grpc.aio.ServicerContext[Any, Any]
-RowT = TypeVar("RowT")
 ResultT = TypeVar("ResultT")
 
 
 class ModelServicer:
     """Translates, runs the work in the model's thread, and translates back."""
 
-    def __init__(self, runner: Runner, worker: ModelWorker, exchanges: Exchanges, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        worker: ModelWorker,
+        exchanges: Exchanges,
+        max_rows: int = MAX_ROWS,
+        weights: Weights = EQUAL,
+    ) -> None:
         self._runner = runner
-        self._identity = runner.describe().identity
+        described = runner.describe()
+        self._identity = described.identity
+        self._chunk_tokens = described.cache.prefill_chunk_tokens
         self._worker = worker
         self._exchanges = exchanges
         self._max_rows = max_rows
+        self._weights = weights
 
     def _answers(
         self,
         method: str,
         requests: AsyncIterator[Any],
-        answer: Callable[[str, Any], Awaitable[Any]],
+        answer: Callable[[Caller, Any], Awaitable[Any]],
         context: Context,
         unasked: asyncio.Queue[Any] | None = None,
     ) -> AsyncIterator[Any]:
-        """Answer each request of a stream; `answer` gets the caller's scope and the request.
+        """Answer each request of a stream; `answer` gets the caller and the request.
 
         What is put into `unasked` is sent between the answers.
         """
-        return self._exchanges.answers(method, requests, partial(answer, caller_scope(context)), unasked)
+        return self._exchanges.answers(method, requests, partial(answer, caller_of(context, self._weights)), unasked)
 
     async def _run_rows(
         self,
-        scope: str,
+        caller: Caller,
         request: Any,
         read: Callable[[Any], list[RowT]],
-        work: Callable[[Sequence[RowT], str], ResultT],
+        work: Callable[[Sequence[Call[RowT]]], Sequence[ResultT]],
     ) -> tuple[list[RowT], ResultT, CallTiming]:
         """Return a request's rows, what came of them, and how long that took."""
         check_request_version(request.context)
         check_row_count(len(request.rows), self._max_rows)
         rows = read(request)
-        return rows, *await self._worker.run_timed(work, rows, scope)
+        call: Call[RowT] = Call(rows, caller)
+        return rows, *await self._worker.run_call(work, call, call.token_count(self._chunk_tokens))
 
     async def _roll_back(self, request: Any, context: Context) -> list[Any]:
-        lengths = lengths_from_pb(request.sequences)
-        results = await self._worker.run(self._runner.rollback, lengths, caller_scope(context))
+        lengths, caller = lengths_from_pb(request.sequences), caller_of(context, self._weights)
+        results = await self._worker.run_for(caller, self._runner.rollback, lengths, caller.scope)
         return rollbacks_to_pb(lengths, results)
 
     async def _release(self, request: Any, context: Context) -> int:
-        return await self._worker.run(self._runner.release, list(request.sequence_ids), caller_scope(context))
+        caller = caller_of(context, self._weights)
+        return await self._worker.run_for(caller, self._runner.release, list(request.sequence_ids), caller.scope)
 
     def _description(self) -> dict[str, Any]:
         return {"model": model_to_pb(self._runner.describe()), "wire": versions_to_pb()}

@@ -18,6 +18,7 @@ from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable
+from paceline.model_service.call_queue import TurnBound
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
 from paceline.model_service.worker import NICENESS, ModelWorker
 from paceline.observe.metrics import CallCounter, CertificateCollector
@@ -25,11 +26,14 @@ from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.process.settings import ModelServiceSettings
+from paceline.scope import Weights
 from paceline.wire import Exchanges, ServerOptions, running_server, termination
 
 log = structlog.get_logger()
 
 EMPTY_CHECK_S = 0.05
+CHUNKS_TOGETHER = 2
+"""Calls are served together up to so many times the tokens of a prompts' chunk, which is what one pass may bring."""
 
 
 async def serve_model(
@@ -37,7 +41,7 @@ async def serve_model(
     settings: ModelServiceSettings,
     options: ServerOptions,
     service_name: str,
-    add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int], None],
+    add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int, Weights], None],
     load: Callable[..., LoadedModel] = load_model,
     find_heads: Callable[[LoadedModel], LoadedHeads | None] = lambda model: None,
 ) -> None:
@@ -60,7 +64,7 @@ async def serve_model(
                 settings.host,
                 settings.port,
                 [service_name],
-                lambda server: add_servicer(runner, worker, exchanges, server, settings.max_rows),
+                lambda server: add_servicer(runner, worker, exchanges, server, settings.max_rows, settings.weights),
                 grace_s=settings.shutdown_grace_s / 2,
                 options=options,
                 admitted_interceptors=traced_calls(watched.tracer),
@@ -87,7 +91,8 @@ async def serve_model(
 def _worker(settings: ModelServiceSettings, metrics: ModelMetrics) -> ModelWorker:
     # A thread that feeds a GPU must not wait for a core.
     niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
-    return ModelWorker(settings.threads, metrics.call_ended, niceness)
+    bound = TurnBound(settings.max_rows, CHUNKS_TOGETHER * settings.prefill_chunk_tokens)
+    return ModelWorker(settings.threads, metrics.call_ended, niceness, bound=bound, on_turn=metrics.turn_begins)
 
 
 async def _loaded_runner(

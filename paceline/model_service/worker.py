@@ -1,21 +1,29 @@
-"""One thread for all model work, so that the event loop and its health checks never wait for a pass."""
+"""One thread for all model work, so that the event loop and its health checks never wait for a pass.
+
+Owns the thread, and the times of calls. `call_queue` says what is done next.
+"""
 
 import asyncio
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 import torch
 
+from paceline.engine.calls import Call
 from paceline.engine.memory import is_out_of_memory
 from paceline.errors import Overloaded, PacelineError, PeerUnavailable
+from paceline.model_service.call_queue import ANY_CALLS, CallQueue, TurnBound
 from paceline.observe.spans.request_spans import record_work
+from paceline.scope import Caller, RowT
 from paceline.types import CallTiming
 
 log = structlog.get_logger()
@@ -27,27 +35,58 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False)
+class _Item:
+    """A call or other work that waits or runs."""
+
+    caller: Caller
+    run: Callable[[Sequence["_Item"]], Sequence[Any]]
+    """Returns a result for each of the items that are given: itself, or calls of one turn, which it is the first of."""
+    future: asyncio.Future[tuple[Any, CallTiming]]
+    call: Call[Any] | None = None
+    token_count: int = 1
+    asked_s: float = field(default_factory=time.perf_counter)
+    others_s: float = 0.0
+    """Time in which calls of other callers were served meanwhile."""
+
+    @property
+    def row_count(self) -> int:
+        return len(self.call.rows) if self.call else 0
+
+    @property
+    def sequence_ids(self) -> frozenset[str]:
+        return self.call.sequence_ids if self.call else frozenset()
+
+
 class ModelWorker:
-    """Runs calls one after another, in the order they came."""
+    """Does work one piece after another, and serves calls of several callers together."""
 
     def __init__(
         self,
         threads: int | None,
         on_call: Callable[[CallTiming], None] = lambda timing: None,
         niceness: int = NICENESS,
+        *,
+        bound: TurnBound = ANY_CALLS,
+        on_turn: Callable[[int], None] = lambda call_count: None,
     ) -> None:
-        """`threads` limits the threads of one call's operations; None leaves that to torch.
+        """`threads` limits the threads of one turn's operations; None leaves that to torch.
 
-        `on_call` is called after every `run_timed` that succeeded.
+        `on_call` is called after every call that succeeded, and `on_turn`, in the model's thread, with the number of
+        calls that were served together. `bound` limits these.
         """
         self._on_call = on_call
+        self._on_turn = on_turn
         self._try_device: Callable[[], None] = lambda: None
         self.device_lost = asyncio.Event()
         """Set when a call has failed because the device computes nothing any more in this process."""
-        self._call_count = 0
+        self.call_count = 0
         """Calls that wait or run."""
         self._no_call = asyncio.Event()
         self._no_call.set()
+        self._queue: CallQueue[_Item] = CallQueue(bound)
+        self._lock = threading.Lock()
+        """Held for `_queue`."""
         self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads, niceness))
 
     def watch_device(self, try_device: Callable[[], None]) -> None:
@@ -60,48 +99,120 @@ class ModelWorker:
         Raise Overloaded when memory ran out, and PeerUnavailable, whatever `work` raised, when the device is lost:
         another replica may do the work.
         """
-        self._call_count += 1
-        self._no_call.clear()
-        try:
-            return await self._submitted(partial(work, *args, **kwargs))
-        finally:
-            self._call_count -= 1
-            if not self._call_count:
-                self._no_call.set()
+        return await self.run_for(Caller(), work, *args, **kwargs)
+
+    async def run_for(self, caller: Caller, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Run `work` as `run` does, after what the caller asked for before."""
+        result: Result
+        result, _ = await self._counted(self._item(caller, partial(work, *args, **kwargs)))
+        return result
 
     async def run_between(self, work: Callable[[], Result]) -> Result:
         """Run `work` as soon as no call waits or runs. Calls that come meanwhile wait for it, so it must be short."""
-        while self._call_count:
+        while self.call_count:
             await self._no_call.wait()
-        return await self._submitted(work)
-
-    async def _submitted(self, work: Callable[[], Result]) -> Result:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._run, work, loop)
+        result: Result
+        result, _ = await self._done(self._item(Caller(), work))
+        return result
 
     async def run_timed(
         self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Result, CallTiming]:
-        """Run `work` as `run` does; also return how long the call waited for others and how long it took."""
-        asked, asked_ns = time.perf_counter(), time.time_ns()
+        """Run `work` as `run` does; also return how long it waited for others and how long it took."""
+        return await self._timed(self._item(Caller(), partial(work, *args, **kwargs)))
 
-        def timed() -> tuple[Result, CallTiming]:
-            began = time.perf_counter()
-            result = work(*args, **kwargs)
-            return result, CallTiming(began - asked, time.perf_counter() - began)
+    async def run_call(
+        self, work: Callable[[Sequence[Call[RowT]]], Sequence[Result]], call: Call[RowT], token_count: int
+    ) -> tuple[Result, CallTiming]:
+        """Have `work` serve the call, beside calls of others that wait when its turn comes; return its result.
 
-        result, timing = await self.run(timed)
+        `work` returns one result a call, and all calls that wait must be for the same work. It must be safe to repeat:
+        when it fails for several calls, each is served alone, so that it fails for its own fault only. `token_count` is
+        what the call has computed, at most.
+        """
+        future = asyncio.get_running_loop().create_future()
+        run = partial(_serve, work)
+        return await self._timed(_Item(call.caller, run, future, call, max(1, token_count)))
+
+    def close(self) -> None:
+        """Wait for the running turn, drop what waits."""
+        self._executor.shutdown(cancel_futures=True)
+        for item in self._queue.waiting():
+            with suppress(RuntimeError):  # its event loop is closed
+                item.future.get_loop().call_soon_threadsafe(item.future.cancel)
+
+    @staticmethod
+    def _item(caller: Caller, work: Callable[[], Any]) -> _Item:
+        return _Item(caller, lambda items: [work()], asyncio.get_running_loop().create_future())
+
+    async def _timed(self, item: _Item) -> tuple[Any, CallTiming]:
+        asked_ns = time.time_ns()
+        result, timing = await self._counted(item)
         record_work(asked_ns, timing)
         self._on_call(timing)
         return result, timing
 
-    def close(self) -> None:
-        """Wait for the running call, drop the waiting ones."""
-        self._executor.shutdown(cancel_futures=True)
-
-    def _run(self, work: Callable[[], Result], loop: asyncio.AbstractEventLoop) -> Result:
+    async def _counted(self, item: _Item) -> tuple[Any, CallTiming]:
+        self.call_count += 1
+        self._no_call.clear()
         try:
-            return work()
+            return await self._done(item)
+        finally:
+            self.call_count -= 1
+            if not self.call_count:
+                self._no_call.set()
+
+    async def _done(self, item: _Item) -> tuple[Any, CallTiming]:
+        with self._lock:
+            self._queue.add(item)
+        self._executor.submit(self._turn)
+        try:
+            return await item.future
+        except asyncio.CancelledError:
+            with self._lock:
+                self._queue.remove(item)
+            raise
+
+    def _turn(self) -> None:
+        """Do what is next, in the model's thread. There are as many turns as items, and some find nothing to do."""
+        with self._lock:
+            items = self._queue.take()
+        if not items:
+            return
+        began_s = time.perf_counter()
+        outcomes = self._outcomes(items)
+        timings = self._timings(items, began_s, time.perf_counter())
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits
+            items[0].future.get_loop().call_soon_threadsafe(_settle, items, outcomes, timings)
+
+    def _outcomes(self, items: Sequence[_Item]) -> Sequence[Any]:
+        """Return each item's result or the error to raise. Only calls are served together."""
+        if len(items) > 1 and not items[0].call:
+            return [outcome for item in items for outcome in self._outcomes([item])]
+        if items[0].call:
+            self._on_turn(len(items))
+        try:
+            return self._run(items)
+        except BaseException as error:
+            if len(items) == 1:
+                return [_Failure(error)]
+            return [outcome for item in items for outcome in self._outcomes([item])]
+
+    def _timings(self, items: Sequence[_Item], began_s: float, ended_s: float) -> list[CallTiming]:
+        """Return the items' times, and note on the calls that wait what was done for others."""
+        token_count = sum(item.token_count for item in items)
+        shares = {item.caller.name: item.token_count / token_count for item in items}
+        if items[0].call:
+            with self._lock:
+                waiting = self._queue.waiting()
+            for item in waiting:
+                waited_s = ended_s - max(began_s, item.asked_s)
+                item.others_s += waited_s * (1 - shares.get(item.caller.name, 0.0))
+        return [_timing(item, shares[item.caller.name], began_s, ended_s) for item in items]
+
+    def _run(self, items: Sequence[_Item]) -> Sequence[Any]:
+        try:
+            return items[0].run(items)
         except PacelineError:
             raise
         except Exception as error:
@@ -113,9 +224,35 @@ class ModelWorker:
             except Exception:
                 log.error("the device is lost", exc_info=error)
                 # Set it from here, because the caller may be gone.
-                loop.call_soon_threadsafe(self.device_lost.set)
+                items[0].future.get_loop().call_soon_threadsafe(self.device_lost.set)
                 raise PeerUnavailable("the device of this service is lost; the service ends") from error
             raise
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+
+
+def _serve(work: Callable[[Sequence[Call[Any]]], Sequence[Any]], items: Sequence[_Item]) -> Sequence[Any]:
+    return work([item.call for item in items if item.call])
+
+
+def _timing(item: _Item, share: float, began_s: float, ended_s: float) -> CallTiming:
+    """Return the time of an item that had a share of a turn."""
+    executed_s = (ended_s - began_s) * share
+    others_s = item.others_s + (ended_s - began_s) * (1 - share)
+    return CallTiming(ended_s - item.asked_s - executed_s, executed_s, others_s)
+
+
+def _settle(items: Sequence[_Item], outcomes: Sequence[Any], timings: Sequence[CallTiming]) -> None:
+    for item, outcome, timing in zip(items, outcomes, timings, strict=True):
+        if item.future.done():
+            continue  # the caller is gone
+        if isinstance(outcome, _Failure):
+            item.future.set_exception(outcome.error)
+        else:
+            item.future.set_result((outcome, timing))
 
 
 def _begin(threads: int | None, niceness: int) -> None:

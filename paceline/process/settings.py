@@ -21,6 +21,7 @@ from paceline.errors import StartupError
 from paceline.kv_memory import parse_kv_memory, parse_memory
 from paceline.observe.logs import LogFormat, LogLevel
 from paceline.process.variables import check_variables
+from paceline.scope import Weights, parse_weights
 from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.security.settings import Count, Port, SecuritySettings
 from paceline.wire.ports import Listening
@@ -45,6 +46,11 @@ def _kv_memory(setting: str) -> str:
 
 def _memory(setting: str) -> str:
     parse_memory(setting)
+    return setting
+
+
+def _weights(setting: str) -> str:
+    parse_weights(setting)
     return setting
 
 
@@ -158,11 +164,27 @@ class ModelServiceSettings(ServiceSettings):
         default=MAX_ROWS,
         description="most rows of a call; calls with more are refused: give at least the coordinator's --batch-size",
     )
+    caller_weights: Annotated[str, AfterValidator(_weights)] = Field(
+        default="",
+        description="shares of callers by a name in their certificate, such as batch=1,chat=3: where calls must wait, "
+        "and where the cache is full, a caller of weight 3 gets three times as much as one of weight 1, which all "
+        "others have; unset: all have equal shares",
+    )
     sequence_ttl_s: Seconds = Field(
         default=600,
         description="time without a call that names a sequence, after which its cache is freed; if it still runs, "
         "the coordinator sends it again",
     )
+
+    @property
+    def weights(self) -> Weights:
+        return parse_weights(self.caller_weights)
+
+    @model_validator(mode="after")
+    def _weights_are_of_names(self) -> Self:
+        if self.caller_weights and not self.tls_client_ca:
+            raise ValueError("--caller-weights needs certificates that can be trusted; give --tls-client-ca too")
+        return self
 
     @model_validator(mode="after")
     def _one_bound_of_memory(self) -> Self:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from paceline.errors import PermissionDenied, Unauthenticated
+from paceline.scope import EQUAL, Caller, Weights
 from paceline.security.tokens import KnownTokens
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -29,6 +30,13 @@ def caller_scope(context: Context) -> str:
     """
     names = caller_names(context)
     return blake2b(repr(sorted(names)).encode(), digest_size=16).hexdigest() + "/" if names else ""
+
+
+def caller_of(context: Context, weights: Weights = EQUAL) -> Caller:
+    """Return the caller. It is told from others by its connection: coordinators may bear the same certificate."""
+    scope = caller_scope(context)
+    weight = max((weights[name] for name in caller_names(context) if name in weights), default=1.0)
+    return Caller(f"{scope}{context.peer()}", scope, weight)
 
 
 def allowed_names(allowed: Collection[str]) -> Check:

@@ -109,7 +109,11 @@ class CallTiming:
     """Seconds of a call that a model service accounts for; the rest was spent on the wire."""
 
     queued_s: float = 0.0
+    """Time the call waited for others, the work on calls that were served together with it included."""
     executed_s: float = 0.0
+    """Time of work on this call: of work on several, its part."""
+    others_s: float = 0.0
+    """Part of `queued_s` in which the model worked for other callers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,19 +393,23 @@ class CallTiming(_message.Message):
 
     QUEUED_S_FIELD_NUMBER: _builtins.int
     EXECUTED_S_FIELD_NUMBER: _builtins.int
+    OTHERS_S_FIELD_NUMBER: _builtins.int
     queued_s: _builtins.float
-    """Seconds the call waited for others."""
+    """Seconds the call waited for others, the work on calls that were served together with it included."""
     executed_s: _builtins.float
-    """Seconds of work."""
+    """Seconds of work on this call: of work on several, its part."""
+    others_s: _builtins.float
+    """Of `queued_s`, the seconds of work on calls of other callers."""
     def __init__(
         self,
         *,
         queued_s: _builtins.float = ...,
         executed_s: _builtins.float = ...,
+        others_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executed_s", b"executed_s", "queued_s", b"queued_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executed_s", b"executed_s", "others_s", b"others_s", "queued_s", b"queued_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,8 @@ _OPTIONS = [
     # By default the pauses between attempts grow to two minutes; a restarted peer should be found sooner.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Callers are told apart by their connections, so those of one process do not share one.
+    ("grpc.use_local_subchannel_pool", 1),
 ]
 
 

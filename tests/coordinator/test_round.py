@@ -10,7 +10,7 @@ from coordinator.rounds.costs import RoundWork
 from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.statistics import Statistics
-from paceline.errors import InvalidRequest, PeerUnavailable
+from paceline.errors import CacheFull, InvalidRequest, PeerUnavailable
 from paceline.types import CallTiming, HopTime, ProposeRow, Usage, VerifyRow
 from tests.coordinators import MODEL, asking
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier
@@ -51,6 +51,44 @@ async def test_what_a_service_does_not_report_of_a_call_is_the_wires() -> None:
     assert report.propose == HopTime(wire_s=4)
     assert report.verify == HopTime(wire_s=3, queued_s=2, executed_s=5)
     assert report.duration_s == report.propose.total_s + report.verify.total_s == 14
+
+
+async def test_a_round_tells_how_long_the_models_worked_for_other_coordinators() -> None:
+    verifier = FakeVerifier(timing=CallTiming(queued_s=4, executed_s=1, others_s=3))
+    assert (await timed_round(FakeDrafter(1.0), verifier, Clock())).others_s == 3
+
+
+async def test_a_generation_whose_caches_were_given_up_to_others_is_sent_whole() -> None:
+    class Full:
+        """A model service that gave up all caches it had."""
+
+        is_full = False
+
+        def append(self, row: ProposeRow | VerifyRow, token_ids: Sequence[int]) -> list[int]:
+            if self.is_full:
+                raise CacheFull("for an older one", {"missing_bytes": "9", "cached_length": "0"})
+            return super().append(row, token_ids)  # type: ignore[misc,no-any-return]
+
+    class FullDrafter(Full, FakeDrafter):
+        """A draft service."""
+
+    class FullVerifier(Full, FakeVerifier):
+        """A target service."""
+
+    generation, drafter, verifier = generation_of(9), FullDrafter(1.0), FullVerifier()
+
+    async def round_of(*, is_full: bool) -> RoundReport:
+        drafter.is_full = verifier.is_full = is_full
+        return await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
+
+    await round_of(is_full=False)
+    assert generation.target_cached_length and generation.draft_cached_length
+    report = await round_of(is_full=True)
+    assert report.shortage and report.shortage.missing_bytes == {generation: 9}
+    assert (generation.target_cached_length, generation.draft_cached_length) == (0, 0)
+    drafter.token_ids.clear()
+    verifier.token_ids.clear()
+    assert (await round_of(is_full=False)).rows
 
 
 async def test_the_time_of_a_draft_that_failed_is_counted() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draft_service.drafter import Drafter
+from paceline.engine.calls import Call
 from paceline.engine.fixed_shapes.recording import Recorder
 from paceline.engine.fixed_shapes.rows import BlockBuffer, BlockShape, HostRow, fitting_shape, most_rows
 from paceline.engine.loading import load_model
@@ -260,4 +261,5 @@ def test_drafts_that_could_not_be_made_leave_nothing_that_is_never_freed(
     clock.advance(20)
     runner.drop_idle()
     with pytest.raises(RuleUnknown):
-        raise runner.ruled([ProposeRow(str(ROW_COUNT - 1), 0, (9,), 3, None)], "", lambda row: None)[1][0]
+        row = ProposeRow(str(ROW_COUNT - 1), 0, (9,), 3, None)
+        raise runner.ruled([Call([row])], lambda row: None).results([])[0][0]

@@ -1,9 +1,17 @@
-"""The model's thread: what runs between calls never keeps a call waiting for more than one piece of work."""
+"""The model's thread: what waits is served together, and what runs between calls keeps a call waiting only once."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from threading import Event
 
+import pytest
+
+from paceline.engine.calls import Call
+from paceline.errors import InvalidRequest
 from paceline.model_service.worker import ModelWorker
+from paceline.scope import Caller
+from paceline.types import VerifyRow
 
 
 async def test_work_between_calls_begins_when_no_call_waits_or_runs() -> None:
@@ -44,3 +52,104 @@ async def test_a_call_waits_for_one_piece_of_work_at_most() -> None:
     assert ran[:2] == ["between", "call"]
     await working
     worker.close()
+
+
+def call(name: str, caller: str = "") -> Call[VerifyRow]:
+    """A call of one row; each has a caller of its own if none is given."""
+    return Call([VerifyRow(name, 0, (1,), ())], Caller(caller or name))
+
+
+class Names:
+    """Serves calls by the names of their sequences, and fails for those that are called `bad`."""
+
+    def __init__(self) -> None:
+        self.turns: list[list[str]] = []
+
+    def work(self, calls: Sequence[Call[VerifyRow]]) -> list[str]:
+        names = [one.rows[0].sequence_id for one in calls]
+        self.turns.append(names)
+        if "bad" in names:
+            raise InvalidRequest("bad")
+        return names
+
+
+@asynccontextmanager
+async def busy_worker() -> AsyncIterator[ModelWorker]:
+    """A worker whose thread is busy until the block has slept once."""
+    worker, go_on = ModelWorker(1), Event()
+    running = asyncio.create_task(worker.run(go_on.wait))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.01, go_on.set)
+    yield worker
+    await running
+    worker.close()
+
+
+async def test_calls_that_wait_are_served_together_and_each_gets_its_own_result() -> None:
+    names = Names()
+    async with busy_worker() as worker:
+        calls = [call("a", "one"), call("b", "two"), call("c", "two"), call("d", "three")]
+        asked = [asyncio.create_task(worker.run_call(names.work, one, 1)) for one in calls]
+        assert [result for result, _ in await asyncio.gather(*asked)] == ["a", "b", "c", "d"]
+    assert names.turns == [["a", "b", "d"], ["c"]]
+
+
+async def test_a_bad_call_fails_alone() -> None:
+    names = Names()
+    async with busy_worker() as worker:
+        asked = [asyncio.create_task(worker.run_call(names.work, call(name), 1)) for name in ("a", "bad", "b")]
+        first, failed, last = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(first, tuple) and isinstance(last, tuple) and isinstance(failed, InvalidRequest)
+        assert (first[0], last[0]) == ("a", "b")
+
+
+async def test_a_call_that_is_given_up_leaves_the_queue() -> None:
+    names = Names()
+    async with busy_worker() as worker:
+        asked = [asyncio.create_task(worker.run_call(names.work, call(name), 1)) for name in ("a", "gone", "b")]
+        await asyncio.sleep(0)
+        asked[1].cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    assert names.turns == [["a", "b"]]
+
+
+async def test_the_parts_of_calls_add_up_to_the_work_and_others_work_is_told() -> None:
+    names = Names()
+    async with busy_worker() as worker:
+        asked = [
+            asyncio.create_task(worker.run_call(names.work, one, token_count))
+            for one, token_count in ((call("a", "one"), 3), (call("b", "two"), 1), (call("c", "one"), 1))
+        ]
+        a, b, c = [timing for _, timing in await asyncio.gather(*asked)]
+    assert a.executed_s == pytest.approx(3 * b.executed_s)
+    assert a.others_s == pytest.approx(b.executed_s)
+    assert b.others_s == pytest.approx(a.executed_s)
+    assert c.others_s == pytest.approx(b.executed_s), "it waited for its own caller's call, too"
+    assert c.queued_s >= c.others_s
+
+
+async def test_nothing_is_others_work_with_one_caller() -> None:
+    names = Names()
+    async with busy_worker() as worker:
+        asked = [asyncio.create_task(worker.run_call(names.work, call(name, "one"), 1)) for name in "abc"]
+        timings = [timing for _, timing in await asyncio.gather(*asked)]
+    assert [timing.others_s for timing in timings] == [0.0] * 3
+    assert names.turns == [["a"], ["b"], ["c"]]
+
+
+async def test_what_waits_when_the_worker_is_closed_is_cancelled() -> None:
+    worker, begun, go_on = ModelWorker(1), Event(), Event()
+
+    def block() -> None:
+        begun.set()
+        go_on.wait()
+
+    running = asyncio.create_task(worker.run(block))
+    await asyncio.to_thread(begun.wait)
+    waiting = asyncio.create_task(worker.run_call(Names().work, call("a"), 1))
+    await asyncio.sleep(0)
+    go_on.set()
+    worker.close()
+    await running
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

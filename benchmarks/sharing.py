@@ -1,0 +1,194 @@
+"""Several coordinators on one pair of models beside one with the same load: `python -m benchmarks.sharing`.
+
+All coordinators are up at once, on one target and one draft service. In turn the large one alone and the small ones
+together are kept busy, with as many requests as fill both of a coordinator's lanes. It prints tokens a second of both,
+their ratio, the least and the largest share of a small one, and how many calls the models served together.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.scrapes import scraped
+from paceline.cli.options import InputFile
+from paceline.cli.prompts import selected_lines
+from paceline.client import Client
+from paceline.errors import PacelineError
+from paceline.measure.contention import Contention, MachineWatch, counting, was_quiet
+from paceline.measure.prompts import encode_lines, read_text_codec
+from paceline.process.launcher import ClusterOptions, Endpoint, divided_threads, running_service
+from paceline.types import GenerationRequest, TokenIds
+
+LANES = 2
+WARM_UP_S = 3.0
+COORDINATOR = ("--prepared-rounds=false", "--port=0", "--log-level=warning")
+"""Prepared rounds are left out: for a while each coordinator would try whether they pay."""
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What coordinators did in some seconds."""
+
+    tokens_per_s: Sequence[float]
+    """Of each coordinator."""
+    calls_together: Mapping[str, float]
+    """Mean calls that a model served together, by `target` and `draft`."""
+    contention: Contention
+
+    @property
+    def total(self) -> float:
+        return sum(self.tokens_per_s)
+
+
+class Coordinators:
+    """Some coordinators with a client each, and the models' metrics pages."""
+
+    def __init__(self, clients: Sequence[Client], batch_size: int, metrics: Mapping[str, str]) -> None:
+        self._clients = clients
+        self._batch_size = batch_size
+        self._metrics = metrics
+
+    async def work(self, requests: Sequence[GenerationRequest], seconds: float, watch: MachineWatch) -> Window:
+        """Keep all coordinators busy, and measure after a while."""
+        left = cycle(requests)
+
+        async def keep_asking(client: Client) -> None:
+            while True:
+                await client.complete(next(left))
+
+        count = LANES * self._batch_size
+        asking = [asyncio.create_task(keep_asking(client)) for client in self._clients for _ in range(count)]
+        try:
+            await asyncio.sleep(WARM_UP_S)
+            moment, began, counts, calls = watch.begin(), time.perf_counter(), await self._counts(), await self._calls()
+            await asyncio.sleep(seconds)
+            took_s, ended = time.perf_counter() - began, await self._counts()
+            contention, later = watch.since(moment), await self._calls()
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        rates = [(after - before) / took_s for before, after in zip(counts, ended, strict=True)]
+        together = {name: _mean(calls[name], later[name]) for name in calls}
+        return Window(rates, together, contention)
+
+    async def _counts(self) -> list[int]:
+        described = await asyncio.gather(*(client.describe() for client in self._clients))
+        return [one.statistics.committed_count for one in described]
+
+    async def _calls(self) -> dict[str, tuple[float, float]]:
+        """Return the calls of each model, and the turns in which they were served."""
+        found = {}
+        for name, url in self._metrics.items():
+            samples = {one.name: one.value for one in await scraped(url)}
+            found[name] = (
+                samples.get("paceline_turn_calls_sum", 0.0),
+                samples.get("paceline_turn_calls_count", 0.0),
+            )
+        return found
+
+
+def _mean(before: tuple[float, float], after: tuple[float, float]) -> float:
+    turns = after[1] - before[1]
+    return round((after[0] - before[0]) / turns, 2) if turns else 1.0
+
+
+def main(
+    input_file: InputFile = None,
+    count: Annotated[int, typer.Option(min=2, help="Small coordinators.")] = 4,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Of a small coordinator; the large one has all of theirs.")
+    ] = 8,
+    draft_count: str = "5",
+    seconds: float = 15.0,
+    runs: Annotated[int, typer.Option(min=1)] = 3,
+    prompt_count: Annotated[int, typer.Option(min=1)] = 24,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    target_model: str = ClusterOptions.target_model,
+    draft_model: str = ClusterOptions.draft_model,
+    output: Annotated[Path | None, typer.Option(help="A file for all windows, as JSON.")] = None,
+) -> None:
+    """Print what several coordinators give beside one."""
+    codec = read_text_codec(target_model, draft_model)
+    lines = encode_lines(selected_lines(input_file, None, prompt_count), codec, chat=codec.has_chat_template)
+    requests = [GenerationRequest(TokenIds(one.token_ids), max_new_tokens) for one in lines]
+    sizes = {"one": [count * batch_size], "several": [batch_size] * count}
+    measured = asyncio.run(_measured(sizes, draft_count, requests, seconds, runs, target_model, draft_model))
+    console.print_json(json.dumps(_summary(measured)))
+    if output:
+        windows = {name: [asdict(one) for one in found] for name, found in measured.items()}
+        output.write_text(json.dumps(windows, indent=1), encoding="utf-8")
+
+
+async def _measured(
+    sizes: Mapping[str, Sequence[int]],
+    draft_count: str,
+    requests: Sequence[GenerationRequest],
+    seconds: float,
+    runs: int,
+    target_model: str,
+    draft_model: str,
+) -> dict[str, list[Window]]:
+    async with AsyncExitStack() as stack:
+        models = await _models(stack, target_model, draft_model)
+        metrics = {name: one.metrics_url for name, one in models.items() if one.metrics_url}
+        flags = [f"--{name}={one.address}" for name, one in models.items()]
+        systems = {}
+        for name, batch_sizes in sizes.items():
+            clients = []
+            for batch_size in batch_sizes:
+                own = (f"--batch-size={batch_size}", f"--draft-count={draft_count}", *COORDINATOR)
+                endpoint = await stack.enter_async_context(running_service("coordinator", [*flags, *own]))
+                clients.append(await stack.enter_async_context(Client(endpoint.address)))
+            systems[name] = Coordinators(clients, batch_sizes[0], metrics)
+        watch, windows = MachineWatch(), {name: list[Window]() for name in systems}
+        for _ in range(runs):
+            for name, system in systems.items():
+                windows[name].append(await system.work(requests, seconds, watch))
+        return windows
+
+
+async def _models(stack: AsyncExitStack, target_model: str, draft_model: str) -> dict[str, Endpoint]:
+    draft_threads, beside_draft = divided_threads(LANES)
+    common = ("--port=0", "--metrics-port=0", "--prefix-sharing=false", "--log-level=warning")
+    target = ("--model", target_model, f"--threads-beside-draft={beside_draft}", *common)
+    draft = ("--model", draft_model, f"--threads={draft_threads}", *common)
+    return {
+        "target": await stack.enter_async_context(running_service("target_service", target)),
+        "draft": await stack.enter_async_context(running_service("draft_service", draft)),
+    }
+
+
+def _summary(measured: Mapping[str, Sequence[Window]]) -> dict[str, object]:
+    totals = {name: median(one.total for one in counting(windows)) for name, windows in measured.items()}
+    several = counting(measured["several"])
+    fair = [1 / len(one.tokens_per_s) for one in several]
+    shares = [[rate / one.total for rate in one.tokens_per_s] for one in several]
+    return {
+        "tokens_per_s": {name: round(total) for name, total in totals.items()},
+        "several_of_one": round(totals["several"] / totals["one"], 3),
+        "shares_of_fair": [
+            [round(share / one, 3) for share in (min(own), max(own))] for own, one in zip(shares, fair, strict=True)
+        ],
+        "calls_together": {name: [one.calls_together for one in windows] for name, windows in measured.items()},
+        "quiet": {name: f"{sum(map(was_quiet, own))} of {len(own)}" for name, own in measured.items()},
+    }
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except PacelineError as error:
+        sys.exit(f"benchmarks.sharing: {error.message}")

@@ -1,0 +1,169 @@
+"""Calls of several callers in one pass: each gets what it would have alone, and room and chunk are shared fairly."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from draft_service.drafter import Drafter
+from paceline.engine.calls import Call
+from paceline.engine.loading import load_model
+from paceline.engine.model.model import LoadedModel
+from paceline.engine.options import EngineOptions
+from paceline.engine.runner import Runner
+from paceline.errors import CacheFull, DuplicateSequence, PrefixNotCached, RuleUnknown
+from paceline.scope import Caller
+from paceline.types import Prefilled, ProposeRow, SamplingParameters, Verdict, VerifyRow
+from paceline.types.sampling import ChoiceRule
+from target_service.verifier import Verifier
+from tests.conftest import PairOfCheckpoints
+
+OLD, YOUNG, OTHER = Caller("old"), Caller("young"), Caller("other", "scope/")
+PROMPT = tuple(range(20, 60))
+SAMPLED = ChoiceRule(SamplingParameters(temperature=1.0), seed=7)
+
+
+@pytest.fixture(scope="module")
+def model(pairs: dict[str, PairOfCheckpoints]) -> LoadedModel:
+    return load_model(str(pairs["Llama"].target))
+
+
+def runner_of(model: LoadedModel, pages: int = 200, chunk_tokens: int = 64) -> Runner:
+    page_tokens = 4
+    kv_memory = str(pages * page_tokens * model.kv_shape.token_bytes)
+    return Runner(
+        model,
+        EngineOptions(
+            kv_memory=kv_memory,
+            page_tokens=page_tokens,
+            prefill_chunk_tokens=chunk_tokens,
+            numerics="strict",
+            prefix_sharing=False,
+        ),
+    )
+
+
+CALLS = [
+    Call(
+        [
+            VerifyRow("a", 0, PROMPT[:9], (5, 6), SAMPLED),
+            VerifyRow("unknown", 4, (9,), ()),
+            VerifyRow("a", 0, (9,), ()),
+        ],
+        OLD,
+    ),
+    Call([VerifyRow("no rule", 0, (9,), (), None), VerifyRow("b", 0, PROMPT[3:6], (7, 8, 9))], YOUNG),
+    Call([VerifyRow("a", 0, PROMPT[5:7], (1,))], OTHER),
+]
+
+
+def test_a_calls_results_are_those_that_it_has_alone(model: LoadedModel) -> None:
+    together = Verifier(runner_of(model)).verify_calls(CALLS)
+    alone = [Verifier(runner_of(model)).verify_calls([call])[0] for call in CALLS]
+    assert [[one for one in results if isinstance(one, Verdict)] for results in together] == [
+        [one for one in results if isinstance(one, Verdict)] for results in alone
+    ]
+    assert [list(map(type, results)) for results in together] == [
+        [Verdict, PrefixNotCached, DuplicateSequence],
+        [RuleUnknown, Verdict],
+        [Verdict],
+    ]
+
+
+def test_a_calls_proposals_are_those_that_it_has_alone(model: LoadedModel) -> None:
+    calls = [
+        Call([ProposeRow("a", 0, PROMPT[:9], 4, SAMPLED), ProposeRow("b", 0, PROMPT[3:6], 1)], OLD),
+        Call([ProposeRow("unknown", 4, (9,), 2)], YOUNG),
+        Call([ProposeRow("a", 0, PROMPT[5:7], 6)], OTHER),
+    ]
+    together = Drafter(runner_of(model)).propose_calls(calls)
+    alone = [Drafter(runner_of(model)).propose_calls([call])[0] for call in calls]
+    assert (together[0], together[2]) == (alone[0], alone[2])
+    assert isinstance(together[1][0], PrefixNotCached)
+
+
+def test_callers_have_equal_parts_of_the_chunk_and_what_one_leaves_goes_to_others(model: LoadedModel) -> None:
+    def lengths(*prompts: tuple[Caller, Sequence[int]]) -> list[int]:
+        calls = [
+            Call([VerifyRow(str(number), 0, tuple(prompt), (), following_count=1)], caller)
+            for number, (caller, prompt) in enumerate(prompts)
+        ]
+        results = Verifier(runner_of(model, chunk_tokens=48)).verify_calls(calls)
+        return [one.cached_length for (one,) in results if isinstance(one, Prefilled)]
+
+    long = PROMPT * 3
+    assert lengths((OLD, long)) == [48]
+    assert lengths((OLD, long), (YOUNG, long[1:])) == [24, 24]
+    first, others, second = lengths((OLD, long), (YOUNG, long[1:]), (OLD, long[2:]))
+    assert others == 24 and first > 0 and second > 0 and first + second <= 24
+    assert lengths((OLD, PROMPT[:20]), (YOUNG, long)) == [20, 28]
+
+
+def held(runner: Runner, *sequence_ids: str) -> list[int]:
+    return [runner.cache.length(one) for one in sequence_ids]
+
+
+def prompt(caller: Caller, name: str, count: int) -> Call[VerifyRow]:
+    return Call([VerifyRow(name, 0, tuple(range(5, 5 + count)), ())], caller)
+
+
+def grow(caller: Caller, name: str, base_length: int, count: int) -> Call[VerifyRow]:
+    return Call([VerifyRow(name, base_length, tuple(range(40, 40 + count)), ())], caller)
+
+
+def test_the_youngest_sequence_of_all_gives_its_cache_up_and_is_told_once(model: LoadedModel) -> None:
+    runner = runner_of(model, pages=10)
+    verifier = Verifier(runner)
+    for call in (prompt(OLD, "1", 12), prompt(YOUNG, "2", 12), prompt(YOUNG, "3", 12)):
+        verifier.verify_calls([call])
+    assert isinstance(verifier.verify_calls([grow(OLD, "1", 12, 8)])[0][0], Verdict)
+    assert held(runner, "1", "2", "3") == [20, 12, 0]
+    (refused,) = verifier.verify_calls([grow(YOUNG, "3", 12, 1)])[0]
+    assert isinstance(refused, CacheFull) and refused.gave_cache_up and refused.missing_bytes
+    (gone,) = verifier.verify_calls([grow(YOUNG, "3", 12, 1)])[0]
+    assert isinstance(gone, PrefixNotCached)
+    (whole,) = verifier.verify_calls([prompt(YOUNG, "3", 8)])[0]
+    assert isinstance(whole, Verdict)
+
+
+def test_a_sequence_keeps_its_age_when_it_gives_its_cache_up(model: LoadedModel) -> None:
+    runner = runner_of(model, pages=6)
+    verifier = Verifier(runner)
+    for call in (prompt(OLD, "1", 12), prompt(YOUNG, "2", 8), grow(OLD, "1", 12, 8)):
+        verifier.verify_calls([call])
+    assert held(runner, "1", "2") == [20, 0]
+    runner.release(["1"])
+    verifier.verify_calls([prompt(OLD, "3", 12)])
+    assert isinstance(verifier.verify_calls([prompt(YOUNG, "2", 16)])[0][0], Verdict)
+    assert held(runner, "2", "3") == [16, 0]
+
+
+def test_the_youngest_gives_way_in_the_same_pass_whatever_the_order_of_the_calls(model: LoadedModel) -> None:
+    runner = runner_of(model, pages=6)
+    verifier = Verifier(runner)
+    verifier.verify_calls([prompt(OLD, "1", 12), prompt(YOUNG, "2", 12)])
+    (young,), (old,) = verifier.verify_calls([grow(YOUNG, "2", 12, 1), grow(OLD, "1", 12, 1)])
+    assert isinstance(old, Verdict)
+    assert isinstance(young, CacheFull) and young.gave_cache_up
+    assert held(runner, "1", "2") == [13, 0]
+
+
+def test_between_its_own_sequences_a_caller_decides(model: LoadedModel) -> None:
+    runner = runner_of(model, pages=6)
+    verifier = Verifier(runner)
+    verifier.verify_calls([prompt(YOUNG, "0", 4)])
+    verifier.verify_calls([prompt(OLD, "1", 12)])
+    verifier.verify_calls([prompt(OLD, "2", 8)])
+    (refused,) = verifier.verify_calls([grow(OLD, "1", 12, 1)])[0]
+    assert isinstance(refused, CacheFull) and not refused.gave_cache_up
+    assert held(runner, "0", "1", "2") == [4, 12, 8]
+
+
+def test_a_caller_with_less_than_half_its_share_takes_from_those_with_more(model: LoadedModel) -> None:
+    runner = runner_of(model, pages=8)
+    verifier = Verifier(runner)
+    for name in ("1", "2"):
+        verifier.verify_calls([prompt(OLD, name, 16)])
+    assert isinstance(verifier.verify_calls([prompt(YOUNG, "3", 8)])[0][0], Verdict)
+    assert held(runner, "1", "2", "3") == [16, 0, 8]
+    (refused,) = verifier.verify_calls([prompt(OLD, "2", 16)])[0]
+    assert isinstance(refused, CacheFull) and held(runner, "3") == [8], "nor does it lose that to them"
