@@ -27,7 +27,7 @@ from paceline.engine.model.loader import (
 )
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.quantized_layers import quantize_layers
-from paceline.engine.model.shares import check_divisible
+from paceline.engine.model.shares import check_divisible, check_norms
 from paceline.engine.model.weight_format import fastest_format, possible_formats
 from paceline.engine.quantization import Quantization
 from paceline.engine.ranks.group import Group
@@ -83,7 +83,7 @@ def load_share(
     place: RankPlace,
     meet: Callable[[bool], Links],
 ) -> LoadedModel:
-    """Load a rank's share as `load_model` loads a model. `meet` links the ranks, on GPUs or not, once this one has read.
+    """Load a rank's share as `load_model` loads a model. `meet` links ranks, on GPUs or not, when this one has read.
 
     The weights are read on the host: each rank needs memory for its share alone on its device. The first rank checks
     the passes of all, so the others have to follow it by then. Raise ModelNotUsable or StartupError.
@@ -95,6 +95,7 @@ def load_share(
         raise StartupError("--quantization int8 cannot be had of ranks on GPUs; start with --quantization none")
     with refusing_to_start(f"the share of model {model!r} does not fit the memory of {device_here}; take more ranks"):
         module, origin = read_module(checkpoint, dtype, "cpu")
+        check_norms(module, place.grid)
         tokenizer = read_tokenizer(checkpoint)
         described_here = described(module, model, tokenizer, origin, "int8" if is_quantized else "none")
         if is_quantized:

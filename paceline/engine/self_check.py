@@ -92,9 +92,7 @@ def _ragged_logits(model: LoadedModel, sequences: Sequence[list[int]], way: type
     token_count = sum(map(len, sequences))
     capacity_bytes = 2 * token_count * model.kv_shape.token_bytes
     attention = model.backend.attention
-    pool = KvPool(
-        model.kv_shape, capacity_bytes, page_tokens=PAGE_TOKENS, attention=attention, lay_out=model.lay_out
-    )
+    pool = KvPool(model.kv_shape, capacity_bytes, page_tokens=PAGE_TOKENS, attention=attention, lay_out=model.lay_out)
     passes = way(model, pool)
     last = len(sequences[0]) - 1
     pieces = [(0, 0, CACHED_COUNT), (1, 0, len(sequences[1])), (0, CACHED_COUNT, last), (0, last, last + 1)]

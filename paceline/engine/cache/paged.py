@@ -1,6 +1,6 @@
 """The default cache: fixed-size pages of one memory, a page table for each sequence, and shared equal beginnings.
 
-It owns tables and lengths; `slots` has the memory, `pages` counts references and `prefix_index` knows contents. It knows
+It owns tables and lengths; `slots` has the memory, `pages` counts references, `prefix_index` knows contents. It knows
 nothing of models or calls.
 
 Invariants: a sequence has exactly the pages its length needs; a page has one reference for each table it is in, and one

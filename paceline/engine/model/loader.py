@@ -79,7 +79,8 @@ def made_of(
         backend, shape = find_backend(module.device), _kv_shape(module, module.device)
         decoder: Decoder = make_decoder(module, backend)
     else:
-        backend, layer_parameter_count = find_backend(group.device), layer_parameter_count // group.place.grid.share_count
+        layer_parameter_count //= group.place.grid.share_count
+        backend = find_backend(group.device)
         decoder = make_ranked_decoder(module, backend, group)
         shape = _kv_shape(module, group.device)
     return LoadedModel(

@@ -39,14 +39,22 @@ def check_divisible(name: str, config: Any, grid: RankGrid) -> None:
             )
 
 
-def take_share(module: PreTrainedModel, place: RankPlace) -> None:
-    """Leave in a divisible module what its rank holds; its configuration counts that alone.
+def check_norms(module: PreTrainedModel, grid: RankGrid) -> None:
+    """Raise StartupError when norms of a plain decoder go over heads of several shares."""
+    model: Any = module
+    attention = model.model.layers[0].self_attn
+    norm = getattr(attention, "q_norm", None)
+    if grid.share_count > 1 and norm and len(norm.weight) != attention.head_dim:
+        raise StartupError(
+            f"--tensor-parallel {grid.share_count} cannot be had of {type(module).__name__}: its norms go over all "
+            "heads of a token; start with --tensor-parallel 1, and --pipeline-parallel for several devices"
+        )
 
-    Raise StartupError when norms go over heads of several shares.
-    """
+
+def take_share(module: PreTrainedModel, place: RankPlace) -> None:
+    """Leave in a divisible module what its rank holds; its configuration counts that alone."""
     model: Any = module
     config: Any = module.config
-    _check_norms(model.model.layers[0].self_attn, type(module).__name__, place.grid.share_count)
     own = place.layers(len(model.model.layers))
     model.model.layers = torch.nn.ModuleList(model.model.layers[own.start : own.stop])
     for layer in model.model.layers:
@@ -62,15 +70,6 @@ def take_share(module: PreTrainedModel, place: RankPlace) -> None:
     config.num_hidden_layers = len(own)
     config.num_attention_heads //= place.grid.share_count
     config.num_key_value_heads //= place.grid.share_count
-
-
-def _check_norms(attention: Any, name: str, share_count: int) -> None:
-    norm = getattr(attention, "q_norm", None)
-    if share_count > 1 and norm and len(norm.weight) != attention.head_dim:
-        raise StartupError(
-            f"--tensor-parallel {share_count} cannot be had of {name}, whose norms go over all heads of a token; start "
-            "with --tensor-parallel 1, and --pipeline-parallel for several devices"
-        )
 
 
 def _take_layer(layer: Any, config: Any, place: RankPlace) -> None:

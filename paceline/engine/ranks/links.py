@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -89,6 +90,8 @@ class TorchLinks:
 
     def close(self) -> None:
         with suppress(RuntimeError):  # a rank that is gone
+            for work, _ in chain.from_iterable(self._sendings.values()):
+                work.wait()
             distributed.destroy_process_group()
 
 
@@ -98,13 +101,17 @@ def _meet(place: RankPlace, is_given_up: Callable[[], bool]) -> Any:
     try:
         store, *_ = next(distributed.rendezvous(place.meeting, place.rank, count, timeout=longest))
     except (OSError, RuntimeError, ValueError) as error:
-        raise StartupError(f"rank {place.rank} of {count} cannot reach the others at {place.meeting}: {error}") from error
+        raise StartupError(
+            f"rank {place.rank} of {count} cannot reach the others at {place.meeting}: {error}"
+        ) from error
     store.set(f"loaded/{place.rank}", "yes")
     deadline = time.monotonic() + MEETING_S
     while not store.check([f"loaded/{rank}" for rank in range(count)]):
         if is_given_up():
             raise StartupError("another rank of this model ended before it had loaded its part; see above")
         if time.monotonic() > deadline:
-            raise StartupError(f"not all of {count} ranks loaded their parts within {MEETING_S:.0f} s; start all of them")
+            raise StartupError(
+                f"not all of {count} ranks loaded their parts within {MEETING_S:.0f} s; start all of them"
+            )
         time.sleep(LOOK_S)
     return distributed.PrefixStore("paceline", store)

@@ -1,4 +1,4 @@
-"""Slots on every rank: the first one's pool decides what lies where, and each rank has its own heads and layers of it."""
+"""Slots on every rank: the first one's pool decides what lies where, and each has its own heads and layers of it."""
 
 import torch
 
