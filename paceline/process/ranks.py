@@ -19,6 +19,8 @@ from paceline.types import RankGrid, RankPlace
 MEETING = "RANKS_MEETING"
 """Variable with the URL where ranks that were started here meet."""
 END_TIMEOUT_S = 5.0
+_PLACE = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0"}
+"""Variables of torchrun, and what stands for one that is not set."""
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 
 
@@ -27,15 +29,15 @@ def place_here(grid: RankGrid) -> RankPlace | None:
 
     Raise StartupError when the place is not one of the grid.
     """
-    if grid.rank_count == 1 or not (given := os.environ.get("RANK")):
+    if grid.rank_count == 1 or "RANK" not in os.environ:
         return None
-    rank, count = int(given), int(os.environ.get("WORLD_SIZE", "0"))
+    rank, count, device = (int(os.environ.get(name, otherwise)) for name, otherwise in _PLACE.items())
     if count != grid.rank_count or not 0 <= rank < count:
         raise StartupError(
             f"--tensor-parallel {grid.share_count} and --pipeline-parallel {grid.stage_count} take {grid.rank_count} "
             f"processes, and this is number {rank} of {count} (RANK, WORLD_SIZE); start as many as they take"
         )
-    return RankPlace(rank, grid, int(os.environ.get("LOCAL_RANK", rank)), os.environ.get(MEETING, "env://"))
+    return RankPlace(rank, grid, device, os.environ.get(MEETING, "env://"))
 
 
 class Ranks:

@@ -1,12 +1,11 @@
 """A model over ranks, here threads: outputs are Hugging Face's, over stages alone to the last bit one process's."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
 
 from paceline.engine.interfaces import Span
 from paceline.engine.loading import load_model, load_share
@@ -130,20 +129,20 @@ def test_a_failed_pass_loses_the_group_for_good(pairs: dict[str, PairOfCheckpoin
             model.group.beat()
 
 
-def divisions() -> Iterator[Any]:
-    yield "Llama", RankGrid(3, 1), "--tensor-parallel 3 does not divide num_attention_heads 4, num_key_value_heads 2"
-    yield "Llama", RankGrid(4, 1), "--tensor-parallel 4 does not divide num_key_value_heads 2 .* take 1, 2$"
-    yield "Llama", RankGrid(1, 3), "--pipeline-parallel 3 does not divide num_hidden_layers 2 .* take 1, 2$"
-    yield "Olmo2", RankGrid(2, 1), "norms go over all heads of a token"
-    yield "Phi", RankGrid(2, 1), "PhiForCausalLM cannot be divided among 2 ranks: only plain decoders"
+DIVISIONS = [
+    ("Llama", RankGrid(3, 1), "--tensor-parallel 3 does not divide num_attention_heads 4, num_key_value_heads 2"),
+    ("Llama", RankGrid(4, 1), "--tensor-parallel 4 does not divide num_key_value_heads 2 .* take 1, 2$"),
+    ("Llama", RankGrid(1, 3), "--pipeline-parallel 3 does not divide num_hidden_layers 2 .* take 1, 2$"),
+    ("Olmo2", RankGrid(2, 1), "its norms go over all heads of a token"),
+    ("Phi", RankGrid(2, 1), "PhiForCausalLM cannot be divided among 2 ranks: only plain decoders"),
+]
 
 
-@pytest.mark.parametrize(("family", "grid", "words"), divisions())
+@pytest.mark.parametrize(("family", "grid", "words"), DIVISIONS)
 def test_what_cannot_be_divided_is_refused_with_what_can(
     family: str, grid: RankGrid, words: str, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path, family)
-    assert AutoConfig.from_pretrained(model)
 
     def meet(on_gpu: bool) -> Any:
         raise AssertionError("it meets no other rank")

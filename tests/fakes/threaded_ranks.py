@@ -44,12 +44,12 @@ class QueueLinks:
 
         return awaited
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         first = self._place.rank - self._place.share
         stage = range(first, first + self._place.grid.share_count)
         for rank in stage:
             self.send(tensor.clone(), rank)
-        return torch.stack([self.expect(tensor.shape, tensor.dtype, tensor.device, rank)() for rank in stage])
+        return [self.expect(tensor.shape, tensor.dtype, tensor.device, rank)() for rank in stage]
 
     def close(self) -> None:
         pass

@@ -98,7 +98,7 @@ class Group:
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
         """Return the sum of what the ranks of this stage give, which they add in one order whatever its shape is."""
-        total, *others = self._links.gather(part).unbind()
+        total, *others = self._links.gather(part)
         for one in others:
             total += one
         return total

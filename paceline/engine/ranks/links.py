@@ -38,8 +38,8 @@ class Links(Protocol):
         """Begin to receive what a rank sends next."""
         ...
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what each rank of this stage gave, in the order of the ranks: [ranks, ...]."""
+    def gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return what each rank of this stage gave, in the order of the ranks."""
         ...
 
     def close(self) -> None: ...
@@ -83,9 +83,9 @@ class TorchLinks:
 
         return awaited
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        gathered = torch.empty((self._share_count, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-        distributed.all_gather_into_tensor(gathered, tensor.contiguous(), group=self._stage)
+    def gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        gathered = [torch.empty_like(tensor) for _ in range(self._share_count)]
+        distributed.all_gather(gathered, tensor, group=self._stage)
         return gathered
 
     def close(self) -> None:
