@@ -27,7 +27,9 @@ async def serve(settings: TargetSettings) -> None:
 
         add = partial(add_target_service, threads_beside_draft=settings.threads_beside_draft)
         find_heads = partial(load_heads, settings.heads)
-        await serve_model("target_service", settings, options, ranks, SERVICE_NAME, add, find_heads=find_heads)
+        await serve_model(
+            "target_service", settings, options, ranks, SERVICE_NAME, add, find_heads=find_heads, overlaps=True
+        )
 
 
 if __name__ == "__main__":

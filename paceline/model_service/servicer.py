@@ -16,12 +16,12 @@ from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb
 from paceline.codec.versions import check_request_version, versions_to_pb
 from paceline.engine.runner import Runner
 from paceline.model_service.worker import ModelWorker
+from paceline.scope import RowT
 from paceline.security.access import caller_scope
 from paceline.types import CallTiming
 from paceline.wire import Exchanges
 
 Context = grpc.aio.ServicerContext[Any, Any]
-RowT = TypeVar("RowT")
 ResultT = TypeVar("ResultT")
 
 
@@ -60,7 +60,8 @@ class ModelServicer:
         check_request_version(request.context)
         check_row_count(len(request.rows), self._max_rows)
         rows = read(request)
-        return rows, *await self._worker.run_timed(work, rows, scope)
+        names = frozenset(scope + row.sequence_id for row in rows)
+        return rows, *await self._worker.run_about(names, work, rows, scope)
 
     async def _roll_back(self, request: Any, context: Context) -> list[Any]:
         lengths = lengths_from_pb(request.sequences)

@@ -44,12 +44,15 @@ async def serve_model(
     add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int], None],
     load: Callable[..., LoadedModel] = load_model,
     find_heads: Callable[[LoadedModel], LoadedHeads | None] = lambda model: None,
+    *,
+    overlaps: bool = False,
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT. `load` is a function of `engine.loading`.
 
     As one of several ranks load a share of it instead; ranks after the first follow that one, and serve nothing.
 
-    `find_heads` returns the heads that draft for the model, if any.
+    `find_heads` returns the heads that draft for the model, if any. With `overlaps`, calls about different sequences
+    follow each other through a model's stages.
 
     Raise PeerUnavailable when the device is lost meanwhile: a supervisor is to start the service anew.
     """
@@ -64,7 +67,7 @@ async def serve_model(
         metrics = ModelMetrics(watched.registry, role)
         watched.registry.register(CertificateCollector(role, options.certificates))
         exchanges = Exchanges(traced_requests(watched.tracer))
-        worker = _worker(settings, ranks, metrics)
+        worker = _worker(settings, ranks, metrics, lanes=ranks.place.grid.stage_count if overlaps else 1)
         try:
             runner = await _loaded_runner(settings, load, find_heads, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
@@ -104,10 +107,10 @@ async def _served(settings: ModelServiceSettings, runner: Runner, worker: ModelW
     log.info("stopping", grace_s=settings.shutdown_grace_s)
 
 
-def _worker(settings: ModelServiceSettings, ranks: Ranks, metrics: ModelMetrics) -> ModelWorker:
+def _worker(settings: ModelServiceSettings, ranks: Ranks, metrics: ModelMetrics, lanes: int) -> ModelWorker:
     # A thread that feeds a GPU must not wait for a core.
     niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
-    return ModelWorker(ranks.threads(settings.threads), metrics.call_ended, niceness)
+    return ModelWorker(ranks.threads(settings.threads), metrics.call_ended, niceness, lanes)
 
 
 async def _loaded_runner(
@@ -119,6 +122,8 @@ async def _loaded_runner(
 ) -> Runner:
     model = await worker.run(load, settings.model, settings.dtype, settings.device, settings.quantization)
     worker.watch_device(device_trial(model.description.device, model.group))
+    if model.group:
+        model.group.while_waiting = worker.turns.let_go
     heads = await worker.run(find_heads, model)
     runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended, heads=heads)
     await worker.run(runner.record)

@@ -1,4 +1,7 @@
-"""One thread for all model work, so that the event loop and its health checks never wait for a pass."""
+"""The threads for all model work, so that the event loop and its health checks never wait for a pass.
+
+One works at a time; there is another only where a pass waits for other ranks. `turns` says which.
+"""
 
 import asyncio
 import os
@@ -15,6 +18,7 @@ import torch
 
 from paceline.engine.memory import is_out_of_memory
 from paceline.errors import Overloaded, PacelineError, PeerUnavailable
+from paceline.model_service.turns import Turns
 from paceline.observe.spans.request_spans import record_work
 from paceline.types import CallTiming
 
@@ -35,11 +39,14 @@ class ModelWorker:
         threads: int | None,
         on_call: Callable[[CallTiming], None] = lambda timing: None,
         niceness: int = NICENESS,
+        lanes: int = 1,
     ) -> None:
         """`threads` limits the threads of one call's operations; None leaves that to torch.
 
-        `on_call` is called after every `run_timed` that succeeded.
+        `on_call` is called after every timed call that succeeded. `lanes` is how many calls may be under way, if all
+        but one wait.
         """
+        self.turns = Turns()
         self._on_call = on_call
         self._try_device: Callable[[], None] = lambda: None
         self.device_lost = asyncio.Event()
@@ -48,7 +55,7 @@ class ModelWorker:
         """Calls that wait or run."""
         self._no_call = asyncio.Event()
         self._no_call.set()
-        self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads, niceness))
+        self._executor = ThreadPoolExecutor(lanes, "model", initializer=partial(_begin, threads, niceness))
 
     def watch_device(self, try_device: Callable[[], None]) -> None:
         """Call `try_device` after each failed call. It computes something, and raises when the device is lost."""
@@ -60,10 +67,13 @@ class ModelWorker:
         Raise Overloaded when memory ran out, and PeerUnavailable, whatever `work` raised, when the device is lost:
         another replica may do the work.
         """
+        return await self._counted(partial(work, *args, **kwargs))
+
+    async def _counted(self, work: Callable[[], Result], names: frozenset[str] | None = None) -> Result:
         self._call_count += 1
         self._no_call.clear()
         try:
-            return await self._submitted(partial(work, *args, **kwargs))
+            return await self._submitted(work, names)
         finally:
             self._call_count -= 1
             if not self._call_count:
@@ -75,22 +85,33 @@ class ModelWorker:
             await self._no_call.wait()
         return await self._submitted(work)
 
-    async def _submitted(self, work: Callable[[], Result]) -> Result:
+    async def _submitted(self, work: Callable[[], Result], names: frozenset[str] | None = None) -> Result:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._run, work, loop)
+        return await loop.run_in_executor(self._executor, self._run, work, names, loop)
 
     async def run_timed(
         self, work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Result, CallTiming]:
         """Run `work` as `run` does; also return how long the call waited for others and how long it took."""
+        return await self._timed(partial(work, *args, **kwargs))
+
+    async def run_about(
+        self, names: frozenset[str], work: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[Result, CallTiming]:
+        """Run `work` about sequences as `run_timed` does, perhaps while calls about others wait."""
+        return await self._timed(partial(work, *args, **kwargs), names)
+
+    async def _timed(
+        self, work: Callable[[], Result], names: frozenset[str] | None = None
+    ) -> tuple[Result, CallTiming]:
         asked, asked_ns = time.perf_counter(), time.time_ns()
 
         def timed() -> tuple[Result, CallTiming]:
             began = time.perf_counter()
-            result = work(*args, **kwargs)
+            result = work()
             return result, CallTiming(began - asked, time.perf_counter() - began)
 
-        result, timing = await self.run(timed)
+        result, timing = await self._counted(timed, names)
         record_work(asked_ns, timing)
         self._on_call(timing)
         return result, timing
@@ -99,9 +120,10 @@ class ModelWorker:
         """Wait for the running call, drop the waiting ones."""
         self._executor.shutdown(cancel_futures=True)
 
-    def _run(self, work: Callable[[], Result], loop: asyncio.AbstractEventLoop) -> Result:
+    def _run(self, work: Callable[[], Result], names: frozenset[str] | None, loop: asyncio.AbstractEventLoop) -> Result:
         try:
-            return work()
+            with self.turns.taken(names):
+                return work()
         except PacelineError:
             raise
         except Exception as error:

@@ -1,5 +1,6 @@
 """A model over ranks, here threads: outputs are Hugging Face's, over stages alone to the last bit one process's."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from paceline.engine.ranks.messages import Beat, End, LayOut, Message, RunPass, 
 from paceline.engine.runner import Runner
 from paceline.errors import StartupError
 from paceline.measure.peers.reference import HuggingFaceReference
-from paceline.types import RankGrid, RankPlace, VerifyRow
+from paceline.model_service.worker import ModelWorker
+from paceline.types import RankGrid, RankPlace, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, write_model
 from tests.conftest import PairOfCheckpoints
@@ -110,6 +112,32 @@ def test_in_half_precision_no_row_over_shares_depends_on_the_others(quantization
         runner.release([row.sequence_id for row in rows])
         alone = [runner.forward([row])[0] for row in rows]
     assert all(torch.equal(*both) for both in zip(together, alone, strict=True))  # type: ignore[arg-type]
+
+
+async def test_calls_that_follow_each_other_through_stages_change_no_output(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    reference = HuggingFaceReference(str(pairs["Llama"].target), "float32")
+    expected = [reference.generate(prompt, LIMIT) for prompt in PROMPTS]
+    worker = ModelWorker(1, lanes=2)
+
+    async def speak(runner: Runner, n: int) -> list[int]:
+        output: list[int] = []
+        while len(output) < len(expected[n]):
+            known = (*PROMPTS[n], *output)
+            row = VerifyRow(str(n), 0 if not output else len(known) - 1, known if not output else known[-1:])
+            (verdict,), _ = await worker.run_about(frozenset(str(n)), Verifier(runner).verify, [row])
+            assert isinstance(verdict, Verdict)
+            output.append(verdict.next_token_id)
+            await worker.run(runner.rollback, [])
+        return output
+
+    with loaded_on_ranks(pairs["Llama"].target, STAGES, OPTIONS) as model:
+        assert model.group
+        model.group.while_waiting = worker.turns.let_go
+        runner = Runner(model, OPTIONS)
+        assert await asyncio.gather(*(speak(runner, n) for n in range(len(PROMPTS)))) == expected
+    worker.close()
 
 
 def test_the_pool_has_the_pages_that_every_rank_has_room_for(pairs: dict[str, PairOfCheckpoints]) -> None:

@@ -81,5 +81,7 @@ class RankedDecoder:
             group.pass_on(hidden)
             if place.stage:
                 return None
-            hidden = group.expect_passed(len(wanted), size)()
+            passed = group.expect_passed(len(wanted), size)
+            with group.while_waiting():
+                hidden = passed()
         return own.logits_of(hidden)

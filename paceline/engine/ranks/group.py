@@ -4,8 +4,8 @@ It owns the order in which ranks talk. It knows nothing of models.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -27,6 +27,8 @@ class Group:
         self.device = device
         self._others = range(1, place.grid.rank_count)
         self._is_lost = False
+        self.while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered while the first rank waits for other stages, which may begin another pass meanwhile."""
 
     @contextmanager
     def in_step(self) -> Iterator[None]:

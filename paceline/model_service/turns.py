@@ -1,0 +1,66 @@
+"""Turns: which of a service's threads works with the model, in the order of the calls.
+
+A call that only waits, for ranks that hold other layers, lets the next one begin meanwhile: so passes follow each other
+through the stages. Calls about the same sequence never overlap, and work that names no sequences is done alone.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class _Turn:
+    names: frozenset[str] | None
+    """Sequences that the work is about; None for work that must be alone."""
+
+
+class Turns:
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[_Turn] = deque()
+        self._begun: list[_Turn] = []
+        self._resuming_count = 0
+        self._is_taken = False
+
+    @contextmanager
+    def taken(self, names: frozenset[str] | None = None) -> Iterator[None]:
+        """Work in the block, after the calls before. `names` are of the sequences; None: while nothing is begun."""
+        turn = _Turn(names)
+        with self._changed:
+            self._waiting.append(turn)
+            self._changed.wait_for(lambda: self._may_begin(turn))
+            self._waiting.popleft()
+            self._begun.append(turn)
+            self._is_taken = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._begun.remove(turn)
+                self._is_taken = False
+                self._changed.notify_all()
+
+    @contextmanager
+    def let_go(self) -> Iterator[None]:
+        """Let others work while the block waits; then go on before any other begins. Called with the turn taken."""
+        with self._changed:
+            self._is_taken = False
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._resuming_count += 1
+                self._changed.wait_for(lambda: not self._is_taken)
+                self._resuming_count -= 1
+                self._is_taken = True
+
+    def _may_begin(self, turn: _Turn) -> bool:
+        if self._is_taken or self._resuming_count or self._waiting[0] is not turn:
+            return False
+        if turn.names is None or not self._begun:
+            return not self._begun
+        return all(one.names is not None and one.names.isdisjoint(turn.names) for one in self._begun)
