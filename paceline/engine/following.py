@@ -6,6 +6,7 @@ from paceline.engine.memory import refusing_to_start
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.ranked_decoder import RankedDecoder
 from paceline.engine.options import EngineOptions
+from paceline.engine.passes import threads_of
 from paceline.engine.ranks.messages import Beat, End, LayOut, RunPass
 from paceline.engine.slots import KvSlots
 
@@ -29,7 +30,9 @@ class Follower:
                     self._slots = self._laid_out(told)
                 case RunPass():
                     assert self._slots
-                    self._decoder.follow(told, self._slots)
+                    with threads_of(self._model, len(told.token_ids)):
+                        self._decoder.follow(told, self._slots)
+        self._group.close()
 
     def _laid_out(self, told: LayOut) -> KvSlots:
         """Lay out slots of this rank's heads and layers, for as many pages as all ranks have room for."""

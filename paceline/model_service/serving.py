@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -20,7 +20,7 @@ from paceline.engine.ranks.group import Group
 from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
-from paceline.model_service.ranks import follow, leading, share_loader
+from paceline.model_service.ranks import follow, leading, loading_together, share_loader
 from paceline.model_service.worker import NICENESS, ModelWorker
 from paceline.observe.metrics import CallCounter, CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_requests
@@ -58,18 +58,16 @@ async def serve_model(
     """
     role = name.removesuffix("_service")
     if ranks.place.rank:
-        with closing(ModelWorker(ranks.threads(settings.threads))) as worker:
-            await follow(settings, engine_options(settings), ranks, worker)
-        return
-    if ranks.place.grid.rank_count > 1:
-        load = share_loader(settings, ranks)
+        return await follow(settings, engine_options(settings), ranks)
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         watched.registry.register(CertificateCollector(role, options.certificates))
         exchanges = Exchanges(traced_requests(watched.tracer))
         worker = _worker(settings, ranks, metrics, lanes=ranks.place.grid.stage_count if overlaps else 1)
         try:
-            runner = await _loaded_runner(settings, load, find_heads, worker, metrics)
+            with loading_together(ranks):
+                load = share_loader(settings, ranks, load)
+                runner = await _loaded_runner(settings, load, find_heads, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
             async with (
                 leading(runner.model.group, ranks, worker, settings.rank_timeout_s),
@@ -89,7 +87,7 @@ async def serve_model(
                 give_back()
                 await server.set_serving(True)
                 announce(name, server.address, watched.metrics_url)
-                await _served(settings, runner, worker)
+                await _until_stopped(settings, runner, worker)
                 # Coordinators that see this move their generations to other replicas, if there are any.
                 await server.set_serving(False)
                 await until_empty(runner, settings.shutdown_grace_s / 2)
@@ -97,8 +95,8 @@ async def serve_model(
             worker.close()
 
 
-async def _served(settings: ModelServiceSettings, runner: Runner, worker: ModelWorker) -> None:
-    """Serve until told to stop. Raise PeerUnavailable when the device is lost before."""
+async def _until_stopped(settings: ModelServiceSettings, runner: Runner, worker: ModelWorker) -> None:
+    """Drop idle sequences until told to stop. Raise PeerUnavailable when the device is lost before."""
     dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
     try:
         await stopped_or_lost(termination(stop_with_stdin=settings.stop_with_stdin), worker)
