@@ -125,7 +125,7 @@ async def test_calls_that_follow_each_other_through_stages_change_no_output(
         output: list[int] = []
         while len(output) < len(expected[n]):
             known = (*PROMPTS[n], *output)
-            row = VerifyRow(str(n), 0 if not output else len(known) - 1, known if not output else known[-1:])
+            row = VerifyRow(str(n), 0 if not output else len(known) - 1, known if not output else known[-1:], ())
             (verdict,), _ = await worker.run_about(frozenset(str(n)), Verifier(runner).verify, [row])
             assert isinstance(verdict, Verdict)
             output.append(verdict.next_token_id)
