@@ -1,9 +1,10 @@
-"""Ranks as threads of one process, which send each other tensors through queues."""
+"""Ranks as threads of one process, which send each other tensors through channels."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Queue
 from threading import Lock, Thread
 from typing import Any
 
@@ -20,25 +21,48 @@ from paceline.types import RankGrid, RankPlace
 LONGEST_S = 60
 
 
-class Switchboard:
-    """Queues between all pairs of ranks."""
+class Channel:
+    """What one rank sends another: the first to expect something gets what was sent first."""
 
-    def __init__(self, grid: RankGrid) -> None:
-        ranks = range(grid.rank_count)
-        self.queues = {(source, target): Queue[torch.Tensor]() for source in ranks for target in ranks}
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._sent = deque[torch.Tensor]()
+        self._expected = deque[Future[torch.Tensor]]()
+
+    def send(self, tensor: torch.Tensor) -> None:
+        with self._lock:
+            if self._expected:
+                self._expected.popleft().set_result(tensor)
+            else:
+                self._sent.append(tensor)
+
+    def expect(self) -> Future[torch.Tensor]:
+        found = Future[torch.Tensor]()
+        with self._lock:
+            if self._sent:
+                found.set_result(self._sent.popleft())
+            else:
+                self._expected.append(found)
+        return found
 
 
-class QueueLinks:
-    def __init__(self, place: RankPlace, switchboard: Switchboard) -> None:
+Channels = dict[tuple[int, int], Channel]
+"""By the numbers of the sender and of the receiver."""
+
+
+class ChannelLinks:
+    def __init__(self, place: RankPlace, channels: Channels) -> None:
         self._place = place
-        self._queues = switchboard.queues
+        self._channels = channels
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
-        self._queues[self._place.rank, rank].put(tensor)
+        self._channels[self._place.rank, rank].send(tensor)
 
     def expect(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, rank: int) -> Awaited:
+        expected = self._channels[rank, self._place.rank].expect()
+
         def awaited() -> torch.Tensor:
-            found = self._queues[rank, self._place.rank].get(timeout=LONGEST_S)
+            found = expected.result(LONGEST_S)
             assert (found.shape, found.dtype) == (torch.Size(shape), dtype)
             return found.clone()
 
@@ -60,16 +84,17 @@ def loaded_on_ranks(
     model: Path, grid: RankGrid, options: EngineOptions, dtype: Any = "auto", quantization: Any = "none"
 ) -> Iterator[LoadedModel]:
     """Load a model on ranks that are threads; yield the first one's share. The others follow it."""
-    switchboard = Switchboard(grid)
+    ranks = range(grid.rank_count)
+    channels = {(sender, receiver): Channel() for sender in ranks for receiver in ranks}
     failures: list[BaseException] = []
     reading = Lock()  # while transformers reads a model it changes torch's default dtype, for all threads
 
     def load(rank: int) -> LoadedModel:
         place = RankPlace(rank, grid)
 
-        def meet(on_gpu: bool) -> QueueLinks:
+        def meet(on_gpu: bool) -> ChannelLinks:
             reading.release()
-            return QueueLinks(place, switchboard)
+            return ChannelLinks(place, channels)
 
         reading.acquire()
         return load_share(str(model), dtype, "cpu", quantization, place, meet)
@@ -81,7 +106,7 @@ def loaded_on_ranks(
         except BaseException as error:
             failures.append(error)
 
-    threads = [Thread(target=follow, args=(rank,), daemon=True) for rank in range(1, grid.rank_count)]
+    threads = [Thread(target=follow, args=(rank,), daemon=True) for rank in ranks[1:]]
     for thread in threads:
         thread.start()
     loaded = load(0)
