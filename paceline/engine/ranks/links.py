@@ -64,6 +64,9 @@ class TorchLinks:
         firsts = range(0, grid.rank_count, grid.share_count)
         stages = [distributed.new_group([*range(one, one + grid.share_count)], timeout=timeout) for one in firsts]
         self._stage, self._share_count = stages[place.stage], grid.share_count
+        # NCCL does what a pair exchanges within a group one after the other: results must not hold up the next pass.
+        self._back = distributed.new_group(timeout=timeout)
+        self._rank = place.rank
         self._sendings: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
@@ -71,17 +74,21 @@ class TorchLinks:
         if len(under_way) == KEPT_SENDINGS:
             under_way.popleft()[0].wait()
         # The tensor is kept until it was taken.
-        under_way.append((distributed.isend(tensor, rank), tensor))
+        under_way.append((distributed.isend(tensor, rank, self._group(self._rank, rank)), tensor))
 
     def expect(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, rank: int) -> Awaited:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
-        work: Any = distributed.irecv(tensor, rank)
+        work: Any = distributed.irecv(tensor, rank, self._group(rank, self._rank))
 
         def awaited() -> torch.Tensor:
             work.wait()
             return tensor
 
         return awaited
+
+    def _group(self, sender: int, receiver: int) -> Any:
+        """Return the group of what goes to higher ranks, None for the one of all, or to lower ones."""
+        return None if sender < receiver else self._back
 
     def gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self._share_count)]
