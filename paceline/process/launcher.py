@@ -152,12 +152,11 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
     draft_address = nowhere if has_draft else NO_DRAFT
     coordinator = _plan("coordinator", options, otherwise, "--draft", draft_address, "--target", nowhere)
     draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count) if has_draft else (None, CORES)
+    draft = _plan("draft", options, replace(otherwise, draft_threads=draft_threads)) if has_draft else None
     if options.target_threads is None and not is_set("target", "threads"):
         ranks = _plan("target", options, otherwise).settings.grid.rank_count  # which divide the cores
         each, each_beside_draft = max(1, CORES // ranks), max(1, beside_draft // ranks)
         otherwise = replace(otherwise, target_threads=each, threads_beside_draft=each_beside_draft)
-    otherwise = replace(otherwise, draft_threads=draft_threads)
-    draft = _plan("draft", options, otherwise) if has_draft else None
     has_gateway = options.gateway_port is not None
     gateway = _plan("gateway", options, otherwise, "--coordinator", nowhere) if has_gateway else None
     return ClusterPlan(coordinator, draft, _plan("target", options, otherwise), gateway)

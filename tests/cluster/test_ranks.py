@@ -12,7 +12,7 @@ from paceline.client import Client, describe_target
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import GenerationRequest, ReplicaState, TokenIds
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
-from tests.cluster.test_recovery import REQUESTS, coordinating, disturbed, until
+from tests.cluster.test_recovery import REQUESTS, coordinating, until
 from tests.conftest import PairOfCheckpoints
 from tests.services import Models, Service, model_flags, running_services, until_freed
 
@@ -60,7 +60,7 @@ async def test_a_rank_that_ends_or_hangs_ends_the_group_and_costs_no_token(
     with over_ranks(pairs["Llama"], *grid) as service:
         follower = follower_of(service)
 
-        async def disturb() -> None:
+        def disturb() -> None:
             if victim == "follower":
                 follower.kill()
             elif victim == "first":
@@ -69,7 +69,12 @@ async def test_a_rank_that_ends_or_hangs_ends_the_group_and_costs_no_token(
                 follower.suspend()
 
         async with coordinating(f"{alone.address},{service.address}", draft.address) as client:
-            assert await disturbed(client, disturb) == expected
+            tasks = [asyncio.create_task(client.complete(one)) for one in REQUESTS]
+            while not (await service.cache()).used_bytes:
+                await asyncio.sleep(0.01)
+            assert not all(task.done() for task in tasks)
+            disturb()
+            assert [one.token_ids for one in await asyncio.gather(*tasks)] == expected
             await until(client, service.address, ReplicaState.DOWN)
             if victim != "first":
                 assert await service.ended() == 1
