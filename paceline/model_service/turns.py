@@ -1,7 +1,8 @@
 """Turns: which of a service's threads works with the model, in the order of the calls.
 
 A call that only waits, for ranks that hold other layers, lets the next one begin meanwhile: so passes follow each other
-through the stages. Calls about the same sequence never overlap, and work that names no sequences is done alone.
+through the stages, and calls go on in the order in which they let go: the other ranks keep that order too. Calls about
+the same sequence never overlap, and work that names no sequences is done alone.
 """
 
 import threading
@@ -22,7 +23,10 @@ class Turns:
         self._changed = threading.Condition()
         self._waiting: deque[_Turn] = deque()
         self._begun: list[_Turn] = []
-        self._resuming_count = 0
+        self._away: deque[object] = deque()
+        """What let go and has not gone on yet, the first first."""
+        self._ready_count = 0
+        """Those of them that need not wait any more."""
         self._is_taken = False
 
     @contextmanager
@@ -46,20 +50,23 @@ class Turns:
     @contextmanager
     def let_go(self) -> Iterator[None]:
         """Let others work while the block waits; then go on before any other begins. Called with the turn taken."""
+        own = object()
         with self._changed:
+            self._away.append(own)
             self._is_taken = False
             self._changed.notify_all()
         try:
             yield
         finally:
             with self._changed:
-                self._resuming_count += 1
-                self._changed.wait_for(lambda: not self._is_taken)
-                self._resuming_count -= 1
+                self._ready_count += 1
+                self._changed.wait_for(lambda: not self._is_taken and self._away[0] is own)
+                self._away.popleft()
+                self._ready_count -= 1
                 self._is_taken = True
 
     def _may_begin(self, turn: _Turn) -> bool:
-        if self._is_taken or self._resuming_count or self._waiting[0] is not turn:
+        if self._is_taken or self._ready_count or self._waiting[0] is not turn:
             return False
         if turn.names is None or not self._begun:
             return not self._begun

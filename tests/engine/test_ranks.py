@@ -115,8 +115,9 @@ def test_in_half_precision_no_row_over_shares_depends_on_the_others(quantization
     assert all(torch.equal(*both) for both in zip(together, alone, strict=True))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("grid", [STAGES, BOTH], ids=str)
 async def test_calls_that_follow_each_other_through_stages_change_no_output(
-    pairs: dict[str, PairOfCheckpoints],
+    grid: RankGrid, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
     reference = HuggingFaceReference(str(pairs["Llama"].target), "float32")
     expected = [reference.generate(prompt, LIMIT) for prompt in PROMPTS]
@@ -133,7 +134,7 @@ async def test_calls_that_follow_each_other_through_stages_change_no_output(
             await worker.run(runner.rollback, [])
         return output
 
-    with loaded_on_ranks(pairs["Llama"].target, STAGES, OPTIONS) as model:
+    with loaded_on_ranks(pairs["Llama"].target, grid, OPTIONS) as model:
         assert model.group
         model.group.while_waiting = worker.turns.let_go
         runner = Runner(model, OPTIONS)

@@ -1,9 +1,10 @@
 """Ranks as threads of one process, which send each other tensors through channels."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
@@ -46,14 +47,16 @@ class Channel:
         return found
 
 
-Channels = dict[tuple[int, int], Channel]
+Channels = Mapping[tuple[int, int], Channel]
 """By the numbers of the sender and of the receiver."""
 
 
 class ChannelLinks:
-    def __init__(self, place: RankPlace, channels: Channels) -> None:
+    def __init__(self, place: RankPlace, channels: Channels, gathering: Channels) -> None:
+        """What is gathered goes through channels of its own, as through a process group of its own."""
         self._place = place
         self._channels = channels
+        self._gathering = gathering
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
         self._channels[self._place.rank, rank].send(tensor)
@@ -72,8 +75,8 @@ class ChannelLinks:
         first = self._place.rank - self._place.share
         stage = range(first, first + self._place.grid.share_count)
         for rank in stage:
-            self.send(tensor.clone(), rank)
-        return [self.expect(tensor.shape, tensor.dtype, tensor.device, rank)() for rank in stage]
+            self._gathering[self._place.rank, rank].send(tensor.clone())
+        return [self._gathering[rank, self._place.rank].expect().result(LONGEST_S).clone() for rank in stage]
 
     def close(self) -> None:
         pass
@@ -85,7 +88,7 @@ def loaded_on_ranks(
 ) -> Iterator[LoadedModel]:
     """Load a model on ranks that are threads; yield the first one's share. The others follow it."""
     ranks = range(grid.rank_count)
-    channels = {(sender, receiver): Channel() for sender in ranks for receiver in ranks}
+    channels, gathering = ({pair: Channel() for pair in product(ranks, ranks)} for _ in range(2))
     failures: list[BaseException] = []
     reading = Lock()  # while transformers reads a model it changes torch's default dtype, for all threads
 
@@ -94,7 +97,7 @@ def loaded_on_ranks(
 
         def meet(on_gpu: bool) -> ChannelLinks:
             reading.release()
-            return ChannelLinks(place, channels)
+            return ChannelLinks(place, channels, gathering)
 
         reading.acquire()
         return load_share(str(model), dtype, "cpu", quantization, place, meet)

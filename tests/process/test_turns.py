@@ -87,6 +87,17 @@ def test_no_call_overtakes_one_that_must_wait() -> None:
     assert said == ["a", "alone", "b"]
 
 
+def test_calls_go_on_in_the_order_in_which_they_let_go() -> None:
+    turns, said = Turns(), list[str]()
+    first, second = (Waiting(turns, frozenset(name), said) for name in "ab")
+    second.go_on.set()
+    second.thread.join(0.05)
+    assert not said
+    first.end()
+    second.end()
+    assert said == ["a", "b"]
+
+
 def test_failed_work_ends_its_turn() -> None:
     turns = Turns()
     with pytest.raises(ValueError), turns.taken(frozenset("a")), turns.let_go():
