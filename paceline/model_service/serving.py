@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import fields
 from typing import Any
 
@@ -24,11 +24,11 @@ from paceline.model_service.ranks import follow, leading, loading_together, shar
 from paceline.model_service.worker import NICENESS, ModelWorker
 from paceline.observe.metrics import CallCounter, CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_requests
-from paceline.process.instruments import instruments
+from paceline.process.instruments import Instruments, instruments
 from paceline.process.ranks import Ranks
 from paceline.process.service import announce, freeze_heap
 from paceline.process.settings import ModelServiceSettings
-from paceline.wire import Exchanges, ServerOptions, running_server, termination
+from paceline.wire import Exchanges, RunningServer, ServerOptions, running_server, termination
 
 log = structlog.get_logger()
 
@@ -69,19 +69,13 @@ async def serve_model(
                 load = share_loader(settings, ranks, load)
                 runner = await _loaded_runner(settings, load, find_heads, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
+
+            def add(server: grpc.aio.Server) -> None:
+                add_servicer(runner, worker, exchanges, server, settings.max_rows)
+
             async with (
                 leading(runner.model.group, ranks, worker, settings.rank_timeout_s),
-                running_server(
-                    settings.host,
-                    settings.port,
-                    [service_name],
-                    lambda server: add_servicer(runner, worker, exchanges, server, settings.max_rows),
-                    grace_s=settings.shutdown_grace_s / 2,
-                    options=options,
-                    admitted_interceptors=traced_calls(watched.tracer),
-                    interceptors=[CallCounter(watched.registry, role)],
-                    exchanges=exchanges,
-                ) as server,
+                _server(role, settings, options, watched, exchanges, service_name, add) as server,
             ):
                 freeze_heap()
                 give_back()
@@ -93,6 +87,28 @@ async def serve_model(
                 await until_empty(runner, settings.shutdown_grace_s / 2)
         finally:
             worker.close()
+
+
+def _server(
+    role: str,
+    settings: ModelServiceSettings,
+    options: ServerOptions,
+    watched: Instruments,
+    exchanges: Exchanges,
+    service_name: str,
+    add: Callable[[grpc.aio.Server], None],
+) -> AbstractAsyncContextManager[RunningServer]:
+    return running_server(
+        settings.host,
+        settings.port,
+        [service_name],
+        add,
+        grace_s=settings.shutdown_grace_s / 2,
+        options=options,
+        admitted_interceptors=traced_calls(watched.tracer),
+        interceptors=[CallCounter(watched.registry, role)],
+        exchanges=exchanges,
+    )
 
 
 async def _until_stopped(settings: ModelServiceSettings, runner: Runner, worker: ModelWorker) -> None:
