@@ -60,8 +60,9 @@ class ModelServicer:
         check_request_version(request.context)
         check_row_count(len(request.rows), self._max_rows)
         rows = read(request)
-        names = frozenset(scope + row.sequence_id for row in rows)
-        return rows, *await self._worker.run_about(names, work, rows, scope)
+        names: frozenset[str] = frozenset(scope + row.sequence_id for row in rows)
+        result, timing = await self._worker.run_about(names, work, rows, scope)
+        return rows, result, timing
 
     async def _roll_back(self, request: Any, context: Context) -> list[Any]:
         lengths = lengths_from_pb(request.sequences)

@@ -41,11 +41,11 @@ def spoken(runner: Runner, prompts: Sequence[tuple[int, ...]], expected: Sequenc
         for n in waiting:
             known = (*prompts[n], *outputs[n])
             coming = expected[n][len(outputs[n]) :]
-            drafts = (coming[0], (coming[1] + 1) % 300) if len(coming) > 2 else ()
-            rows.append(VerifyRow(str(n), cached[n], known[cached[n] :], drafts))
+            drafts = [coming[0], (coming[1] + 1) % 300] if len(coming) > 2 else []
+            rows.append(VerifyRow(str(n), cached[n], known[cached[n] :], tuple(drafts)))
         for n, verdict in zip(waiting, verifier.verify(rows), strict=True):
-            drafts = rows[waiting.index(n)].draft_token_ids
-            outputs[n] += [*drafts[: verdict.accepted_count], verdict.next_token_id]  # type: ignore[union-attr]
+            drafted = rows[waiting.index(n)].draft_token_ids
+            outputs[n] += [*drafted[: verdict.accepted_count], verdict.next_token_id]  # type: ignore[union-attr]
             cached[n] = verdict.cached_length  # type: ignore[union-attr]
     return outputs
 

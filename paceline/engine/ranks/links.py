@@ -106,7 +106,7 @@ def _meet(place: RankPlace, is_given_up: Callable[[], bool]) -> Any:
     """Return the store of all ranks once all are there."""
     count, longest = place.grid.rank_count, timedelta(seconds=MEETING_S)
     try:
-        store, *_ = next(distributed.rendezvous(place.meeting, place.rank, count, timeout=longest))
+        store, *_ = next(distributed.rendezvous(place.meeting, place.rank, count, timeout=longest))  # type: ignore[attr-defined]
     except (OSError, RuntimeError, ValueError) as error:
         raise StartupError(
             f"rank {place.rank} of {count} cannot reach the others at {place.meeting}: {error}"
@@ -121,4 +121,4 @@ def _meet(place: RankPlace, is_given_up: Callable[[], bool]) -> Any:
                 f"not all of {count} ranks loaded their parts within {MEETING_S:.0f} s; start all of them"
             )
         time.sleep(LOOK_S)
-    return distributed.PrefixStore("paceline", store)
+    return distributed.PrefixStore("paceline", store)  # type: ignore[attr-defined]
