@@ -174,7 +174,7 @@ class CacheTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def copied_bytes(runner: Runner) -> int:
     rows = ragged_rows(runner)
     assert isinstance(runner.cache, KvPool)
-    traffic = CacheTraffic(runner.cache.memory)
+    traffic = CacheTraffic(runner.cache.slots.memory)
     with traffic:
         runner.forward(rows)
     return traffic.copied_bytes

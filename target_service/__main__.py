@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from paceline.process.ranks import joined_ranks
 from paceline.process.service import run_service, server_options
 from paceline.process.settings import parse_settings
 from target_service.config import TargetSettings
@@ -19,13 +20,16 @@ async def serve(settings: TargetSettings) -> None:
 
     local_folder(settings.model)
 
-    from paceline.engine.heads.loading import load_heads
-    from paceline.model_service.serving import serve_model
-    from target_service.servicer import SERVICE_NAME, add_target_service
+    async with joined_ranks("target_service", settings.grid) as ranks:
+        from paceline.engine.heads.loading import load_heads
+        from paceline.model_service.serving import serve_model
+        from target_service.servicer import SERVICE_NAME, add_target_service
 
-    add = partial(add_target_service, threads_beside_draft=settings.threads_beside_draft)
-    find_heads = partial(load_heads, settings.heads)
-    await serve_model("target_service", settings, options, SERVICE_NAME, add, find_heads=find_heads)
+        add = partial(add_target_service, threads_beside_draft=settings.threads_beside_draft)
+        find_heads = partial(load_heads, settings.heads)
+        await serve_model(
+            "target_service", settings, options, ranks, SERVICE_NAME, add, find_heads=find_heads, overlaps=True
+        )
 
 
 if __name__ == "__main__":

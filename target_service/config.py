@@ -1,11 +1,12 @@
 """Settings of the target service: `PACELINE_TARGET_*` or flags."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from paceline.process.settings import MODEL, QUANTIZATION, ModelServiceSettings
+from paceline.process.variables import NO_HEADS
 from paceline.security.settings import Count
 
 
@@ -34,3 +35,12 @@ class TargetSettings(ModelServiceSettings):
         "decoding. auto: strict in bfloat16 and float16, fast in float32, where output equals Hugging Face's. "
         "No GPU has been seen yet",
     )
+
+    @model_validator(mode="after")
+    def _heads_are_on_one_device(self) -> Self:
+        if self.heads != NO_HEADS and self.grid.rank_count > 1:
+            raise ValueError(
+                f"--heads {self.heads} cannot be had of a model over {self.grid.rank_count} processes; give --heads "
+                "none, or --tensor-parallel 1 and --pipeline-parallel 1"
+            )
+        return self

@@ -1,5 +1,6 @@
 """The rendered manifests of deploy/kubernetes, and the settings of a pod's container."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -22,6 +23,7 @@ SETTINGS: dict[str, type[ProcessSettings]] = {
     "draft": DraftSettings,
     "target": TargetSettings,
 }
+WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 Resource = dict[str, Any]
 
 
@@ -32,7 +34,7 @@ def colour(overlay: str) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """A Deployment or StatefulSet with one container."""
+    """A Deployment, a StatefulSet or the first pods of a LeaderWorkerSet, with one container."""
 
     component: str
     """gateway, coordinator, draft or target"""
@@ -79,9 +81,19 @@ def workloads(found: list[Resource]) -> dict[str, Workload]:
     config_maps = of_kind(found, "ConfigMap")
     return {
         made.component: made
-        for one in [*of_kind(found, "Deployment").values(), *of_kind(found, "StatefulSet").values()]
-        for made in [_workload(one["spec"], config_maps)]
+        for kind in ("Deployment", "StatefulSet", "LeaderWorkerSet")
+        for one in of_kind(found, kind).values()
+        for made in [_workload(_leaders(one["spec"]) if kind == "LeaderWorkerSet" else one["spec"], config_maps)]
     }
+
+
+def _leaders(spec: Resource) -> Resource:
+    """Return the first pods of groups as a StatefulSet would have them; the set gives them a label."""
+    template = deepcopy(spec["leaderWorkerTemplate"]["leaderTemplate"])
+    labels = template["metadata"]["labels"]
+    selector = {"matchLabels": dict(labels)}
+    labels[WORKER_INDEX] = "0"
+    return {"replicas": spec["replicas"], "selector": selector, "template": template}
 
 
 def _workload(spec: Resource, config_maps: dict[str, Resource]) -> Workload:

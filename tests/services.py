@@ -83,8 +83,7 @@ class Service:
         return self._process.exitcode
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._process.pid
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -92,10 +91,19 @@ class Service:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid
+        return self._process.pid
+
+    async def ended(self) -> int:
+        """Wait until it has ended by itself; return the exit status."""
+        return await asyncio.to_thread(self._ended)
+
     async def terminate(self) -> int:
         """Send SIGTERM; return the exit status."""
         self._process.terminate()
-        return await asyncio.to_thread(self._ended)
+        return await self.ended()
 
     async def start_again(self) -> None:
         """Start it at the same port, after it ended."""

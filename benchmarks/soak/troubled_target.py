@@ -13,9 +13,11 @@ from paceline.checks import MAX_ROWS
 from paceline.engine.runner import Runner
 from paceline.model_service.serving import serve_model
 from paceline.model_service.worker import ModelWorker
+from paceline.process.ranks import Ranks
 from paceline.process.service import run_service, server_options
 from paceline.process.settings import parse_settings
 from paceline.scope import EQUAL, Caller, Weights
+from paceline.types import RankPlace
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
 from paceline.wire import Exchanges
@@ -54,7 +56,8 @@ def main() -> None:
         servicer = TroubledServicer(trouble, verifier, worker, exchanges, max_rows, weights)
         add_TargetServiceServicer_to_server(servicer, server)
 
-    run_service(MODULE, settings, serve_model(MODULE, settings, server_options(settings), SERVICE_NAME, add))
+    alone = Ranks(RankPlace(), are_here=False)
+    run_service(MODULE, settings, serve_model(MODULE, settings, server_options(settings), alone, SERVICE_NAME, add))
 
 
 if __name__ == "__main__":

@@ -134,6 +134,13 @@ class ClusterFlags(PairFlags):
             help="Form of the cache; dense: one rectangle, padded and realigned as the paper's. Unset: paged."
         ),
     ]
+    target_tensor_parallel: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that divide heads and feed-forward of the target's layers. Unset: 1."),
+    ]
+    target_pipeline_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Ranges of the target's layers, each in a process of its own. Unset: 1.")
+    ]
     numerics: Annotated[
         Literal["auto", "fast", "strict"] | None,
         typer.Option(

@@ -1,10 +1,14 @@
 """Loading of a model, with a check that its passes through the engine agree with its own attention."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
+import torch
+import transformers
 from transformers import PreTrainedModel
 
+from paceline import __version__
 from paceline.engine.backend import find_backend
 from paceline.engine.memory import refusing_to_start
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
@@ -13,18 +17,24 @@ from paceline.engine.model.loader import (
     DTYPES,
     DeviceName,
     DtypeName,
+    architecture_of,
     convert,
     described,
     made_of,
+    rank_device,
     read_module,
     resolve_device,
 )
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.quantized_layers import quantize_layers
+from paceline.engine.model.shares import check_divisible, check_norms
 from paceline.engine.model.weight_format import fastest_format, possible_formats
 from paceline.engine.quantization import Quantization
+from paceline.engine.ranks.group import Group
+from paceline.engine.ranks.links import Links
 from paceline.engine.self_check import check_model, own_logits
-from paceline.types import TokenizerFiles
+from paceline.errors import StartupError
+from paceline.types import ModelDescription, RankGrid, RankPlace, TokenizerFiles
 
 Auto = Literal["auto"]
 
@@ -63,6 +73,54 @@ def _loaded(
     ):
         module, origin = read_module(checkpoint, dtype, place)
         return as_loaded(module, model, read_tokenizer(checkpoint), origin, choose(module))
+
+
+def load_share(
+    model: str,
+    dtype: DtypeName,
+    device: DeviceName,
+    quantization: Quantization | Auto,
+    place: RankPlace,
+    meet: Callable[[bool], Links],
+) -> LoadedModel:
+    """Load a rank's share as `load_model` loads a model. `meet` links ranks, on GPUs or not, when this one has read.
+
+    The weights are read on the host: each rank needs memory for its share alone on its device. The first rank checks
+    the passes of all, so the others have to follow it by then. Raise ModelNotUsable or StartupError.
+    """
+    checkpoint, device_here = find_checkpoint(model), rank_device(device, place)
+    check_divisible(architecture_of(checkpoint), checkpoint.config, place.grid)
+    on_gpu, is_quantized = device_here.type == "cuda", quantization == "int8"
+    if is_quantized and on_gpu:
+        raise StartupError("--quantization int8 cannot be had of ranks on GPUs; start with --quantization none")
+    with refusing_to_start(f"the share of model {model!r} does not fit the memory of {device_here}; take more ranks"):
+        module, origin = read_module(checkpoint, dtype, "cpu")
+        check_norms(module, place.grid)
+        tokenizer = read_tokenizer(checkpoint)
+        described_here = described(module, model, tokenizer, origin, "int8" if is_quantized else "none")
+        if is_quantized:
+            quantize_layers(module)
+        own = [] if place.rank else own_logits(module)
+        group = Group(place, meet(on_gpu), device_here)
+        group.check_alike(_facts(described_here, place.grid))
+        loaded = made_of(module, replace(described_here, device=str(device_here)), tokenizer, group)
+        if not place.rank:
+            check_model(loaded, own)
+        return loaded
+
+
+def _facts(description: ModelDescription, grid: RankGrid) -> dict[str, str]:
+    """Return what all ranks of a model must have in common, by names for people."""
+    return {
+        "weights": description.weights_digest,
+        "configuration": description.configuration_digest,
+        "dtype": description.dtype,
+        "quantization": description.quantization,
+        "numbers of ranks": str(grid),
+        "version of torch": torch.__version__,
+        "version of transformers": transformers.__version__,
+        "version of Paceline": __version__,
+    }
 
 
 def as_loaded(

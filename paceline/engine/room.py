@@ -4,7 +4,8 @@ A sequence that gave up its cache is refused once, by the CacheFull that its row
 its coordinator pauses it, and sends it whole later.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from paceline.engine.interfaces import KvCache
 from paceline.engine.owners import Owners
@@ -19,6 +20,17 @@ class CacheRoom:
         self._on_changed = on_changed
         self._lost_bytes: dict[str, int] = {}
         """Sequences that gave up their cache and were not told yet, with what they had."""
+        self._running: set[str] = set()
+        """Sequences of passes that are under way: one that waits for other ranks lets another begin."""
+
+    @contextmanager
+    def kept(self, sequence_ids: Collection[str]) -> Iterator[None]:
+        """Let nobody take the cache of these sequences while the block runs; no other block may name them meanwhile."""
+        self._running.update(sequence_ids)
+        try:
+            yield
+        finally:
+            self._running.difference_update(sequence_ids)
 
     def append(self, sequence_id: str, token_ids: Sequence[int], placed: Collection[str]) -> None:
         """Append tokens to a sequence; `placed` ones keep their cache. Raise CacheFull as the cache does."""
@@ -26,7 +38,7 @@ class CacheRoom:
             try:
                 return self._cache.append(sequence_id, token_ids)
             except CacheFull:
-                victim = self._owners.victim(sequence_id, placed)
+                victim = self._owners.victim(sequence_id, self._running.union(placed))
                 if victim is None:
                     raise
                 self._take_back(victim)

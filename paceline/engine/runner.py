@@ -80,6 +80,7 @@ class Runner:
         heads: LoadedHeads | None = None,
     ) -> None:
         """`on_pass` is called after every pass, in the thread that ran it. Raise StartupError."""
+        assert not (model.group and (heads or options.layout == "dense"))  # the settings refuse it
         options = replace(options, numerics=resolved_numerics(model, options))
         self.model = model
         budget = budget_of(model, options, heads)
@@ -155,7 +156,8 @@ class Runner:
         pieces = dict(enumerate(placing.place(rows)))
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
         try:
-            logits = dict(zip(running, self._run(list(running.values())), strict=True))
+            with self.room.kept([piece.sequence_id for piece in running.values()]):
+                logits = dict(zip(running, self._run(list(running.values())), strict=True))
         except BaseException:
             for row, piece in zip(rows, pieces.values(), strict=True):
                 if isinstance(piece, Piece):
@@ -303,8 +305,8 @@ def is_strict_by_shape(model: LoadedModel, options: EngineOptions) -> bool:
 
 def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
     """Return whether short rows take recorded passes."""
-    if is_strict_by_shape(model, options) or options.layout == "dense":
-        return False
+    if is_strict_by_shape(model, options) or options.layout == "dense" or model.group:
+        return False  # what ranks tell each other cannot be recorded
     return options.fixed_shapes and model.backend.tables is not None
 
 
@@ -337,5 +339,6 @@ def _lay_out(model: LoadedModel, shape: KvShape, options: EngineOptions, capacit
             page_tokens=options.page_tokens,
             prefix_sharing=options.prefix_sharing,
             attention=StrictAttention if is_strict_by_shape(model, options) else model.backend.attention,
+            lay_out=model.lay_out,
         )
     return DenseCache(shape, capacity_bytes)

@@ -48,12 +48,12 @@ def check_model(model: LoadedModel, own: Sequence[torch.Tensor]) -> None:
     """Raise ModelNotUsable unless ragged, cached passes agree with the `own_logits`."""
     sequences = _sequences(model.description.vocabulary_size)
     with _refusing(model.description.architecture):
-        ways = [FastPasses, BlockPasses] if model.backend.tables else [FastPasses]
+        ways = [FastPasses, BlockPasses] if model.backend.tables and not model.group else [FastPasses]
         found = []
         for one in _as_it_may_run(model):
             found += [_ragged_logits(one, sequences, way) for way in ways]
     difference = max(
-        float((one - other).abs().max() / one.abs().max())
+        float((one - other.to(one.device)).abs().max() / one.abs().max())
         for ragged in found
         for one, other in zip(own, ragged, strict=True)
     )
@@ -91,7 +91,8 @@ def _ragged_logits(model: LoadedModel, sequences: Sequence[list[int]], way: type
     """Return all logits of both sequences: both packed in a first pass, the rest of the first one in two more."""
     token_count = sum(map(len, sequences))
     capacity_bytes = 2 * token_count * model.kv_shape.token_bytes
-    pool = KvPool(model.kv_shape, capacity_bytes, page_tokens=PAGE_TOKENS, attention=model.backend.attention)
+    attention = model.backend.attention
+    pool = KvPool(model.kv_shape, capacity_bytes, page_tokens=PAGE_TOKENS, attention=attention, lay_out=model.lay_out)
     passes = way(model, pool)
     last = len(sequences[0]) - 1
     pieces = [(0, 0, CACHED_COUNT), (1, 0, len(sequences[1])), (0, CACHED_COUNT, last), (0, last, last + 1)]

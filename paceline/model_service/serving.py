@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import fields
 from typing import Any
 
@@ -16,18 +16,21 @@ from paceline.engine.memory import give_back
 from paceline.engine.model.loader import resolve_device
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
+from paceline.engine.ranks.group import Group
 from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable
 from paceline.model_service.call_queue import TurnBound
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
+from paceline.model_service.ranks import follow, leading, loading_together, share_loader
 from paceline.model_service.worker import NICENESS, ModelWorker
 from paceline.observe.metrics import CallCounter, CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_requests
-from paceline.process.instruments import instruments
+from paceline.process.instruments import Instruments, instruments
+from paceline.process.ranks import Ranks
 from paceline.process.service import announce, freeze_heap
 from paceline.process.settings import ModelServiceSettings
 from paceline.scope import Weights
-from paceline.wire import Exchanges, ServerOptions, running_server, termination
+from paceline.wire import Exchanges, RunningServer, ServerOptions, running_server, termination
 
 log = structlog.get_logger()
 
@@ -40,47 +43,49 @@ async def serve_model(
     name: str,
     settings: ModelServiceSettings,
     options: ServerOptions,
+    ranks: Ranks,
     service_name: str,
     add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int, Weights], None],
     load: Callable[..., LoadedModel] = load_model,
     find_heads: Callable[[LoadedModel], LoadedHeads | None] = lambda model: None,
+    *,
+    overlaps: bool = False,
 ) -> None:
     """Load the model in its thread, then serve it until SIGTERM or SIGINT. `load` is a function of `engine.loading`.
 
-    `find_heads` returns the heads that draft for the model, if any.
+    As one of several ranks load a share of it instead; ranks after the first follow that one, and serve nothing.
+
+    `find_heads` returns the heads that draft for the model, if any. With `overlaps`, calls about different sequences
+    follow each other through a model's stages.
 
     Raise PeerUnavailable when the device is lost meanwhile: a supervisor is to start the service anew.
     """
     role = name.removesuffix("_service")
+    if ranks.place.rank:
+        return await follow(settings, engine_options(settings), ranks)
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         watched.registry.register(CertificateCollector(role, options.certificates))
         exchanges = Exchanges(traced_requests(watched.tracer))
-        worker = _worker(settings, metrics)
+        worker = _worker(settings, ranks, metrics, lanes=ranks.place.grid.stage_count if overlaps else 1)
         try:
-            runner = await _loaded_runner(settings, load, find_heads, worker, metrics)
+            with loading_together(ranks):
+                load = share_loader(settings, ranks, load)
+                runner = await _loaded_runner(settings, load, find_heads, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
-            async with running_server(
-                settings.host,
-                settings.port,
-                [service_name],
-                lambda server: add_servicer(runner, worker, exchanges, server, settings.max_rows, settings.weights),
-                grace_s=settings.shutdown_grace_s / 2,
-                options=options,
-                admitted_interceptors=traced_calls(watched.tracer),
-                interceptors=[CallCounter(watched.registry, role)],
-                streams=exchanges,
-            ) as server:
+
+            def add(server: grpc.aio.Server) -> None:
+                add_servicer(runner, worker, exchanges, server, settings.max_rows, settings.weights)
+
+            async with (
+                leading(runner.model.group, ranks, worker, settings.rank_timeout_s),
+                _server(role, settings, options, watched, exchanges, service_name, add) as server,
+            ):
                 freeze_heap()
                 give_back()
                 await server.set_serving(True)
                 announce(name, server.address, watched.metrics_url)
-                dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
-                try:
-                    await stopped_or_lost(termination(stop_with_stdin=settings.stop_with_stdin), worker)
-                finally:
-                    dropping.cancel()
-                log.info("stopping", grace_s=settings.shutdown_grace_s)
+                await _until_stopped(settings, runner, worker)
                 # Coordinators that see this move their generations to other replicas, if there are any.
                 await server.set_serving(False)
                 await until_empty(runner, settings.shutdown_grace_s / 2)
@@ -88,11 +93,50 @@ async def serve_model(
             worker.close()
 
 
-def _worker(settings: ModelServiceSettings, metrics: ModelMetrics) -> ModelWorker:
+def _server(
+    role: str,
+    settings: ModelServiceSettings,
+    options: ServerOptions,
+    watched: Instruments,
+    exchanges: Exchanges,
+    service_name: str,
+    add: Callable[[grpc.aio.Server], None],
+) -> AbstractAsyncContextManager[RunningServer]:
+    return running_server(
+        settings.host,
+        settings.port,
+        [service_name],
+        add,
+        grace_s=settings.shutdown_grace_s / 2,
+        options=options,
+        admitted_interceptors=traced_calls(watched.tracer),
+        interceptors=[CallCounter(watched.registry, role)],
+        streams=exchanges,
+    )
+
+
+async def _until_stopped(settings: ModelServiceSettings, runner: Runner, worker: ModelWorker) -> None:
+    """Drop idle sequences until told to stop. Raise PeerUnavailable when the device is lost before."""
+    dropping = asyncio.create_task(drop_idle_sequences(runner, worker, settings.sequence_ttl_s / 4))
+    try:
+        await stopped_or_lost(termination(stop_with_stdin=settings.stop_with_stdin), worker)
+    finally:
+        dropping.cancel()
+    log.info("stopping", grace_s=settings.shutdown_grace_s)
+
+
+def _worker(settings: ModelServiceSettings, ranks: Ranks, metrics: ModelMetrics, lanes: int) -> ModelWorker:
     # A thread that feeds a GPU must not wait for a core.
     niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
     bound = TurnBound(settings.max_rows, CHUNKS_TOGETHER * settings.prefill_chunk_tokens)
-    return ModelWorker(settings.threads, metrics.call_ended, niceness, bound=bound, on_turn=metrics.turn_begins)
+    return ModelWorker(
+        ranks.threads(settings.threads),
+        metrics.call_ended,
+        niceness,
+        lanes=lanes,
+        bound=bound,
+        on_turn=metrics.turn_begins,
+    )
 
 
 async def _loaded_runner(
@@ -103,7 +147,9 @@ async def _loaded_runner(
     metrics: ModelMetrics,
 ) -> Runner:
     model = await worker.run(load, settings.model, settings.dtype, settings.device, settings.quantization)
-    worker.watch_device(device_trial(model.description.device))
+    worker.watch_device(device_trial(model.description.device, model.group))
+    if model.group:
+        model.group.while_waiting = worker.turns.let_go
     heads = await worker.run(find_heads, model)
     runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended, heads=heads)
     await worker.run(runner.record)
@@ -128,19 +174,24 @@ async def stopped_or_lost(stopped: Coroutine[Any, Any, None], worker: ModelWorke
     try:
         await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
         if not told.done():
-            raise PeerUnavailable("the device failed and computes nothing any more; start the service anew")
+            raise PeerUnavailable(
+                "the device failed, or a process of a model over several, and computes nothing any more; start the "
+                "service anew"
+            )
         told.result()
     finally:
         told.cancel()
         lost.cancel()
 
 
-def device_trial(device: str) -> Callable[[], None]:
-    """Return a function that raises torch's error when the device computes nothing any more."""
+def device_trial(device: str, group: Group | None = None) -> Callable[[], None]:
+    """Return a function that raises torch's error when the device computes nothing any more, or a rank is lost."""
     number = torch.ones(1, device=device)  # made now: a device that is merely full is not lost
 
     def try_device() -> None:
         number.add_(1).item()
+        if group:
+            group.check()
 
     return try_device
 

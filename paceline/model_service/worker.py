@@ -1,6 +1,7 @@
-"""One thread for all model work, so that the event loop and its health checks never wait for a pass.
+"""The threads for all model work, so that the event loop and its health checks never wait for a pass.
 
-Owns the thread, and the times of calls. `call_queue` says what is done next.
+One works at a time; there is another only where a pass waits for other ranks. Owns the threads, and the times of calls.
+`call_queue` says what is done next, and `turns` which thread works.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from paceline.engine.calls import Call
 from paceline.engine.memory import is_out_of_memory
 from paceline.errors import Overloaded, PacelineError, PeerUnavailable
 from paceline.model_service.call_queue import ANY_CALLS, CallQueue, TurnBound
+from paceline.model_service.turns import Turns
 from paceline.observe.spans.request_spans import record_work
 from paceline.scope import Caller, RowT
 from paceline.types import CallTiming
@@ -67,14 +69,17 @@ class ModelWorker:
         on_call: Callable[[CallTiming], None] = lambda timing: None,
         niceness: int = NICENESS,
         *,
+        lanes: int = 1,
         bound: TurnBound = ANY_CALLS,
         on_turn: Callable[[int], None] = lambda call_count: None,
     ) -> None:
         """`threads` limits the threads of one turn's operations; None leaves that to torch.
 
-        `on_call` is called after every call that succeeded, and `on_turn`, in the model's thread, with the number of
-        calls that were served together. `bound` limits these.
+        `on_call` is called after every call that succeeded, and `on_turn`, in a model's thread, with the number of
+        calls that were served together. `bound` limits these. `lanes` is how many turns may be under way, if all but
+        one wait.
         """
+        self.turns = Turns()
         self._on_call = on_call
         self._on_turn = on_turn
         self._try_device: Callable[[], None] = lambda: None
@@ -87,7 +92,9 @@ class ModelWorker:
         self._queue: CallQueue[_Item] = CallQueue(bound)
         self._lock = threading.Lock()
         """Held for `_queue`."""
-        self._executor = ThreadPoolExecutor(1, "model", initializer=partial(_begin, threads, niceness))
+        self._order = threading.Lock()
+        """Held while a turn is taken out of the queue, so that turns begin in that order."""
+        self._executor = ThreadPoolExecutor(lanes, "model", initializer=partial(_begin, threads, niceness))
 
     def watch_device(self, try_device: Callable[[], None]) -> None:
         """Call `try_device` after each failed call. It computes something, and raises when the device is lost."""
@@ -174,14 +181,17 @@ class ModelWorker:
             raise
 
     def _turn(self) -> None:
-        """Do what is next, in the model's thread. There are as many turns as items, and some find nothing to do."""
-        with self._lock:
-            items = self._queue.take()
-        if not items:
-            return
-        began_s = time.perf_counter()
-        outcomes = self._outcomes(items)
-        timings = self._timings(items, began_s, time.perf_counter())
+        """Do what is next, in a model's thread. There are as many turns as items, and some find nothing to do."""
+        with self._order:
+            with self._lock:
+                items = self._queue.take()
+            if not items:
+                return
+            turn = self.turns.queued(_names(items))
+        with self.turns.taken(turn):
+            began_s = time.perf_counter()
+            outcomes = self._outcomes(items)
+            timings = self._timings(items, began_s, time.perf_counter())
         with suppress(RuntimeError):  # the event loop is closed: nobody waits
             items[0].future.get_loop().call_soon_threadsafe(_settle, items, outcomes, timings)
 
@@ -204,10 +214,9 @@ class ModelWorker:
         shares = {item.caller.name: item.token_count / token_count for item in items}
         if items[0].call:
             with self._lock:
-                waiting = self._queue.waiting()
-            for item in waiting:
-                waited_s = ended_s - max(began_s, item.asked_s)
-                item.others_s += waited_s * (1 - shares.get(item.caller.name, 0.0))
+                for item in self._queue.waiting():
+                    waited_s = ended_s - max(began_s, item.asked_s)
+                    item.others_s += waited_s * (1 - shares.get(item.caller.name, 0.0))
         return [_timing(item, shares[item.caller.name], began_s, ended_s) for item in items]
 
     def _run(self, items: Sequence[_Item]) -> Sequence[Any]:
@@ -232,6 +241,11 @@ class ModelWorker:
 @dataclass(frozen=True)
 class _Failure:
     error: BaseException
+
+
+def _names(items: Sequence[_Item]) -> frozenset[str] | None:
+    """Return the sequences that calls are about; None for other work, which is done alone."""
+    return frozenset().union(*(item.sequence_ids for item in items)) if items[0].call else None
 
 
 def _serve(work: Callable[[Sequence[Call[Any]]], Sequence[Any]], items: Sequence[_Item]) -> Sequence[Any]:

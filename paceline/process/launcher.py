@@ -51,6 +51,10 @@ class ClusterOptions:
     """Dtype of the target; the draft takes what is fastest."""
     quantization: str | None = None
     """Quantisation of the target."""
+    target_tensor_parallel: int | None = None
+    """Processes that divide each of the target's layers; the draft's variables hold for the draft."""
+    target_pipeline_parallel: int | None = None
+    """Ranges of the target's layers, each in processes of its own."""
     device: str | None = None
     kv_memory: str | None = None
     layout: str | None = None
@@ -155,10 +159,11 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
         replace(one, coordinator_processes=coordinator.settings.processes) for one in (options, otherwise)
     )
     draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count) if has_draft else (None, CORES)
+    draft = _plan("draft", options, replace(otherwise, draft_threads=draft_threads)) if has_draft else None
     if options.target_threads is None and not is_set("target", "threads"):
-        otherwise = replace(otherwise, target_threads=CORES, threads_beside_draft=beside_draft)
-    otherwise = replace(otherwise, draft_threads=draft_threads)
-    draft = _plan("draft", options, otherwise) if has_draft else None
+        ranks = _plan("target", options, otherwise).settings.grid.rank_count  # which divide the cores
+        each, each_beside_draft = max(1, CORES // ranks), max(1, beside_draft // ranks)
+        otherwise = replace(otherwise, target_threads=each, threads_beside_draft=each_beside_draft)
     has_gateway = options.gateway_port is not None
     gateway = _plan("gateway", options, otherwise, "--coordinator", nowhere) if has_gateway else None
     return ClusterPlan(coordinator, draft, _plan("target", options, otherwise), gateway)
@@ -211,6 +216,7 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
         own = ("device", "kv_memory", "layout", "prefix_sharing")
         shared |= {"model": getattr(options, f"{role}_model"), "threads": getattr(options, f"{role}_threads")}
     if role == "target":
+        shared |= {name: getattr(options, f"target_{name}") for name in ("tensor_parallel", "pipeline_parallel")}
         own += ("heads", "dtype", "quantization", "numerics", "threads_beside_draft")
     said = shared | {name: getattr(options, name) for name in own}
     return {name: value for name, value in said.items() if value is not None}

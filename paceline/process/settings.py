@@ -20,10 +20,12 @@ from paceline.checks import MAX_ROWS
 from paceline.errors import StartupError
 from paceline.kv_memory import parse_kv_memory, parse_memory
 from paceline.observe.logs import LogFormat, LogLevel
+from paceline.process.ranks import place_here
 from paceline.process.variables import check_variables
 from paceline.scope import Weights, parse_weights
 from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.security.settings import Count, Port, SecuritySettings
+from paceline.types import RankGrid
 from paceline.wire.ports import Listening
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S, allow_inf_nan=False)]
@@ -129,6 +131,21 @@ class ModelServiceSettings(ServiceSettings):
         description="CPU threads for the model's work; unset: as many as torch finds cores, which in a container may "
         "be more than it was given",
     )
+    tensor_parallel: Count = Field(
+        default=1,
+        description="processes that divide heads and feed-forward of each layer, for plain decoders; each has a device "
+        "and its part of weights and cache. Started by torchrun, or on one machine by the service",
+    )
+    pipeline_parallel: Count = Field(
+        default=1,
+        description="ranges of layers, each of them held by as many processes as --tensor-parallel says; results are "
+        "those of one process, bit for bit",
+    )
+    rank_timeout_s: Seconds = Field(
+        default=60,
+        description="time without an answer after which a process of a model over several is given up, and with it the "
+        "service, which is then to be started anew",
+    )
     memory: Annotated[str, AfterValidator(_memory)] | None = Field(
         default=None,
         description="memory for all that the service takes, such as 16GiB: weights, cache and the work of its calls; "
@@ -184,6 +201,23 @@ class ModelServiceSettings(ServiceSettings):
     def _weights_are_of_names(self) -> Self:
         if self.caller_weights and not self.tls_client_ca:
             raise ValueError("--caller-weights needs certificates that can be trusted; give --tls-client-ca too")
+        return self
+
+    @property
+    def grid(self) -> RankGrid:
+        return RankGrid(self.tensor_parallel, self.pipeline_parallel)
+
+    @property
+    def listens(self) -> tuple[Listening, ...]:
+        place = place_here(self.grid)
+        return () if place and place.rank else super().listens
+
+    @model_validator(mode="after")
+    def _ranks_share_pages(self) -> Self:
+        if self.layout == "dense" and self.grid.rank_count > 1:
+            raise ValueError(
+                f"--layout dense cannot be had of a model over {self.grid.rank_count} processes; give --layout paged"
+            )
         return self
 
     @model_validator(mode="after")

@@ -34,6 +34,7 @@ from paceline.types.generation import (
     UserMessage,
 )
 from paceline.types.models import CacheDescription, ModelDescription, ModelIdentity, PassTraffic, TokenizerFiles
+from paceline.types.ranks import RankGrid, RankPlace
 from paceline.types.rounds import (
     CallTiming,
     HopTime,
@@ -83,6 +84,8 @@ __all__ = [
     "Prefilled",
     "PreparedDrafts",
     "Prompt",
+    "RankGrid",
+    "RankPlace",
     "Proposal",
     "Proposals",
     "ProposeRow",

@@ -132,7 +132,7 @@ def rows() -> list[tuple[str, str, str, str]]:
     by_source = _grouped(by_ends, lambda one: (one[0][0], one[0][2], one[1]), lambda one: one[0][1])
     by_rest = _grouped(by_source, lambda one: (one[1], one[0][1], one[0][2]), lambda one: one[0][0])
     return [
-        ("; ".join(sources), "; ".join(destinations), ", ".join(ports), _overlays(overlays))
+        ("; ".join(sources), "; ".join(destinations), _ports(ports), _overlays(overlays))
         for (destinations, overlays, ports), sources in by_rest
     ]
 
@@ -141,6 +141,11 @@ def _place(one: Connection) -> tuple[int, int, str, int]:
     protocol, _, port = one.port.partition(" ")
     names = [pod.name for pod in (*CLIENTS, *HTTP_CLIENTS, PROMETHEUS)] + list(SETTINGS) + [pod.name for pod in OTHERS]
     return names.index(one.source), names.index(one.destination), protocol, int(port)
+
+
+def _ports(ports: tuple[str, ...]) -> str:
+    unprivileged = {f"TCP {port}" for port in PORTS if port >= 1024}
+    return "TCP from 1024 on" if set(ports) == unprivileged else ", ".join(ports)
 
 
 def _overlays(overlays: tuple[str, ...]) -> str:

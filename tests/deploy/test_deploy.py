@@ -18,6 +18,7 @@ from tests.manifests import (
     KUBERNETES,
     OVERLAYS,
     SETTINGS,
+    WORKER_INDEX,
     Resource,
     Workload,
     colour,
@@ -32,10 +33,15 @@ OTHER_VARIABLES = {
     "HF_HOME",
     "HF_HUB_OFFLINE",
     "HF_TOKEN_PATH",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_TRACES_EXPORTER",
     "OTEL_TRACES_SAMPLER",
     "OTEL_TRACES_SAMPLER_ARG",
+    "RANK",
+    "WORLD_SIZE",
 }
 """Variables that other programs read."""
 
@@ -313,6 +319,36 @@ def test_threads_are_the_cpus_of_the_pod(overlay: str, component: str, monkeypat
     if isinstance(told, ModelServiceSettings):
         assert str(told.threads) == one.container["resources"]["limits"]["cpu"]
         assert (told.device == "cuda") is ("nvidia.com/gpu" in one.container["resources"]["limits"])
+
+
+def test_a_target_over_several_gpus_of_a_node_has_a_process_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = workload("several-gpus", "target")
+    told = settings(one, monkeypatch)
+    assert isinstance(told, ModelServiceSettings)
+    assert str(told.grid.rank_count) == one.container["resources"]["limits"]["nvidia.com/gpu"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in one.container["volumeMounts"]
+
+
+def test_a_target_over_several_nodes_has_a_pod_for_each_process_and_the_first_alone_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = resources("several-nodes")
+    (group,) = of_kind(found, "LeaderWorkerSet").values()
+    parts = group["spec"]["leaderWorkerTemplate"]
+    first, other = (parts[kind]["spec"]["containers"][0] for kind in ("leaderTemplate", "workerTemplate"))
+    told = settings(workload("several-nodes", "target"), monkeypatch)
+    assert isinstance(told, ModelServiceSettings)
+    assert told.grid.rank_count == parts["size"]
+    assert parts["restartPolicy"] == "RecreateGroupOnPodRestart"
+    assert "paceline-target" not in of_kind(found, "StatefulSet")
+    # A set's own service, through which its pods meet, has its name; ours must not be taken for it.
+    assert group["metadata"]["name"] not in of_kind(found, "Service")
+    assert of_kind(found, "Service")["paceline-target"]["spec"]["selector"][WORKER_INDEX] == "0"
+    only_first = {"ports", "startupProbe", "readinessProbe", "livenessProbe"}
+    assert {name for name in first if first[name] != other.get(name)} == only_first
+    places = {one["name"]: one.get("value") for one in first["env"]}
+    assert (places["RANK"], places["WORLD_SIZE"]) == ("$(LWS_WORKER_INDEX)", "$(LWS_GROUP_SIZE)")
+    assert places["MASTER_ADDR"] == "$(LWS_LEADER_ADDRESS)"
 
 
 @pytest.mark.parametrize("overlay", ["tls", "production"])

@@ -17,6 +17,7 @@ from tests.deploy.connections import (
     OPENSHIFT_NAMES,
     OUTSIDE,
     OUTSIDE_6,
+    PORTS,
     PROMETHEUS,
     Connection,
     open_connections,
@@ -26,9 +27,10 @@ from tests.deploy.connections import (
 from tests.fakes.networks import Pod, connects
 from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources
 
-DOWNLOADING = {"gpu", "node-weights", "production", "production-green"}
+DOWNLOADING = {"gpu", "node-weights", "production", "production-green", "several-gpus", "several-nodes"}
 TRACING = {"production", "production-green"}
 CACHING_NAMES = {"node-weights"}
+OVER_NODES = {"several-nodes"}
 
 
 def expected(overlay: str) -> set[Connection]:
@@ -39,6 +41,7 @@ def expected(overlay: str) -> set[Connection]:
         dns |= {(NAMES_AT_THE_SERVICE.name, "TCP 53"), (NAMES_AT_THE_SERVICE.name, "UDP 53")}
     traces = {(COLLECTOR.name, "TCP 4317"), (COLLECTOR.name, "TCP 4318")} if overlay in TRACING else set()
     hub = {(OUTSIDE.name, "TCP 443"), (OUTSIDE_6.name, "TCP 443")} if overlay in DOWNLOADING else set()
+    ranks = {Connection("target", "target", f"TCP {port}") for port in PORTS if port >= 1024 and overlay in OVER_NODES}
     http = {
         *(Connection(client.name, "gateway", "TCP 8000") for client in HTTP_CLIENTS),
         Connection("gateway", "coordinator", "TCP 7700"),
@@ -54,6 +57,7 @@ def expected(overlay: str) -> set[Connection]:
         Connection(PROMETHEUS.name, "target", "TCP 7712"),
         *(Connection(one, *other) for one, other in product(ours(overlay), dns | traces)),
         *(Connection(one, *other) for one, other in product(("draft", "target"), hub)),
+        *ranks,
     }
 
 

@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 
 import pytest
+from torch import Tensor
 
 from draft_service.drafter import Drafter
 from paceline.engine.calls import Call
 from paceline.engine.loading import load_model
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
+from paceline.engine.passes import Piece
 from paceline.engine.runner import Runner
-from paceline.errors import CacheFull, DuplicateSequence, PrefixNotCached, RuleUnknown
+from paceline.errors import CacheFull, DuplicateSequence, PacelineError, PrefixNotCached, RuleUnknown
 from paceline.scope import Caller
-from paceline.types import Prefilled, ProposeRow, SamplingParameters, Verdict, VerifyRow
+from paceline.types import Prefilled, ProposeRow, SamplingParameters, Verdict, VerifyOutcome, VerifyRow
 from paceline.types.sampling import ChoiceRule
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
@@ -167,3 +169,22 @@ def test_a_caller_with_less_than_half_its_share_takes_from_those_with_more(model
     assert held(runner, "1", "2", "3") == [16, 0, 8]
     (refused,) = verifier.verify_calls([prompt(OLD, "2", 16)])[0]
     assert isinstance(refused, CacheFull) and held(runner, "3") == [8], "nor does it lose that to them"
+
+
+def test_nobody_takes_the_cache_of_a_pass_that_waits_for_other_ranks(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(model, pages=10)
+    verifier, run, meanwhile = Verifier(runner), runner.passes.run, list[VerifyOutcome | PacelineError]()
+    for call in (prompt(OLD, "1", 12), prompt(YOUNG, "2", 12), prompt(YOUNG, "3", 12)):
+        verifier.verify_calls([call])
+
+    def waiting(pieces: Sequence[Piece]) -> Sequence[Tensor]:
+        monkeypatch.setattr(runner.passes, "run", run)
+        meanwhile.extend(verifier.verify_calls([grow(OLD, "1", 12, 8)])[0])
+        return run(pieces)
+
+    monkeypatch.setattr(runner.passes, "run", waiting)
+    (own,) = verifier.verify_calls([grow(YOUNG, "3", 12, 1)])[0]
+    assert isinstance(own, Verdict) and isinstance(meanwhile[0], Verdict)
+    assert held(runner, "1", "2", "3") == [20, 0, 13]

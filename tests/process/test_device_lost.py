@@ -31,7 +31,7 @@ async def test_only_a_failure_of_the_device_itself_sends_a_call_elsewhere(target
         # This memory cannot be read: a pass fails there, and so does any trial.
         pool = server.runner.cache
         assert isinstance(pool, KvPool)
-        pool.memory = pool.memory.to("meta")
+        pool.slots.memory = pool.slots.memory.to("meta")
         server.worker.watch_device(device_trial("meta" if is_lost else "cpu"))
         with pytest.raises(PeerUnavailable if is_lost else PeerFailed):
             await verifier.verify([ROW])

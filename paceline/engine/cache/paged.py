@@ -1,7 +1,7 @@
 """The default cache: fixed-size pages of one memory, a page table for each sequence, and shared equal beginnings.
 
-It owns tables, lengths and the memory; `pages` counts references and `prefix_index` knows contents. It knows nothing of
-models or calls.
+It owns tables and lengths; `slots` has the memory, `pages` counts references, `prefix_index` knows contents. It knows
+nothing of models or calls.
 
 Invariants: a sequence has exactly the pages its length needs; a page has one reference for each table it is in, and one
 more when the index holds it; no page is written to that a second table or the index holds; truncation copies nothing.
@@ -13,13 +13,12 @@ they take free pages only, and their pages are the first to go when others need 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from paceline.engine.attention.paged import AttentionMaker, PagedAttention
 from paceline.engine.cache.pages import PageAllocator
 from paceline.engine.cache.prefix_index import PrefixIndex, page_key, root_key
 from paceline.engine.interfaces import Attention, KvShape, Span, check_base, check_length
 from paceline.engine.plan import BatchPlan
+from paceline.engine.slots import KvSlots, SlotsMaker
 from paceline.errors import CacheFull
 from paceline.scope import scope_of
 from paceline.types import CacheDescription
@@ -54,28 +53,20 @@ class KvPool:
         page_tokens: int,
         prefix_sharing: bool = True,
         attention: AttentionMaker = PagedAttention,
+        lay_out: SlotsMaker = KvSlots,
     ) -> None:
-        """`attention` reads the memory and writes to it in a pass."""
+        """`attention` reads the memory, which `lay_out` makes, and writes to it in a pass."""
         self.shape = shape
-        self._attention = attention
         self.page_tokens = page_tokens
         self._page_bytes = page_tokens * shape.token_bytes
         self._prefix_sharing = prefix_sharing
-        page_count = max(0, capacity_bytes // self._page_bytes)
-        self._pages = PageAllocator(page_count)
+        self.slots = lay_out(shape, max(0, capacity_bytes // self._page_bytes), page_tokens, attention)
+        self._pages = PageAllocator(self.slots.page_count)
         self._index = PrefixIndex()
         self._sequences: dict[str, _Sequence] = {}
         self._branch_ids: dict[str, None] = {}
         """Ids of branches, oldest first."""
         self._shared_token_count = 0
-        # Memory that was never written to is not resident, so the whole budget can be laid out at once.
-        # Heads lie outside slots, because attention reads one head after the other: each is one run of bytes.
-        self.memory = torch.empty(
-            (2 * shape.layer_count, shape.kv_head_count, page_count * page_tokens, shape.head_size),
-            dtype=shape.dtype,
-            device=shape.device,
-        )
-        """Keys, then values, of each layer: [2 * layers, KV heads, slots, head size]."""
 
     @property
     def capacity_bytes(self) -> int:
@@ -157,7 +148,7 @@ class KvPool:
             page, offset = divmod(start, size)
             count = min(stop - start, size - offset)
             ours, theirs = (one.pages[page] * size + offset for one in (target, source))
-            self.memory[:, :, ours : ours + count] = self.memory[:, :, theirs : theirs + count]
+            self.slots.copy(ours, theirs, count)
             start += count
 
     def keep(self, sequence_id: str, base_length: int, next_token_ids: Sequence[int]) -> int:
@@ -202,7 +193,7 @@ class KvPool:
 
     def attention(self, spans: Sequence[Span]) -> Attention:
         pages = [self._sequences[span.sequence_id].pages for span in spans]
-        return self._attention(self.memory, self.shape.group_size, BatchPlan(spans, pages, self.page_tokens))
+        return self.slots.attention(BatchPlan(spans, pages, self.page_tokens))
 
     def seal(self, sequence_id: str, length: int) -> None:
         sequence = self._sequences[sequence_id]
@@ -281,8 +272,7 @@ class KvPool:
             self._pages.release(page)
         elif self._pages.references(page) > 1:
             own = self._take(None if sequence.is_branch else page)
-            start, source = own * self.page_tokens, page * self.page_tokens
-            self.memory[:, :, start : start + kept] = self.memory[:, :, source : source + kept]
+            self.slots.copy(own * self.page_tokens, page * self.page_tokens, kept)
             sequence.pages[-1] = own
             self._drop(page)
 

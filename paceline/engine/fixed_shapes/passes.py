@@ -168,7 +168,7 @@ class BlockPasses(FastPasses):
     def _forward(self, rows: BlockRows, wanted: torch.Tensor) -> torch.Tensor:
         max_length = self._model.description.max_length
         placed = rows.by_tables(self._pool.page_tokens, self._pool.shape.group_size, max_length)
-        attention = TableAttention(self._pool.memory, placed, self._tables)
+        attention = TableAttention(self._pool.slots.memory, placed, self._tables)
         logits, features = self._made(rows.token_ids.reshape(1, -1), placed.positions[None], wanted, attention)
         if features is not None:
             self._features_memory[: len(features)].copy_(features)

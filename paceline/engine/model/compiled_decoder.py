@@ -24,6 +24,9 @@ class CompiledDecoder:
     def hidden_size(self) -> int:
         return self.plain.hidden_size
 
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.plain.embedded(token_ids)
+
     @property
     def kernels(self) -> str:
         return f"{type(self).__name__} {self.plain.way}, {self._kernels.name}"
@@ -51,10 +54,21 @@ class CompiledDecoder:
         attention: Attention,
         taps: Taps | None = None,
     ) -> torch.Tensor:
+        return self.through(self.plain.embedded(token_ids), positions, wanted, attention, taps)
+
+    def through(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor | None,
+        attention: Attention,
+        taps: Taps | None = None,
+    ) -> torch.Tensor:
+        """Run the layers as `PlainDecoder.through` does; this uses `hidden` up."""
         rows = self._kernels.rows_of(attention)
         if rows is None:
-            return self.plain.features(token_ids, positions, wanted, attention, taps)
-        hidden, added = self._layers.through(self.plain.embedded(token_ids), wanted, attention, rows, taps)
+            return self.plain.through(hidden, positions, wanted, attention, taps)
+        hidden, added = self._layers.through(hidden, wanted, attention, rows, taps)
         return hidden.add_(added)
 
     def logits_of(self, features: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,12 @@ from paceline.engine.backend import Backend
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile_decoder
 from paceline.engine.model.forms import FORMS
-from paceline.engine.model.linear import pack_layers
+from paceline.engine.model.linear import least_packed_bytes, pack_layers
 from paceline.engine.model.plain_decoder import PlainDecoder
+from paceline.engine.model.ranked_decoder import RankedDecoder, join
+from paceline.engine.model.shares import take_share
 from paceline.engine.model.taps import Taps
+from paceline.engine.ranks.group import Group
 
 
 class Decoder(Protocol):
@@ -69,8 +72,20 @@ def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
     if type(module).__name__ not in FORMS:
         pack_layers(module)
         return ModuleDecoder(module)
-    plain, kernels = PlainDecoder(module, backend), backend.kernels
+    plain, kernels = PlainDecoder(module, backend, least_packed_bytes(module)), backend.kernels
     return CompiledDecoder(plain, kernels) if kernels and can_compile_decoder(plain, kernels) else plain
+
+
+def make_ranked_decoder(module: PreTrainedModel, backend: Backend, group: Group) -> RankedDecoder:
+    """Make the decoder of this rank's share of a divisible module, which is used up. All ranks call it."""
+    packed_bytes, vocabulary_size = least_packed_bytes(module), module.config.vocab_size
+    take_share(module, group.place)
+    module.to(group.device)  # type: ignore[arg-type]
+    plain, kernels = PlainDecoder(module, backend, packed_bytes), backend.kernels
+    join(plain, group, vocabulary_size)
+    # Results are those of one process only if all ranks compute in one way.
+    can_compile = group.least(kernels is not None and can_compile_decoder(plain, kernels))
+    return RankedDecoder(CompiledDecoder(plain, kernels) if kernels and can_compile else plain, group)
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,16 @@ from paceline.engine.backend import find_backend
 from paceline.engine.interfaces import KvShape
 from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model.checkpoint import Checkpoint, label_of, max_length_of
-from paceline.engine.model.decoder import make_decoder
+from paceline.engine.model.decoder import Decoder, make_decoder, make_ranked_decoder
 from paceline.engine.model.identity import Origin, origin_of_files, origin_of_module
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.weights_digest import reading_with_digest
 from paceline.engine.quantization import Quantization
+from paceline.engine.ranks.group import Group
 from paceline.errors import ModelNotUsable, StartupError
 from paceline.planning.dimensions import ModelDimensions, dimensions_of
 from paceline.text import fingerprint
-from paceline.types import ModelDescription, TokenizerFiles
+from paceline.types import ModelDescription, RankPlace, TokenizerFiles
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -64,25 +65,41 @@ def described(
     )
 
 
-def made_of(module: PreTrainedModel, description: ModelDescription, tokenizer: TokenizerFiles | None) -> LoadedModel:
+def made_of(
+    module: PreTrainedModel, description: ModelDescription, tokenizer: TokenizerFiles | None, group: Group | None = None
+) -> LoadedModel:
     """Make the decoder of a module that was made with `ATTENTION_NAME` as its attention; this uses it up.
 
-    `loading` checks the result.
+    With a group, all of whose ranks call this, it is the decoder of this rank's share. `loading` checks the result.
     """
     config: Any = module.config
+    dimensions, mixes_experts = _dimensions(config), _mixes_experts(module)  # before the module is used up
+    layer_parameter_count = description.parameter_count // config.num_hidden_layers
+    if group is None:
+        backend, shape = find_backend(module.device), _kv_shape(module, module.device)
+        decoder: Decoder = make_decoder(module, backend)
+    else:
+        layer_parameter_count //= group.place.grid.share_count
+        backend = find_backend(group.device)
+        decoder = make_ranked_decoder(module, backend, group)
+        shape = _kv_shape(module, group.device)
+    return LoadedModel(
+        decoder, description, dimensions, shape, backend, tokenizer, mixes_experts, layer_parameter_count, group
+    )
+
+
+def _kv_shape(module: PreTrainedModel, device: torch.device) -> KvShape:
+    """Return the shape that the module's configuration tells."""
+    config: Any = module.config
     head_count: int = config.num_attention_heads
-    shape = KvShape(
+    return KvShape(
         layer_count=config.num_hidden_layers,
         head_count=head_count,
         kv_head_count=getattr(config, "num_key_value_heads", None) or head_count,
         head_size=getattr(config, "head_dim", None) or config.hidden_size // head_count,
         dtype=module.dtype,
-        device=module.device,
+        device=device,
     )
-    mixes_experts = _mixes_experts(module)  # before the module is used up
-    backend = find_backend(module.device)
-    decoder = make_decoder(module, backend)
-    return LoadedModel(decoder, description, _dimensions(config), shape, backend, tokenizer, mixes_experts)
 
 
 def _dimensions(config: Any) -> ModelDimensions | None:
@@ -99,6 +116,27 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device
+
+
+def rank_device(device: str, place: RankPlace) -> torch.device:
+    """Return the device of a rank; raise StartupError when the machine has none for it."""
+    kind = resolve_device(device)
+    if kind == "cpu":
+        return torch.device(kind)
+    if place.device_index >= torch.cuda.device_count():
+        raise StartupError(
+            f"rank {place.rank} of {place.grid.rank_count} is to take GPU {place.device_index}, and torch sees "
+            f"{torch.cuda.device_count()}; give each rank a GPU of its own, or take --device cpu"
+        )
+    found = torch.device(kind, place.device_index)
+    torch.cuda.set_device(found)
+    return found
+
+
+def architecture_of(checkpoint: Checkpoint) -> str:
+    """Return the name of the class that a checkpoint is read into."""
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(checkpoint.config)]
+    return str(kind.__name__)
 
 
 def _resolve_dtype(model: str, dtype: DtypeName, config: Any) -> torch.dtype | Literal["auto"]:

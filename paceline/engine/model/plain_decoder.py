@@ -16,20 +16,21 @@ from paceline.engine.backend import Backend
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.checkpoint import max_length_of
 from paceline.engine.model.forms import FORMS
-from paceline.engine.model.linear import least_packed_bytes, take
+from paceline.engine.model.linear import take
 from paceline.engine.model.plain_layer import Layer, Norm
 from paceline.engine.model.taps import Taps
 from paceline.engine.model.turns import Turns
 
 
 class PlainDecoder:
-    def __init__(self, module: PreTrainedModel, backend: Backend) -> None:
-        """Take the weights of a module whose architecture is among `FORMS`, for products of the backend."""
+    def __init__(self, module: PreTrainedModel, backend: Backend, packed_bytes: int) -> None:
+        """Take the weights of a module whose architecture is among `FORMS`, for products of the backend.
+
+        Weights from `packed_bytes` on are worth packing; see `linear`.
+        """
         model: Any = module
         form, config = FORMS[type(module).__name__], module.config
-        taken = partial(
-            take, backend=backend, packed_bytes=least_packed_bytes(module)
-        )  # before the layers lose weights
+        taken = partial(take, backend=backend, packed_bytes=packed_bytes)
         embedding = model.get_input_embeddings().weight.detach()
         # A copy: a weight of a mapped file keeps all of the file in memory, beside the packed weights.
         self.embedding = embedding.clone() if embedding.device.type == "cpu" else embedding
@@ -58,7 +59,17 @@ class PlainDecoder:
         attention: Attention,
         taps: Taps | None = None,
     ) -> torch.Tensor:
-        hidden = self.embedded(token_ids)
+        return self.through(self.embedded(token_ids), positions, wanted, attention, taps)
+
+    def through(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor | None,
+        attention: Attention,
+        taps: Taps | None = None,
+    ) -> torch.Tensor:
+        """Run the layers on [T, H]; return [W, H], or [T, H] if `wanted` is None."""
         turn = self.turns.at(positions[0])
         for number, layer in enumerate(self.layers):
             if taps:

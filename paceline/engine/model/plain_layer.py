@@ -36,7 +36,10 @@ class Layer:
             )
         )
         (self.activation,) = _those_of(feed_forward, "act_fn", "activation_fn")
-        self.products = (self.projection, self.output, self.gate_and_up, self.down)
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.projection, self.output, self.gate_and_up, self.down
 
     def _output_order(self, order: torch.Tensor | None) -> torch.Tensor | None:
         """Return the order of all that the projection gives, if the numbers of a query and a key have `order` [D]."""

@@ -1,0 +1,114 @@
+"""A target over two processes: Hugging Face's outputs, and the end of either process costs no token."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from paceline.client import Client, describe_target
+from paceline.measure.peers.reference import HuggingFaceReference
+from paceline.types import GenerationRequest, ReplicaState, TokenIds
+from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
+from tests.cluster.test_recovery import REQUESTS, coordinating, until
+from tests.conftest import PairOfCheckpoints
+from tests.services import Models, Service, model_flags, running_services, until_freed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+SHARES, STAGES = ("--tensor-parallel", "2"), ("--pipeline-parallel", "2")
+RANK_TIMEOUT_S = 3
+
+
+@contextmanager
+def over_ranks(pair: PairOfCheckpoints, *grid: str) -> Iterator[Service]:
+    flags = [*model_flags("target_service", pair.target), *grid, "--rank-timeout-s", str(RANK_TIMEOUT_S)]
+    with running_services(flags) as (service,):
+        yield service
+
+
+def follower_of(service: Service) -> psutil.Process:
+    """Return the process that the first rank started."""
+    (follower,) = psutil.Process(service.pid).children()
+    return follower
+
+
+async def expected_of(models: Models) -> list[list[int]]:
+    async with coordinating(models.targets[0].address, models.drafts[0].address) as client:
+        return [one.token_ids for one in await asyncio.gather(*map(client.complete, REQUESTS))]
+
+
+@pytest.mark.parametrize(
+    ("grid", "victim"),
+    [
+        (SHARES, "follower"),
+        pytest.param(SHARES, "first", marks=pytest.mark.long),
+        pytest.param(STAGES, "follower", marks=pytest.mark.long),
+        pytest.param(STAGES, "first", marks=pytest.mark.long),
+        pytest.param(SHARES, "follower hangs", marks=pytest.mark.long),
+        pytest.param(STAGES, "follower hangs", marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+async def test_a_rank_that_ends_or_hangs_ends_the_group_and_costs_no_token(
+    grid: tuple[str, str], victim: str, models: Models, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    expected = await expected_of(models)
+    alone, draft = models.targets[0], models.drafts[0]
+    with over_ranks(pairs["Llama"], *grid) as service:
+        follower = follower_of(service)
+
+        def disturb() -> None:
+            if victim == "follower":
+                follower.kill()
+            elif victim == "first":
+                service.kill()
+            else:
+                follower.suspend()
+
+        async with coordinating(f"{alone.address},{service.address}", draft.address) as client:
+            tasks = [asyncio.create_task(client.complete(one)) for one in REQUESTS]
+            while not (await service.cache()).used_bytes:
+                await asyncio.sleep(0.01)
+            assert not all(task.done() for task in tasks)
+            disturb()
+            assert [one.token_ids for one in await asyncio.gather(*tasks)] == expected
+            await until(client, service.address, ReplicaState.DOWN)
+            if victim != "first":
+                assert await service.ended() == 1
+            await asyncio.to_thread(follower.wait, 30)
+            # What a supervisor does.
+            await service.start_again()
+            await until(client, service.address, ReplicaState.UP)
+        await until_freed(alone, draft)
+
+
+async def asked(client: Client, prompts: list[tuple[int, ...]]) -> AsyncIterator[list[int]]:
+    for completion in await asyncio.gather(
+        *(client.complete(GenerationRequest(TokenIds(one), max_new_tokens=40)) for one in prompts)
+    ):
+        yield completion.token_ids
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grid", [SHARES, STAGES, (*SHARES, *STAGES)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_sixty_outputs_over_ranks_equal_hugging_face(
+    family: str, grid: tuple[str, ...], pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    rng, pair = random.Random(3), pairs[family]
+    prompts = [tuple(rng.randrange(8, VOCABULARY_SIZE) for _ in range(rng.choice((1, 9, 40, 150)))) for _ in range(60)]
+    reference = HuggingFaceReference(str(pair.target), "float32")
+    expected = [reference.generate(prompt, 40) for prompt in prompts]
+    with over_ranks(pair, *grid) as service, running_services(model_flags("draft_service", pair.draft)) as (draft,):
+        async with coordinating(service.address, draft.address) as client:
+            assert [one async for one in asked(client, prompts)] == expected
+            usage = (await client.complete(REQUESTS[0])).finish.usage
+        assert usage.accepted_count > 0
+        assert ("2 shares" in (await describe_target(service.address)).kernels) is (SHARES[0] in grid)
+        await until_freed(service, draft)
+        follower = psutil.Process(service.pid).children()
+        assert await service.terminate() == 0
+        assert not psutil.wait_procs(follower, 10)[1]

@@ -1,0 +1,198 @@
+"""A model over ranks, here threads: outputs are Hugging Face's, over stages alone to the last bit one process's."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.engine.calls import Call
+from paceline.engine.interfaces import Span
+from paceline.engine.loading import load_model, load_share
+from paceline.engine.model.model import LoadedModel
+from paceline.engine.options import EngineOptions
+from paceline.engine.placing import PackedRow
+from paceline.engine.plan import BatchPlan
+from paceline.engine.ranks.messages import Beat, End, LayOut, Message, RunPass, from_numbers, to_numbers
+from paceline.engine.runner import Runner
+from paceline.errors import StartupError
+from paceline.measure.peers.reference import HuggingFaceReference
+from paceline.model_service.worker import ModelWorker
+from paceline.types import RankGrid, RankPlace, Verdict, VerifyRow
+from target_service.verifier import Verifier
+from tests.checkpoints import FAMILIES, write_model
+from tests.conftest import PairOfCheckpoints
+from tests.fakes.threaded_ranks import loaded_on_ranks
+
+SHARES, STAGES, BOTH = RankGrid(2, 1), RankGrid(1, 2), RankGrid(2, 2)
+OPTIONS = EngineOptions(kv_memory="1MiB")
+PROMPTS = [tuple(range(20 + n, 20 + n + length)) for n, length in enumerate((1, 2, 17, 40, 90))]
+LIMIT = 12
+
+
+def spoken(runner: Runner, prompts: Sequence[tuple[int, ...]], expected: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Decode all prompts together, verifying drafts of which the second is wrong every time."""
+    verifier = Verifier(runner)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    cached = [0] * len(prompts)
+    while waiting := [n for n, own in enumerate(outputs) if len(own) < len(expected[n])]:
+        rows = []
+        for n in waiting:
+            known = (*prompts[n], *outputs[n])
+            coming = expected[n][len(outputs[n]) :]
+            drafts = [coming[0], (coming[1] + 1) % 300] if len(coming) > 2 else []
+            rows.append(VerifyRow(str(n), cached[n], known[cached[n] :], tuple(drafts)))
+        for n, verdict in zip(waiting, verifier.verify(rows), strict=True):
+            drafted = rows[waiting.index(n)].draft_token_ids
+            outputs[n] += [*drafted[: verdict.accepted_count], verdict.next_token_id]  # type: ignore[union-attr]
+            cached[n] = verdict.cached_length  # type: ignore[union-attr]
+    return outputs
+
+
+def logits_of(model: LoadedModel) -> list[torch.Tensor]:
+    """Return logits of passes over new, continued, shared and cut sequences."""
+    runner = Runner(model, OPTIONS)
+    long = tuple(range(40, 80))
+    found = runner.forward([PackedRow("a", 0, long, 3), PackedRow("b", 0, (8, 9, 10))])
+    found += runner.forward([PackedRow("c", 0, (*long[:33], 5, 6)), PackedRow("b", 2, (11, 12), 1)])
+    # The cut goes into a page that others share, so the page is copied.
+    runner.cache.truncate("a", 21)
+    found += runner.forward([PackedRow("a", 21, (7, 8)), PackedRow("c", 35, (9,))])
+    assert all(isinstance(one, torch.Tensor) for one in found)
+    return [one for one in found if isinstance(one, torch.Tensor)]
+
+
+@pytest.mark.parametrize(
+    ("family", "grid"),
+    [
+        pytest.param(family, grid, marks=() if (family, grid) in sampled else pytest.mark.long)
+        for family in FAMILIES
+        for grid in (SHARES, STAGES, BOTH)
+        for sampled in ([("Llama", BOTH), ("Glm4", SHARES)],)
+    ],
+)
+def test_outputs_over_ranks_equal_hugging_face(
+    family: str, grid: RankGrid, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    target = pairs[family].target
+    reference = HuggingFaceReference(str(target), "float32")
+    expected = [reference.generate(prompt, LIMIT) for prompt in PROMPTS]
+    with loaded_on_ranks(target, grid, OPTIONS) as model:
+        assert spoken(Runner(model, OPTIONS), PROMPTS, expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        pytest.param(family, dtype, marks=() if sampled == (family, dtype) else pytest.mark.long)
+        for family in FAMILIES
+        for dtype in ("float32", "bfloat16")
+        for sampled in [("Qwen3", "bfloat16")]
+    ],
+)
+def test_results_over_stages_are_those_of_one_process_to_the_last_bit(
+    family: str, dtype: Any, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    alone = load_model(str(pairs[family].target), dtype, "cpu")
+    expected = logits_of(alone)
+    with loaded_on_ranks(pairs[family].target, STAGES, OPTIONS, dtype) as model:
+        assert all(torch.equal(*both) for both in zip(logits_of(model), expected, strict=True))
+        both = [Runner(one, OPTIONS).describe().identity.model_digest for one in (model, alone)]
+        assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=pytest.mark.long)])
+def test_in_half_precision_no_row_over_shares_depends_on_the_others(quantization: Any, tmp_path: Path) -> None:
+    wide = write_model(tmp_path, "Llama", intermediate_size=128)
+    rows = [PackedRow(str(n), 0, tuple(range(9 + n, 40 + 7 * n))) for n in range(3)]
+    with loaded_on_ranks(wide, SHARES, OPTIONS, "bfloat16", quantization) as model:
+        runner = Runner(model, OPTIONS)
+        assert "CompiledDecoder" in runner.describe().kernels and "2 shares" in runner.describe().kernels
+        together = runner.forward(rows)
+        runner.release([row.sequence_id for row in rows])
+        alone = [runner.forward([row])[0] for row in rows]
+    assert all(torch.equal(*both) for both in zip(together, alone, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("grid", [STAGES, BOTH], ids=str)
+async def test_calls_that_follow_each_other_through_stages_change_no_output(
+    grid: RankGrid, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    reference = HuggingFaceReference(str(pairs["Llama"].target), "float32")
+    expected = [reference.generate(prompt, LIMIT) for prompt in PROMPTS]
+    worker = ModelWorker(1, lanes=2)
+
+    async def speak(runner: Runner, n: int) -> list[int]:
+        output: list[int] = []
+        while len(output) < len(expected[n]):
+            known = (*PROMPTS[n], *output)
+            row = VerifyRow(str(n), 0 if not output else len(known) - 1, known if not output else known[-1:], ())
+            (verdict,), _ = await worker.run_call(Verifier(runner).verify_calls, Call([row]), len(row.token_ids))
+            assert isinstance(verdict, Verdict)
+            output.append(verdict.next_token_id)
+            await worker.run(runner.rollback, [])
+        return output
+
+    with loaded_on_ranks(pairs["Llama"].target, grid, OPTIONS) as model:
+        assert model.group
+        model.group.while_waiting = worker.turns.let_go
+        runner = Runner(model, OPTIONS)
+        assert await asyncio.gather(*(speak(runner, n) for n in range(len(PROMPTS)))) == expected
+    worker.close()
+
+
+def test_the_pool_has_the_pages_that_every_rank_has_room_for(pairs: dict[str, PairOfCheckpoints]) -> None:
+    # A rank has one of two KV heads, so a page of 16 tokens takes it half as much.
+    with loaded_on_ranks(pairs["Llama"].target, SHARES, EngineOptions(kv_memory="64KiB")) as model:
+        cache = Runner(model, EngineOptions(kv_memory="1MiB")).describe().cache
+    assert (cache.token_bytes, cache.max_length) == (256, 256)
+
+
+def test_a_failed_pass_loses_the_group_for_good(pairs: dict[str, PairOfCheckpoints]) -> None:
+    with loaded_on_ranks(pairs["Llama"].target, SHARES, OPTIONS) as model:
+        assert model.group
+        model.group.beat()
+        with pytest.raises(ValueError, match="no"), model.group.in_step():
+            raise ValueError("no")
+        with pytest.raises(RuntimeError, match="gone"):
+            model.group.beat()
+
+
+DIVISIONS = [
+    ("Llama", RankGrid(3, 1), "--tensor-parallel 3 does not divide num_attention_heads 4, num_key_value_heads 2"),
+    ("Llama", RankGrid(4, 1), "--tensor-parallel 4 does not divide num_key_value_heads 2 .* take 1, 2$"),
+    ("Llama", RankGrid(1, 3), "--pipeline-parallel 3 does not divide num_hidden_layers 2 .* take 1, 2$"),
+    ("Olmo2", RankGrid(2, 1), "its norms go over all heads of a token"),
+    ("Phi", RankGrid(2, 1), "PhiForCausalLM cannot be divided among 2 ranks: only plain decoders"),
+]
+
+
+@pytest.mark.parametrize(("family", "grid", "words"), DIVISIONS)
+def test_what_cannot_be_divided_is_refused_with_what_can(
+    family: str, grid: RankGrid, words: str, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path, family)
+
+    def meet(on_gpu: bool) -> Any:
+        raise AssertionError("it meets no other rank")
+
+    with pytest.raises(StartupError, match=words):
+        load_share(str(model), "auto", "cpu", "none", RankPlace(1, grid), meet)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        End(),
+        Beat(),
+        LayOut(7, 16, True),
+        RunPass(BatchPlan([], [], 16), [], [], []),
+        RunPass(
+            BatchPlan([Span("", 0, 3, 20), Span("", 3, 4, 1)], [[4, 9], [1]], 16), [(3, 4, 5)], [9, 8, 7, 6, 0], [2, 3]
+        ),
+    ],
+)
+def test_a_message_is_read_as_it_was_written(message: Message) -> None:
+    assert from_numbers(to_numbers(message)) == message

@@ -1,0 +1,82 @@
+"""Places that processes are given, and what settings of a model over several processes are refused."""
+
+import pytest
+
+from draft_service.config import DraftSettings
+from paceline.errors import StartupError
+from paceline.process.launcher import ClusterOptions, plan_cluster
+from paceline.process.ranks import MEETING, joined_ranks, place_here
+from paceline.process.settings import read_settings
+from paceline.types import RankGrid, RankPlace
+from target_service.config import TargetSettings
+
+FOUR = RankGrid(2, 2)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", MEETING):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_process_takes_the_place_that_torchrun_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, RANK="3", WORLD_SIZE="4", LOCAL_RANK="1")
+    assert place_here(FOUR) == RankPlace(3, FOUR, 1)
+    assert place_here(RankGrid()) is None
+    given(monkeypatch)
+    assert place_here(FOUR) is None
+
+
+@pytest.mark.parametrize(
+    "variables", [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "4", "WORLD_SIZE": "4"}, {"RANK": "0"}]
+)
+def test_a_place_outside_the_grid_is_refused(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, **variables)
+    with pytest.raises(StartupError, match="take 4 processes, and this is number"):
+        place_here(FOUR)
+
+
+def test_places_divide_layers_and_columns_and_follow_each_other() -> None:
+    places = [RankPlace(rank, FOUR) for rank in range(4)]
+    assert [(one.stage, one.share) for one in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [one.layers(6) for one in places] == [range(3), range(3), range(3, 6), range(3, 6)]
+    assert [one.part(5) for one in places[:2]] == [range(3), range(3, 5)]
+    assert [(one.previous_rank, one.next_rank) for one in places] == [(2, 2), (3, 3), (0, 0), (1, 1)]
+
+
+async def test_a_service_of_one_process_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch)
+    async with joined_ranks("target_service", RankGrid()) as ranks:
+        assert (ranks.place.rank, ranks.threads(None), ranks.threads(3)) == (0, None, 3)
+        assert not ranks.is_broken
+
+
+def test_a_process_after_the_first_listens_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--port", "7702", "--metrics-port", "7712", "--tensor-parallel", "2"]
+    given(monkeypatch, RANK="1", WORLD_SIZE="2")
+    assert read_settings(TargetSettings, "target_service", flags).listens == ()
+    given(monkeypatch, RANK="0", WORLD_SIZE="2")
+    assert [one.port for one in read_settings(TargetSettings, "target_service", flags).listens] == [7702, 7712]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "words"),
+    [
+        (DraftSettings, ["--layout", "dense", "--pipeline-parallel", "2"], "--layout dense cannot be had"),
+        (TargetSettings, ["--heads", "builtin:clover", "--tensor-parallel", "2"], "--heads builtin:clover cannot be"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused_before_anything_loads(
+    kind: type[DraftSettings | TargetSettings], flags: list[str], words: str
+) -> None:
+    with pytest.raises(StartupError, match=words):
+        read_settings(kind, "service", flags)
+
+
+def test_a_cluster_divides_the_cores_among_the_targets_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.process.launcher.CORES", 8)
+    plan = plan_cluster(ClusterOptions(target_tensor_parallel=2, target_pipeline_parallel=2))
+    assert plan.draft and plan.draft.settings.grid == RankGrid()
+    told = plan.target.settings
+    assert (told.grid, told.threads, told.threads_beside_draft) == (FOUR, 2, 1)
