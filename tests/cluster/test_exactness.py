@@ -13,6 +13,7 @@ import pytest
 from draft_service.preparing import Preparing
 from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention import short as short_attention
+from paceline.engine.calls import Call
 from paceline.engine.options import EngineOptions, Layout
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import (
@@ -98,7 +99,7 @@ async def test_tiny_pairs_equal_hugging_face(family: str, batch_size: int, pairs
 def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the target verify when the draft has prepared all that it was asked to, as a slow target does."""
     is_done = Event()
-    work, follow, verify = Preparing.work, Preparing.follow, Verifier.verify
+    work, follow, verify = Preparing.work, Preparing.follow, Verifier.verify_calls
 
     def watched_work(self: Preparing) -> Any:
         if (made := work(self)) is None:
@@ -110,14 +111,14 @@ def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:
         if row.prepare_count:
             is_done.clear()
 
-    def late_verify(self: Verifier, rows: Sequence[VerifyRow], *rest: Any) -> Any:
-        if any(row.draft_token_ids for row in rows):  # nothing is prepared for others
+    def late_verify(self: Verifier, calls: Sequence[Call[VerifyRow]]) -> Any:
+        if any(row.draft_token_ids for call in calls for row in call.rows):  # nothing is prepared for others
             is_done.wait(0.2)
-        return verify(self, rows, *rest)
+        return verify(self, calls)
 
     monkeypatch.setattr(Preparing, "work", watched_work)
     monkeypatch.setattr(Preparing, "follow", watched_follow)
-    monkeypatch.setattr(Verifier, "verify", late_verify)
+    monkeypatch.setattr(Verifier, "verify_calls", late_verify)
 
 
 @pytest.mark.parametrize(

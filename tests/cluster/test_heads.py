@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from paceline.engine.calls import Call
 from paceline.engine.heads.reading import new_heads, write_heads
 from paceline.engine.options import EngineOptions
 from paceline.errors import PacelineError
@@ -111,14 +112,15 @@ async def test_a_target_that_loses_everything_loses_drafts_alone(
     kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every fifth call meets a target as after a restart: without caches, and without what its heads knew."""
-    verify, calls = Verifier.verify, count(1)
+    verify, numbers = Verifier.verify_calls, count(1)
 
-    def forgetful(self: Verifier, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
-        if next(calls) % 5 == 0:
-            self.runner.release([row.sequence_id for row in rows], scope)
-        return verify(self, rows, scope)
+    def forgetful(self: Verifier, calls: Sequence[Call[VerifyRow]]) -> list[list[VerifyOutcome | PacelineError]]:
+        if next(numbers) % 5 == 0:
+            for call in calls:
+                self.runner.release([row.sequence_id for row in call.rows], call.caller.scope)
+        return verify(self, calls)
 
-    monkeypatch.setattr(Verifier, "verify", forgetful)
+    monkeypatch.setattr(Verifier, "verify_calls", forgetful)
     pair = pairs["Llama"]
     heads = write_random_heads(tmp_path / "heads", kind, pair.target)
     async with cluster(pair.target, pair.draft, heads=heads) as running:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.door import servicer
+from coordinator.door import call, servicer
 from coordinator.door.admission import Admission
 from coordinator.door.admission_threads import LONG_BYTES, AdmissionThreads
 from coordinator.door.field_count import MAX_FIELDS
@@ -114,14 +114,14 @@ async def test_a_request_is_read_tokenized_and_checked_outside_the_event_loops_t
 ) -> None:
     """review C5: a prompt of a million ids held the loop for 18 ms."""
     seen: list[threading.Thread] = []
-    for name in ("parsed", "request_from_pb", "begin_request"):
-        inner = getattr(servicer, name)
+    for module, name in ((servicer, "parsed"), (servicer, "request_from_pb"), (call, "begin_request")):
+        inner = getattr(module, name)
 
         def noted(*arguments: Any, inner: Any = inner) -> Any:
             seen.append(threading.current_thread())
             return inner(*arguments)
 
-        monkeypatch.setattr(servicer, name, noted)
+        monkeypatch.setattr(module, name, noted)
     async with fake_cluster(FakeDrafter(1.0), FakeVerifier(), CollectorRegistry()) as client:
         await client.complete(REQUEST)
     assert len(seen) == 3
