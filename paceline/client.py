@@ -66,6 +66,8 @@ __all__ = [
     "describe_target",
 ]
 
+MOST_SHARED_BYTES = 64 << 10
+"""Longer requests have a call of their own: one that is too large ends its stream, and others would wait behind it."""
 DESCRIBE_TIMEOUT_S = 10.0
 OnAccepted = Callable[[GenerationAccepted], None]
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -282,7 +284,8 @@ class Client:
         trace_headers: Mapping[str, str],
     ) -> AsyncGenerator[generation_service_pb2.GenerateTextResponse, None]:
         """Yield the responses of a coordinator, over the shared stream if it knows that. Closing cancels."""
-        if self._shared and asked not in self._without_streams:
+        may_share = self._shared and request.ByteSize() <= MOST_SHARED_BYTES
+        if may_share and asked not in self._without_streams:
             try:
                 with traced_call(self._tracer, STREAM_METHOD, self._addresses[asked]) as headers:
                     shared = self._shared[asked].call(request, timeout_s, {**trace_headers, **headers})

@@ -35,6 +35,9 @@ class SharedStream:
         self._open: Any = stub.GenerateStream  # its type asks for an iterator of requests, and these are written
         self._metadata = metadata
         self._opened: _Opened | None = None
+        """The stream that takes calls."""
+        self._older: set[_Opened] = set()
+        """Streams that take no more, with calls that go on."""
 
     async def call(
         self, request: pb.GenerateTextRequest, timeout_s: float | None, trace_headers: Mapping[str, str]
@@ -43,9 +46,14 @@ class SharedStream:
         started = pb.StartedCall(request=request, context=common_pb2.RequestContext(timeout_s=timeout_s))
         if caller := caller_to_pb(trace_headers):
             started.context.span.CopyFrom(caller)
-        opened, call = await self._start(started)
-        timed_out = CallTimedOut(f"the output did not end within {timeout_s} s")
-        expiry = timeout_s is not None and asyncio.get_running_loop().call_later(timeout_s, call.end, timed_out)
+        loop, timed_out = asyncio.get_running_loop(), CallTimedOut(f"the output did not end within {timeout_s} s")
+        ends_at = None if timeout_s is None else loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(ends_at):
+                opened, call = await self._start(started)
+        except TimeoutError as error:
+            raise timed_out from error
+        expiry = ends_at is not None and loop.call_at(ends_at, call.end, timed_out)
         try:
             while response := await call.next():
                 yield response
@@ -56,8 +64,8 @@ class SharedStream:
             opened.leave(call)
 
     async def close(self) -> None:
-        if self._opened:
-            await self._opened.close()
+        streams = {*self._older, self._opened} if self._opened else self._older
+        await asyncio.gather(*(one.close() for one in streams))
 
     async def _start(self, started: pb.StartedCall) -> "tuple[_Opened, _Call]":
         """Begin a call on the stream, or on a new one if that takes no more."""
@@ -71,6 +79,7 @@ class SharedStream:
         if self._opened and (self._opened.metadata != metadata or self._opened.is_full):
             self._opened.take_no_more()
         if not (self._opened and self._opened.takes_calls):
+            self._older = {one for one in (*self._older, self._opened) if one and not one.has_ended}
             self._opened = _Opened(self._open(metadata=metadata), metadata)
         return self._opened
 
@@ -131,7 +140,7 @@ class _Opened:
         try:
             await asyncio.wait((self._begun,))
             if not self._stream.done():
-                await self._write(pb.GenerateStreamRequest(call_id=call.call_id, start=started))
+                await self._written(pb.GenerateStreamRequest(call_id=call.call_id, start=started))
         except asyncio.InvalidStateError:
             if not self._stream.done():  # half-closed, as its channel does when certificates rotate
                 del self._calls[call.call_id]
@@ -143,6 +152,10 @@ class _Opened:
             self.leave(call)
             raise
         return call
+
+    @property
+    def has_ended(self) -> bool:
+        return self._reading.done()
 
     @property
     def is_full(self) -> bool:
@@ -220,6 +233,13 @@ class _Opened:
                 await half_close(self._stream)
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             self._break()  # a call that cannot be cancelled, or that is held and cannot go on, is lost with its stream
+
+    async def _written(self, message: pb.GenerateStreamRequest) -> None:
+        """Write in a task of its own: gRPC cancels a stream, and so all its calls, with a task that writes to it."""
+        writing = asyncio.create_task(self._write(message))
+        self._telling.add(writing)
+        writing.add_done_callback(self._telling.discard)
+        await asyncio.shield(writing)
 
     async def _write(self, message: pb.GenerateStreamRequest) -> None:
         async with self._writing:

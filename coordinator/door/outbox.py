@@ -16,6 +16,8 @@ from paceline.errors import PacelineError
 from paceline.types import OutputPiece
 from paceline.v1 import generation_service_pb2 as pb
 
+MOST_UPDATES = 1024
+"""Unsent updates from which on no more is read of a stream: a caller that does not read must not fill the memory."""
 MESSAGE_TOKENS = 4096
 """Tokens after which a message is full: 1 MiB with the 20 likeliest ones in the place of each."""
 
@@ -46,6 +48,8 @@ class Outbox:
         self._ready: dict[Sending, None] = {}
         """Calls that may have output to be sent, in order."""
         self._news = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._owes_closing = False
         self._is_finished = False
         self._failure: Exception | None = None
@@ -53,6 +57,12 @@ class Outbox:
     def add(self, update: pb.CallUpdate) -> None:
         self._updates.append(update)
         self._news.set()
+        if len(self._updates) >= MOST_UPDATES:
+            self._has_room.clear()
+
+    async def room(self) -> None:
+        """Wait until few updates are unsent."""
+        await self._has_room.wait()
 
     def send(self, call_id: int, call: Call, *, is_held: bool = False) -> Sending:
         """Send the output of a queued call from now on, as it comes, unless it is held."""
@@ -110,7 +120,9 @@ class Outbox:
         while self._updates and room > 0:
             update = self._updates.popleft()
             message.updates.append(update)
-            room -= len(update.response.prompt_tokens)
+            room -= 1 + len(update.response.prompt_tokens)
+        if len(self._updates) < MOST_UPDATES:
+            self._has_room.set()
         for sending in list(self._ready):
             if room <= 0:
                 break

@@ -76,6 +76,7 @@ class StreamedCalls:
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         try:
             async for message in requests:
+                await self._outbox.room()
                 await self._do(message)
         except Exception as error:
             self._outbox.fail(error)

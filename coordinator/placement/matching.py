@@ -13,6 +13,8 @@ from coordinator.placement.target import Target
 from coordinator.replicas.stickiness import Stickiness
 from coordinator.requests.generation import Generation
 
+MOST_PASSES = 24
+"""Those with many targets: looking costs the event loop time."""
 PASSES_A_TARGET = 3
 """For each target, requests that are looked at, and times that one is passed over. With three targets and prompts that
 are alike often enough, one in forty requests then goes where its beginning is not."""
@@ -30,7 +32,7 @@ class Matching:
 
         A target on trial gets a single generation, one that is unlikely to cause failures.
         """
-        most_passes = PASSES_A_TARGET * len(targets)
+        most_passes = min(PASSES_A_TARGET * len(targets), MOST_PASSES)
         waiting = list(islice(_placeable(queue, targets), most_passes))
         if not waiting:
             return None

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from coordinator.door.outbox import MOST_UPDATES, Outbox
 from coordinator.door.servicer import STREAM_METHOD, GenerationServicer, add_generation_service
 from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.codec.generation import piece_from_pb, request_to_pb
@@ -233,6 +234,54 @@ async def test_calls_whose_stream_is_lost_go_on_with_what_they_have() -> None:
         for read, call in zip(pieces, calls, strict=True):
             read += await _rest(call)
             assert [token.token_id for one in read for token in one.tokens] == whole(PROMPTS[0], 200)
+
+
+async def test_a_caller_that_is_cancelled_while_its_call_begins_harms_no_other() -> None:
+    request = GenerationRequest(TokenIds(PROMPTS[0]), 200, ignore_end_tokens=True)
+    begins = request_to_pb(GenerationRequest(TokenIds((5,) * 100_000)))
+    async with server() as running, Client(running.address, NO_RETRIES, shares_stream=True) as client:
+        call = client.generate(request)
+        read = [await anext(call)]
+        (shared,) = client._shared
+        for turns in range(12):
+            beginning = asyncio.create_task(anext(shared.call(begins, None, {})))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            beginning.cancel()
+            await asyncio.wait([beginning])
+        read += await _rest(call)
+        assert [token.token_id for one in read for token in one.tokens] == whole(PROMPTS[0], 200)
+
+
+async def test_a_deadline_holds_while_a_coordinator_does_not_take_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(self: Any, requests: Any, context: Any) -> AsyncIterator[pb.GenerateStreamResponse]:
+        await asyncio.Event().wait()
+        yield pb.GenerateStreamResponse()
+
+    monkeypatch.setattr(GenerationServicer, "GenerateStream", silent)
+    async with server() as running, Client(running.address, NO_RETRIES, shares_stream=True) as client:
+        with pytest.raises(CallTimedOut):
+            await client.complete(GenerationRequest(TokenIds(PROMPTS[0])), timeout_s=0.1)
+
+
+async def test_a_long_request_has_a_call_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.client.MOST_SHARED_BYTES", 0)
+    async with server() as running, Client(running.address, NO_RETRIES, shares_stream=True) as client:
+        assert await outputs(client, [GenerationRequest(TokenIds(PROMPTS[0]))]) == [continuation(PROMPTS[0], 30)]
+        (shared,) = client._shared
+        assert shared._opened is None
+
+
+async def test_no_more_is_read_of_a_stream_whose_answers_nobody_reads() -> None:
+    outbox = Outbox()
+    for _ in range(MOST_UPDATES):
+        await outbox.room()
+        outbox.add(pb.CallUpdate(call_id=1))
+    waiting = asyncio.create_task(outbox.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await anext(outbox.messages())
+    await waiting
 
 
 async def test_a_coordinator_that_is_not_there_is_unavailable() -> None:
