@@ -57,7 +57,7 @@ class Drafter:
             self.preparing.end(row.sequence_id)
             if isinstance(outcome, Prefilled):
                 return Proposal((), outcome.cached_length)
-            if taken:
+            if taken and self.runner.cache.length(row.sequence_id):  # an older row may have taken its cache
                 let_go(self.runner.cache, row.sequence_id, row.base_length)
             return outcome
         drafts = (*taken.draft_token_ids, *outcome) if taken else tuple(outcome)

@@ -121,7 +121,8 @@ class Preparing:
         What was prepared for it before and did not come is dropped.
         """
         owner = self._prepared.get(row.sequence_id)
-        if self._pool is None or not row.prepare_count or not drafts:
+        is_cached = self._runner.cache.length(row.sequence_id) > 0  # an older row may have taken its cache
+        if self._pool is None or not row.prepare_count or not drafts or not is_cached:
             self.end(row.sequence_id)
             return
         length = row.base_length + len(row.token_ids)

@@ -123,7 +123,7 @@ class Placing:
         chunks = fair_split(self._chunk_tokens, demands)
         shares: dict[str, int] = {}
         for caller, own in callers.items():
-            shares |= self._caller_shares(own, chunks[caller], self._scored_tokens // len(callers))
+            shares |= self._caller_shares(own, chunks[caller], max(1, self._scored_tokens // len(callers)))
         return shares
 
     def _caller_shares(self, computing: Sequence[_Wish], left: int, scored_left: int) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """One packed pass over rows, and the cache behind it.
 
 It owns the order of work: place the rows in the cache, run the model, undo on failure. It knows nothing of verifying.
-All calls come from one thread.
+One thread at a time calls it.
 """
 
 import secrets
@@ -156,7 +156,8 @@ class Runner:
         pieces = dict(enumerate(placing.place(rows)))
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
         try:
-            with self.room.kept([piece.sequence_id for piece in running.values()]):
+            # Those that wait for a later pass too, because outcomes name what they have cached.
+            with self.room.kept([piece.sequence_id for piece in pieces.values() if isinstance(piece, Piece)]):
                 logits = dict(zip(running, self._run(list(running.values())), strict=True))
         except BaseException:
             for row, piece in zip(rows, pieces.values(), strict=True):

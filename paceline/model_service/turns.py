@@ -36,6 +36,11 @@ class Turns:
             self._waiting.append(turn)
         return turn
 
+    def wait_until_free(self) -> None:
+        """Wait until nobody works and nobody is ready to go on."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_taken and not self._ready_count)
+
     @contextmanager
     def taken(self, turn: Turn) -> Iterator[None]:
         """Work in the block, once the turn may begin."""

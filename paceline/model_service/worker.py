@@ -50,6 +50,8 @@ class _Item:
     asked_s: float = field(default_factory=time.perf_counter)
     others_s: float = 0.0
     """Time in which calls of other callers were served meanwhile."""
+    counted_s: float = 0.0
+    """Until when that is counted: turns may overlap."""
 
     @property
     def row_count(self) -> int:
@@ -94,6 +96,8 @@ class ModelWorker:
         """Held for `_queue`."""
         self._order = threading.Lock()
         """Held while a turn is taken out of the queue, so that turns begin in that order."""
+        if lanes > 1 and threads is None:
+            threads = torch.get_num_threads()  # a second thread would take over what the first has set for a moment
         self._executor = ThreadPoolExecutor(lanes, "model", initializer=partial(_begin, threads, niceness))
 
     def watch_device(self, try_device: Callable[[], None]) -> None:
@@ -183,6 +187,7 @@ class ModelWorker:
     def _turn(self) -> None:
         """Do what is next, in a model's thread. There are as many turns as items, and some find nothing to do."""
         with self._order:
+            self.turns.wait_until_free()  # what comes until then may share the turn
             with self._lock:
                 items = self._queue.take()
             if not items:
@@ -215,7 +220,8 @@ class ModelWorker:
         if items[0].call:
             with self._lock:
                 for item in self._queue.waiting():
-                    waited_s = ended_s - max(began_s, item.asked_s)
+                    waited_s = max(0.0, ended_s - max(began_s, item.asked_s, item.counted_s))
+                    item.counted_s = ended_s
                     item.others_s += waited_s * (1 - shares.get(item.caller.name, 0.0))
         return [_timing(item, shares[item.caller.name], began_s, ended_s) for item in items]
 

@@ -171,20 +171,42 @@ def test_a_caller_with_less_than_half_its_share_takes_from_those_with_more(model
     assert isinstance(refused, CacheFull) and held(runner, "3") == [8], "nor does it lose that to them"
 
 
+Results = list[VerifyOutcome | PacelineError]
+
+
+def overlapped(
+    runner: Runner, call: Call[VerifyRow], meanwhile: Call[VerifyRow], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Results, Results]:
+    """Return the results of a call, and of another one that is served while the first's pass waits for other ranks."""
+    verifier, run, found = Verifier(runner), runner.passes.run, Results()
+
+    def waiting(pieces: Sequence[Piece]) -> Sequence[Tensor]:
+        monkeypatch.setattr(runner.passes, "run", run)
+        found.extend(verifier.verify_calls([meanwhile])[0])
+        return run(pieces)
+
+    monkeypatch.setattr(runner.passes, "run", waiting)
+    return verifier.verify_calls([call])[0], found
+
+
 def test_nobody_takes_the_cache_of_a_pass_that_waits_for_other_ranks(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = runner_of(model, pages=10)
-    verifier, run, meanwhile = Verifier(runner), runner.passes.run, list[VerifyOutcome | PacelineError]()
     for call in (prompt(OLD, "1", 12), prompt(YOUNG, "2", 12), prompt(YOUNG, "3", 12)):
-        verifier.verify_calls([call])
-
-    def waiting(pieces: Sequence[Piece]) -> Sequence[Tensor]:
-        monkeypatch.setattr(runner.passes, "run", run)
-        meanwhile.extend(verifier.verify_calls([grow(OLD, "1", 12, 8)])[0])
-        return run(pieces)
-
-    monkeypatch.setattr(runner.passes, "run", waiting)
-    (own,) = verifier.verify_calls([grow(YOUNG, "3", 12, 1)])[0]
-    assert isinstance(own, Verdict) and isinstance(meanwhile[0], Verdict)
+        Verifier(runner).verify_calls([call])
+    (own,), (other,) = overlapped(runner, grow(YOUNG, "3", 12, 1), grow(OLD, "1", 12, 8), monkeypatch)
+    assert isinstance(own, Verdict) and isinstance(other, Verdict)
     assert held(runner, "1", "2", "3") == [20, 0, 13]
+
+
+def test_nor_that_of_a_prompt_which_the_pass_left_for_a_later_one(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(model, pages=11, chunk_tokens=16)
+    for call in (prompt(OLD, "1", 12), prompt(YOUNG, "2", 8), prompt(YOUNG, "3", 8)):
+        Verifier(runner).verify_calls([call])
+    rows = [VerifyRow("2", 8, tuple(range(40, 60)), ()), VerifyRow("3", 8, tuple(range(40, 72)), ())]
+    own, (other,) = overlapped(runner, Call(rows, YOUNG), grow(OLD, "1", 12, 5), monkeypatch)
+    assert isinstance(other, CacheFull)
+    assert [one.cached_length for one in own if isinstance(one, Prefilled)] == [24, 8]

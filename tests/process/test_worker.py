@@ -153,3 +153,28 @@ async def test_what_waits_when_the_worker_is_closed_is_cancelled() -> None:
     await running
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+async def test_calls_that_come_while_another_works_share_the_next_turn(lanes: int) -> None:
+    counts, began, go_on = list[int](), Event(), Event()
+    worker = ModelWorker(None, lanes=lanes, on_turn=counts.append)
+
+    def work(calls: Sequence[Call[VerifyRow]]) -> list[int]:
+        began.set()
+        go_on.wait()
+        return [len(calls)] * len(calls)
+
+    async def served(name: str) -> int:
+        count, timing = await worker.run_call(work, Call([VerifyRow(name, 0, (1,), ())], Caller(name)), 1)
+        assert 0 <= timing.others_s <= timing.queued_s + timing.executed_s
+        return count
+
+    first = asyncio.create_task(served("1"))
+    await asyncio.to_thread(began.wait)
+    others = [asyncio.create_task(served(name)) for name in "234"]
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.gather(first, *others) == [1, 3, 3, 3]
+    assert counts == [1, 3]
+    worker.close()
