@@ -73,7 +73,10 @@ class Outbox:
 
     def hold(self, sending: Sending, is_held: bool) -> None:
         sending.is_held = is_held
-        self._put(sending)
+        if is_held:
+            self._ready.pop(sending, None)
+        else:
+            self._put(sending)
 
     def drop(self, sending: Sending) -> None:
         """Send no more of a call."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,10 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.door.outbox import MOST_UPDATES, Outbox
 from coordinator.door.servicer import STREAM_METHOD, GenerationServicer, add_generation_service
+from coordinator.requests.stream import Stream
 from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.codec.generation import piece_from_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
-from paceline.types import GenerationRequest, OutputPiece, TokenIds
+from paceline.types import GenerationRequest, OutputPiece, OutputToken, TokenIds
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import RunningServer, open_channel
@@ -377,3 +379,14 @@ async def test_text_is_left_out_on_request(shares_stream: bool) -> None:
         assert completion.token_ids == continuation(PROMPTS[0], 30)
         assert completion.text == ""
         assert completion.finish.usage.accepted_count == sum(one.accepted for one in completion.tokens)
+
+
+def test_what_a_call_has_ready_is_not_sent_once_it_is_held() -> None:
+    stream, outbox = Stream(), Outbox()
+    call: Any = SimpleNamespace(stream=stream, deliver=lambda piece: None)
+    sending = outbox.send(1, call)
+    stream.put(OutputPiece((OutputToken(5, "five", accepted=False),)))
+    outbox.hold(sending, True)
+    assert outbox._next_message() is None
+    outbox.hold(sending, False)
+    assert (message := outbox._next_message()) and ids([message], 1) == [5]
