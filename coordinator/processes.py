@@ -15,7 +15,7 @@ import structlog
 
 from coordinator.config import CoordinatorSettings
 from paceline.errors import StartupError
-from paceline.process.launcher import ServiceProcess
+from paceline.process.launcher import ServiceProcess, as_flags
 from paceline.process.service import announce
 from paceline.process.supervision import keep_running
 from paceline.tasks import side_by_side
@@ -35,7 +35,7 @@ async def supervise(settings: CoordinatorSettings, arguments: Sequence[str] | No
     """
     own = sys.argv[1:] if arguments is None else arguments
     with reserved(settings.host, settings.port) as port, reserved(settings.host, settings.health_port) as health_port:
-        ports = _flags(port=port, health_port=health_port)
+        ports = as_flags({"port": port, "health_port": health_port})
         processes = [
             ServiceProcess("coordinator", (*own, *ports, *_flags_of(settings, index)))
             for index in range(settings.processes)
@@ -61,17 +61,7 @@ def _flags_of(settings: CoordinatorSettings, index: int) -> tuple[str, ...]:
     """Return the flags that make a process the one with this index."""
     metrics_port = settings.metrics_port and settings.metrics_port + index
     trace_file = settings.trace_file and settings.trace_file.with_stem(f"{settings.trace_file.stem}-{index}")
-    return _flags(process_index=index, metrics_port=metrics_port, trace_file=trace_file)
-
-
-def _flags(**values: object) -> tuple[str, ...]:
-    """Return settings as flags; None leaves one out."""
-    return tuple(
-        word
-        for name, value in values.items()
-        if value is not None
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    )
+    return as_flags({"process_index": index, "metrics_port": metrics_port, "trace_file": trace_file})
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from paceline.errors import StartupError
 from paceline.extras import check_engine
 from paceline.observe.logs import Lossy
-from paceline.process.settings import read_settings
+from paceline.process.settings import flag_of, read_settings
 from paceline.process.supervision import Tell, fail_at_end, keep_running
 from paceline.process.variables import NO_DRAFT, NO_HEADS, SERVICES, is_set
 from paceline.tasks import side_by_side
@@ -188,10 +188,16 @@ def settings_here(role: str) -> Any:
     return _plan(role, OTHERWISE, OTHERWISE, *placeholders).settings
 
 
+def as_flags(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Return settings as a service's flags; None leaves one out."""
+    known = {name: value for name, value in values.items() if value is not None}
+    return tuple(word for name, value in known.items() for word in (flag_of(name), str(value)))
+
+
 def _plan(role: str, options: ClusterOptions, otherwise: ClusterOptions, *placeholders: str) -> ServicePlan:
     unsaid = {name: value for name, value in _asked(role, otherwise).items() if not is_set(role, name)}
     chosen = unsaid | _asked(role, options)
-    flags = tuple(word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value)))
+    flags = as_flags(chosen)
     module = _MODULES[role]
     # Imported by name, because shared code must not import a service.
     kind = getattr(import_module(f"{module}.config"), f"{role.capitalize()}Settings")
