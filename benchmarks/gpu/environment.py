@@ -13,7 +13,8 @@ import tomllib
 from pathlib import Path
 
 PYTHON = "3.12"
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 16, -1)), "manylinux2014_x86_64")
+"""Those of Ubuntu 24.04, whose glibc is 2.39; pip takes each name by itself, and not what an older one allows."""
 GIVEN = ("torch", "triton", "paceline")
 """What is never brought."""
 BUILDING = ("hatchling", "editables")
