@@ -35,6 +35,7 @@ from paceline.engine.triton import (
     layer_kernels,
     product_kernels,
 )
+from paceline.engine.triton.order import LEAST_CAPABILITY
 from paceline.measure.tables import markdown_table
 
 NOWHERE = torch.device("meta")
@@ -131,9 +132,9 @@ def resources(binary: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def launch(case: Case, spans: list[Span]) -> None:
+def launch(case: Case, spans: list[Span], overlaps: bool) -> None:
     """Launch every kernel as a pass over the spans would."""
-    kernels = TritonKernels()
+    kernels = TritonKernels(overlaps)
     counts = [-(-span.length // PAGE_TOKENS) for span in spans]
     pages = [list(range(sum(counts[:index]), sum(counts[: index + 1]))) for index in range(len(spans))]
     rows = planned_rows(BatchPlan(spans, pages, PAGE_TOKENS), case.group_size, NOWHERE)
@@ -175,7 +176,8 @@ def faults(case: Case, capability: int) -> Iterator[str]:
     """Compile a case for a GPU, print what its kernels take, and yield what is wrong."""
     gpu = AssemblingDriver(capability)
     driver.set_active(gpu)
-    launch(case, MANY_ROWS)
+    overlaps = capability >= 10 * LEAST_CAPABILITY
+    launch(case, MANY_ROWS, overlaps)
     print(f"sm_{capability}, heads {case}\n{table(gpu.assembled)}")
     for one in gpu.assembled:
         if one.spilled_bytes > SPILL_BYTES:
@@ -186,7 +188,7 @@ def faults(case: Case, capability: int) -> Iterator[str]:
                 f"sm_{capability} has {SHARED_BYTES[capability]}"
             )
     known = len(gpu.assembled)
-    launch(case, FEW_ROWS)
+    launch(case, FEW_ROWS, overlaps)
     for one in gpu.assembled[known:]:
         yield f"{one.kernel} of heads {case} is compiled anew for other rows; see `do_not_specialize`"
 

@@ -7,7 +7,7 @@ shows what is read and written, and not how a device rounds.
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +23,7 @@ from paceline.engine.plan import BatchPlan
 from tests.tools import triton_device, triton_runs
 
 if TYPE_CHECKING:
-    from paceline.engine.triton import TritonKernels
+    from paceline.engine.triton import TiledWeight, TritonKernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HEAD_SIZES, GROUP_SIZES = [48, 64, 80, 96, 128, 256], [1, 4, 8, 16]
@@ -33,7 +33,7 @@ PAGE_TOKENS = 4
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _interpreter() -> None:
     if DEVICE.type == "cpu":
         triton_runs()
@@ -282,6 +282,68 @@ def test_products_are_torchs(
     torch.testing.assert_close(found.cpu(), F.linear(rows.float(), weight.float(), bias), rtol=1e-4, atol=1e-3)
     some = slice(row_count // 3, row_count // 3 + 5)
     assert torch.equal(multiply(rows[some].to(DEVICE)), found[some])
+
+
+class Library:
+    """Equals the kernel, or is one rounding off in one place, and counts what it is asked for."""
+
+    def __init__(self, off_at: int | None = None) -> None:
+        self._off_at = off_at
+        self.row_counts: list[int] = []
+
+    def __call__(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        self.row_counts.append(len(rows))
+        found = tiled(weight, None, None)(rows)
+        if self._off_at is not None:
+            found[self._off_at, -1] = found[self._off_at, -1].nextafter(found.new_tensor(1e9))
+        return found
+
+
+def tiled(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    library: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+) -> "TiledWeight":
+    from paceline.engine.triton import TiledWeight
+
+    return TiledWeight(kernels(), weight, bias, library)
+
+
+def many_rows(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return rows, a weight and a bias."""
+    generator = torch.Generator().manual_seed(count)
+    rows, weight = (torch.randn(size, 8, generator=generator).to(DEVICE) for size in (count, 5))
+    return rows, weight, torch.randn(5, generator=generator).to(DEVICE)
+
+
+@pytest.mark.parametrize("count", [65, 128, 150])
+def test_products_of_many_rows_are_a_library_s_where_it_equals_the_kernel(count: int) -> None:
+    (rows, weight, bias), library = many_rows(count), Library()
+    multiply = tiled(weight, bias, library)
+    found = multiply(rows)
+    assert torch.equal(found, tiled(weight, bias, Library(off_at=0))(rows))
+    # Padded to a size that was tried, and tried once.
+    size = 128 if count <= 128 else 192
+    assert library.row_counts == [size, size] and torch.equal(multiply(rows), found)
+    assert library.row_counts == [size] * 3
+
+
+@pytest.mark.parametrize("off_at", [0, 127])
+def test_a_library_that_rounds_otherwise_is_asked_once(off_at: int) -> None:
+    (rows, weight, bias), library = many_rows(100), Library(off_at)
+    multiply = tiled(weight, bias, library)
+    found = multiply(rows)
+    torch.testing.assert_close(found, F.linear(rows, weight, bias))
+    assert torch.equal(multiply(rows), found) and library.row_counts == [128]
+
+
+def test_few_rows_and_a_library_that_cannot_are_left_to_the_kernel() -> None:
+    def library(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("expected another dtype")
+
+    (rows, weight, bias), asked = many_rows(70), Library()
+    assert torch.equal(tiled(weight, bias, library)(rows)[:64], tiled(weight, bias, asked)(rows[:64]))
+    assert not asked.row_counts
 
 
 @settings(max_examples=15)

@@ -9,6 +9,8 @@ passes of a model, and none is compiled while requests wait.
 import triton
 import triton.language as tl
 
+from paceline.engine.triton.order import await_earlier
+
 
 @triton.jit(do_not_specialize=["own_count", "first_kv_head", "page_count", "split_count"])
 def attend_kernel(
@@ -16,6 +18,7 @@ def attend_kernel(
     scaling, head_count, own_count, first_kv_head, slot_count, page_count, split_count,
     HEAD_SIZE: tl.constexpr, HEAD_BLOCK: tl.constexpr, PAGE_TOKENS: tl.constexpr,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, STEP: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Attend with up to QUERIES neighbouring queries of the GROUP heads of a KV head to one part of their keys.
 
@@ -23,6 +26,7 @@ def attend_kernel(
     `sums` [T, O, splits, D] gets the sums of values, `weights` [T, O, splits, 2] the highest score and the sum of
     exponentials, of O heads from that of `first_kv_head` on.
     """
+    await_earlier(OVERLAPS)
     tile, own_kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_head = first_kv_head + own_kv_head
     first, count = tl.load(tiles + 4 * tile), tl.load(tiles + 4 * tile + 1)
@@ -66,12 +70,13 @@ def attend_kernel(
 @triton.jit(do_not_specialize=["own_count", "first_head", "split_count"])
 def combine_kernel(
     sums, weights, positions, slots, attended, head_count, own_count, first_head, split_count,
-    HEAD_SIZE: tl.constexpr, HEAD_BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, HEAD_BLOCK: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of one query in one head, in order, and store the result in `attended` [T, H, D].
 
     Padding, whose slot is -1, has no parts and gets zeros.
     """
+    await_earlier(OVERLAPS)
     token, own_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     source, result = token * own_count + own_head, token * head_count + first_head + own_head
     at = tl.arange(0, HEAD_BLOCK)

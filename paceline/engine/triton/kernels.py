@@ -12,8 +12,9 @@ from paceline.engine.interfaces import Attention
 from paceline.engine.scratch import Memory, new_memory
 from paceline.engine.triton.attention_kernels import attend_kernel, combine_kernel
 from paceline.engine.triton.layer_kernels import add_and_norm_kernel, gate_kernel, place_kernel, store_kernel
+from paceline.engine.triton.order import can_overlap, launch_order
 from paceline.engine.triton.product_kernels import ROWS, product_kernel
-from paceline.engine.triton.tiles import attention_tile
+from paceline.engine.triton.tiles import ProductTile, attention_tile
 
 GATE_BLOCK = 1024
 WORKSPACE_BYTES = 2**28
@@ -21,6 +22,10 @@ WORKSPACE_BYTES = 2**28
 
 
 class TritonKernels:
+    def __init__(self, overlaps: bool | None = None) -> None:
+        """`overlaps` says whether a kernel begins before earlier ones end; unset: where the device can."""
+        self._order = launch_order(can_overlap() if overlaps is None else overlaps)
+
     @property
     def name(self) -> str:
         return f"Triton {triton.__version__}"
@@ -48,7 +53,15 @@ class TritonKernels:
         block = triton.next_power_of_2(size)
         has_added = added is not None
         add_and_norm_kernel[(token_count,)](
-            hidden, added if has_added else hidden, weight, normed, size, epsilon, HAS_ADDED=has_added, BLOCK=block
+            hidden,
+            added if has_added else hidden,
+            weight,
+            normed,
+            size,
+            epsilon,
+            HAS_ADDED=has_added,
+            BLOCK=block,
+            **self._order,
         )
         return normed
 
@@ -57,7 +70,9 @@ class TritonKernels:
     ) -> torch.Tensor:
         token_count, size = gate_and_up.shape[0], gate_and_up.shape[1] // 2
         gated = torch.empty((token_count, size), dtype=dtype, device=gate_and_up.device)
-        gate_kernel[(token_count, triton.cdiv(size, GATE_BLOCK))](gate_and_up, gated, size, BLOCK=GATE_BLOCK)
+        gate_kernel[(token_count, triton.cdiv(size, GATE_BLOCK))](
+            gate_and_up, gated, size, BLOCK=GATE_BLOCK, **self._order
+        )
         return gated
 
     def attend(
@@ -81,6 +96,7 @@ class TritonKernels:
             HALF=size // 2,
             BLOCK=triton.next_power_of_2(size // 2),
             HAS_NORM=norms is not None,
+            **self._order,
         )
         return self.read(rows, query, keys, values, scaling).view(token_count, -1)
 
@@ -92,6 +108,7 @@ class TritonKernels:
             *(key.contiguous(), value.contiguous(), keys, values, rows.slots, token_count, keys.shape[1]),
             HALF=size // 2,
             BLOCK=triton.next_power_of_2(size // 2),
+            **self._order,
         )
 
     def read(
@@ -135,6 +152,7 @@ class TritonKernels:
             SPLIT=SPLIT_KEYS,
             STEP=tile.step,
             num_warps=tile.warps,
+            **self._order,
         )
         combine_kernel[(token_count, own_count)](
             *(sums, weights, rows.positions, rows.slots, attended),
@@ -142,23 +160,23 @@ class TritonKernels:
             HEAD_SIZE=size,
             HEAD_BLOCK=tile.head_block,
             SPLIT=SPLIT_KEYS,
+            **self._order,
         )
 
     def product(
-        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, columns: int, step: int
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: ProductTile
     ) -> torch.Tensor:
-        """Multiply `rows` [M, K] by `weight` [N, K] in tiles of so many columns, `step` of K at a time; add the bias.
-
-        Return [M, N] in float32.
-        """
+        """Multiply `rows` [M, K] by `weight` [N, K] and add the bias. Return [M, N] in float32."""
         row_count, (column_count, size) = len(rows), weight.shape
         out = torch.empty((row_count, column_count), device=rows.device)
-        product_kernel[(triton.cdiv(row_count, ROWS), triton.cdiv(column_count, columns))](
+        product_kernel[(triton.cdiv(row_count, ROWS), triton.cdiv(column_count, tile.columns))](
             *(rows, weight, weight if bias is None else bias, out, row_count, column_count, size),
             ROWS=ROWS,
-            COLUMNS=columns,
-            STEP=step,
+            COLUMNS=tile.columns,
+            STEP=tile.step,
             HAS_BIAS=bias is not None,
-            IS_EVEN=size % step == 0,
+            IS_EVEN=size % tile.step == 0,
+            num_stages=tile.stages,
+            **self._order,
         )
         return out

@@ -7,10 +7,15 @@ are rounded to the dtype of the memory that they go to.
 import triton
 import triton.language as tl
 
+from paceline.engine.triton.order import await_earlier
+
 
 @triton.jit
-def add_and_norm_kernel(hidden, added, weight, normed, size, epsilon, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr):
+def add_and_norm_kernel(
+    hidden, added, weight, normed, size, epsilon, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+):
     """Add `added` to a token of `hidden` [T, N], in place, and store its root mean square norm in `normed`."""
+    await_earlier(OVERLAPS)
     first = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     real = at < size
@@ -23,8 +28,9 @@ def add_and_norm_kernel(hidden, added, weight, normed, size, epsilon, HAS_ADDED:
 
 
 @triton.jit
-def gate_kernel(gate_and_up, gated, size, BLOCK: tl.constexpr):
+def gate_kernel(gate_and_up, gated, size, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """Multiply the silu of the first half of a token's numbers [2 N] by the second half."""
+    await_earlier(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = at < size
@@ -74,12 +80,13 @@ def store_key_and_value(keys, values, key, other_key, value, other_value, HALF: 
 def place_kernel(
     projected, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm,
     epsilon, head_count, kv_head_count, slot_count,
-    HALF: tl.constexpr, BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, HAS_NORM: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Norm and turn one head of a token's queries, or of its keys, which goes to its slot together with the value.
 
     `projected` is [T, (H + 2 KV heads) * D], `query` [T, H, D]; `slots` [T] are -1 for padding, which is not stored.
     """
+    await_earlier(OVERLAPS)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     size = 2 * HALF
     source = projected + (token * (head_count + 2 * kv_head_count) + head) * size
@@ -103,8 +110,20 @@ def place_kernel(
 
 
 @triton.jit(do_not_specialize=["token_count"])
-def store_kernel(key, value, keys, values, slots, token_count, slot_count, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def store_kernel(
+    key,
+    value,
+    keys,
+    values,
+    slots,
+    token_count,
+    slot_count,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     """Store a head of a token's key and value, which come as [KV heads, T, D]."""
+    await_earlier(OVERLAPS)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:

@@ -6,6 +6,8 @@ A number is one sum over K in one order, so a row's result depends on that row a
 import triton
 import triton.language as tl
 
+from paceline.engine.triton.order import await_earlier
+
 ROWS = 64
 """Rows of a tile."""
 
@@ -14,11 +16,13 @@ ROWS = 64
 def product_kernel(
     rows, weight, bias, out, row_count, column_count, size,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of `rows` [M, K] by one of `weight` [N, K]; `out` [M, N] and `bias` [N] are float32.
 
     IS_EVEN says that K is a multiple of STEP. Tiles of the same weights follow each other, so memory is read once.
     """
+    await_earlier(OVERLAPS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = (row < row_count)[:, None], (column < column_count)[:, None]
