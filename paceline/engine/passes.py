@@ -12,6 +12,7 @@ from paceline.engine.model.decoder import FeatureDecoder
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.taps import Taps
 from paceline.engine.threads import kernels_alone, pass_threads
+from paceline.engine.transfer import to_device
 
 STRICT_ROWS = 64
 """Tokens in every model call of strict numerics, padding included."""
@@ -87,9 +88,9 @@ class FastPasses:
         padding = [0] * (token_count - len(token_ids))
         with threads_of(self._model, len(token_ids) + len(padding)):
             logits, features = self._made(
-                torch.tensor([token_ids + padding], device=device),
-                torch.tensor([positions + padding], device=device),
-                torch.tensor(wanted + [0] * (logit_count - len(wanted)), dtype=torch.long, device=device),
+                to_device([token_ids + padding], device),
+                to_device([positions + padding], device),
+                to_device(wanted + [0] * (logit_count - len(wanted)), device, torch.long),
                 self._cache.attention(spans),
             )
         if self._features and features is not None:

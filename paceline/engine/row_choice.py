@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from paceline.engine.noise import signed64
+from paceline.engine.transfer import to_device
 from paceline.types import ChoiceRule, SamplingParameters
 
 NO_TOKEN = -1
@@ -41,9 +42,10 @@ class RowRules:
 
     def fill(self, rules: Sequence[ChoiceRule]) -> None:
         """Write the rules of the first rows; the others become greedy."""
-        self.seeds[: len(rules)] = torch.tensor([signed64(rule.seed) for rule in rules])
+        device = self.seeds.device
+        self.seeds[: len(rules)] = to_device([signed64(rule.seed) for rule in rules], device)
         numbers = [_numbers(rule.sampling) for rule in rules]
-        self.numbers[: len(rules)] = torch.tensor(numbers, dtype=torch.float64)
+        self.numbers[: len(rules)] = to_device(numbers, device, torch.float64)
         self.numbers[len(rules) :] = 0
 
 

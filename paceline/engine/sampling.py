@@ -20,6 +20,7 @@ import torch
 from paceline.engine.noise import gumbel, gumbel_at, signed64, stream_starts
 from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits
 from paceline.engine.threads import choice_threads
+from paceline.engine.transfer import to_device
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.planning.memory import choice_places
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
@@ -67,7 +68,7 @@ def _choose_rows(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[
     places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
     rules = RowRules.empty(len(places), logits.device)
     rules.fill([one.rule for one, _ in places])
-    positions = torch.tensor([len(one.prefix) + row for one, row in places], device=logits.device)
+    positions = to_device([len(one.prefix) + row for one, row in places], logits.device)
     token_ids: list[int] = kernels.choose_rows(logits, rules, positions).tolist()
     choices: list[Choice] = [
         _error(one, row, float(logits[index].max())) if token_id == NO_TOKEN else token_id

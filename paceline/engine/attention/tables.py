@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from paceline.engine.plan import BatchPlan
+from paceline.engine.transfer import to_device
 
 SPLIT_KEYS = 256
 """Keys of a sequence are cut here, whatever else is computed, and the parts are read by different programs."""
@@ -85,10 +86,10 @@ def planned_rows(plan: BatchPlan, group_size: int, device: torch.device) -> Tabl
         for done in range(0, span.count, size):
             tiles.append((span.start + done, min(size, span.count - done), span.base_length + done, row))
     return TableRows(
-        torch.tensor(positions, device=device),
-        torch.tensor(plan.slots, device=device),
-        torch.tensor(tiles, device=device),
-        torch.tensor(_tables(plan), device=device),
+        to_device(positions, device),
+        to_device(plan.slots, device),
+        to_device(tiles, device),
+        to_device(_tables(plan), device),
         plan.page_tokens,
     )
 

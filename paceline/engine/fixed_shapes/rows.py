@@ -126,17 +126,16 @@ class BlockBuffer:
 
     def fill(self, rows: Sequence[HostRow]) -> None:
         """Write the rows, then empty rows up to the shape, in one transfer."""
-        width = self._numbers.shape[1]
-        numbers = []
-        for row in rows:
-            padding = [0] * (self._shape.query_count - len(row.token_ids))
-            own = [*row.token_ids, *padding, len(row.token_ids), row.base_length]
-            own += [0] * (self._first_page - len(own))
-            numbers.append([*own, *row.pages, *[0] * (width - len(own) - len(row.pages))])
-        numbers += [[0] * width] * (self._shape.row_count - len(rows))
         if self._copied:
             self._copied.synchronize()  # the last transfer may still be reading
-        self._numbers.copy_(torch.tensor(numbers))
+        numbers = self._numbers.numpy()
+        for number, row in enumerate(rows):
+            padding = [0] * (self._shape.query_count - len(row.token_ids))
+            own = [*row.token_ids, *padding, len(row.token_ids), row.base_length]
+            numbers[number, : len(own)] = own
+            # What follows a row's own pages is not read.
+            numbers[number, self._first_page : self._first_page + len(row.pages)] = row.pages
+        numbers[len(rows) :, : self._first_page] = 0
         self._on_device.copy_(self._numbers, non_blocking=True)
         if self._copied:
             self._copied.record()

@@ -11,6 +11,7 @@ from paceline.checks import MAX_PROPOSED_COUNT
 from paceline.engine.fixed_shapes.recording import Recorder, Work
 from paceline.engine.fixed_shapes.rows import BlockBuffer, BlockRows, BlockShape, HostRow
 from paceline.engine.row_choice import ChoiceKernels, RowRules
+from paceline.engine.transfer import to_device
 from paceline.types import ChoiceRule
 
 LastLogits = Callable[[BlockRows], torch.Tensor]
@@ -72,7 +73,7 @@ class FirstStep:
         steps = self._steps
         self._buffer.fill(rows)
         steps.rules.fill(rules)
-        steps.counts[: len(rows)] = torch.tensor(counts)
+        steps.counts[: len(rows)] = to_device(counts, steps.counts.device)
         self._begin()
         for _ in range(max(counts) - 1):
             steps.replay()

@@ -152,6 +152,7 @@ class TritonKernels:
             SPLIT=SPLIT_KEYS,
             STEP=tile.step,
             num_warps=tile.warps,
+            num_stages=tile.stages,
             **self._order,
         )
         combine_kernel[(token_count, own_count)](

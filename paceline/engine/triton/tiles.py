@@ -28,6 +28,12 @@ class AttentionTile:
     step: int
     """Keys that a program reads at a time."""
     warps: int
+    stages: int
+    """Steps that are on their way from memory at once."""
+
+
+FEW_TILE_ROWS = 32
+"""Rows up to which a program has registers for long steps, which wait for memory less often."""
 
 
 def attention_tile(group_size: int, head_size: int, dtype: torch.dtype) -> AttentionTile:
@@ -39,8 +45,10 @@ def attention_tile(group_size: int, head_size: int, dtype: torch.dtype) -> Atten
     queries, head_block = tile_queries(group_size), max(LEAST_ROWS, triton.next_power_of_2(head_size))
     rows = max(LEAST_ROWS, triton.next_power_of_2(group_size * queries))
     if dtype == torch.float32:
-        return AttentionTile(queries, rows, head_block, 32, min(MOST_WARPS, rows // 2))
-    return AttentionTile(queries, rows, head_block, 64, 8 if head_block > 128 else 4)
+        return AttentionTile(queries, rows, head_block, 32, min(MOST_WARPS, rows // 2), 3)
+    if rows <= FEW_TILE_ROWS and head_block <= 128:
+        return AttentionTile(queries, rows, head_block, 128, 4, 2)
+    return AttentionTile(queries, rows, head_block, 64, 8 if head_block > 128 else 4, 3)
 
 
 @dataclass(frozen=True)
