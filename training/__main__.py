@@ -20,13 +20,15 @@ from paceline.laws.points import write_points
 from paceline.process.launcher import CORES, ClusterOptions
 from training import draft, grid, heads, outputs, problems, target
 from training.features import FrozenTarget, features_of
-from training.loop import MAX_LENGTH, Progress, bucketed, fit, new_model
+from training.lessons import Lesson, lessons, read_lessons, write_lessons
+from training.loop import MAX_LENGTH, bucketed, fit, new_model, placed, save
 from training.tokenizer import save_tokenizer, train_tokenizer
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console(highlight=False)
 Data = Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)]
 Work = Annotated[Path, typer.Option(help="Folder for the pair; made when missing")]
+Device = Annotated[str, typer.Option(help="Where models are trained: auto, cpu or cuda")]
 VOCABULARY_SIZE = 4096
 
 
@@ -36,7 +38,9 @@ def main() -> None:
 
 
 @app.command("target")
-def train_target(data: Data, work: Work, minutes: float = 60, token_budget: int = 4096, seed: int = 1) -> None:
+def train_target(
+    data: Data, work: Work, minutes: float = 60, token_budget: int = 4096, seed: int = 1, device: Device = "auto"
+) -> None:
     """Train the tokenizer and the target."""
     torch.manual_seed(seed)
     seen, _ = problems.load(data)
@@ -46,7 +50,7 @@ def train_target(data: Data, work: Work, minutes: float = 60, token_budget: int 
     )
     folder = work / "target"
     save_tokenizer(tokenizer, folder, MAX_LENGTH)
-    model = new_model(target.TARGET_SHAPE, tokenizer.get_vocab())
+    model = placed(new_model(target.TARGET_SHAPE, tokenizer.get_vocab()), device)
     progress = fit(
         model,
         target.batches(seen, tokenizer, token_budget, seed),
@@ -56,14 +60,6 @@ def train_target(data: Data, work: Work, minutes: float = 60, token_budget: int 
         report=console.print,
     )
     save(model, progress, folder)
-
-
-def save(model: LlamaForCausalLM, progress: Progress, folder: Path) -> None:
-    """Store bfloat16 weights, to ship half the bytes, under a config that says to run them in float32."""
-    model.bfloat16().save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
-    (folder / "training.json").write_text(json.dumps(vars(progress)))
 
 
 @app.command("outputs")
@@ -113,6 +109,7 @@ def train_draft(
     token_budget: int = 4096,
     seed: int = 3,
     start_from: Annotated[Path | None, typer.Option(help="Draft to go on from; unset: a fresh one")] = None,
+    device: Device = "auto",
 ) -> None:
     """Distil the draft from the target's own outputs and the worked answers; `minutes` begin when it has read them."""
     torch.manual_seed(seed)
@@ -121,16 +118,16 @@ def train_draft(
     own = outputs.read_outputs(work / "outputs.json")
     seen, _ = problems.load(data)
     gold = [draft.as_output(problems.vary(problem, rng), tokenizer) for problem in seen]
-    teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
-    lessons = list(outputs.lessons(teacher, bucketed([*own, *gold], 8192, rng), console.print))
+    teacher = _teacher(work / "target", device)
+    learnt = list(lessons(teacher, bucketed([*own, *gold], 8192, rng), console.print))
     model = (
         LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32)
         if start_from
         else new_model(draft.DRAFT_SHAPE, tokenizer.get_vocab())
     )
     progress = fit(
-        model,
-        draft.batches(lessons, token_budget, seed),
+        placed(model, device),
+        draft.batches(learnt, token_budget, seed),
         draft.distillation_loss,
         minutes=minutes,
         peak_rate=2e-3 if start_from else 4e-3,
@@ -138,6 +135,10 @@ def train_draft(
     )
     save_tokenizer(tokenizer, work / "draft", MAX_LENGTH)
     save(model, progress, work / "draft")
+
+
+def _teacher(folder: Path, device: str) -> LlamaForCausalLM:
+    return placed(LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), device)
 
 
 @app.command("heads")
@@ -184,11 +185,17 @@ def train_grid(
     outputs_file: Annotated[
         Path, typer.Option("--outputs", help="The target's outputs, as `training outputs` writes them", exists=True)
     ],
-    folder: Annotated[Path, typer.Option(help="Folder for cells and points.json; made when missing")],
+    folder: Annotated[Path, typer.Option(help="Folder for cells, drafts and points.json; made when missing")],
+    held_file: Annotated[
+        Path | None,
+        typer.Option("--held", help="Outputs to count acceptance on; unset: a twentieth of --outputs", exists=True),
+    ] = None,
+    lessons_file: Annotated[Path | None, typer.Option("--lessons", help="File of lessons, made when missing")] = None,
     depths: Annotated[str, typer.Option(help="Layers of drafts")] = ",".join(map(str, grid.DEPTHS)),
     token_counts: Annotated[str, typer.Option(help="Tokens of training")] = ",".join(map(str, grid.TOKEN_COUNTS)),
     most_outputs: int = 12_000,
     seed: int = 5,
+    device: Device = "auto",
 ) -> None:
     """Train drafts of several depths on several numbers of tokens; cells that are there already are kept."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,16 +203,30 @@ def train_grid(
     def recipe() -> grid.Recipe:
         own = outputs.read_outputs(outputs_file)[:most_outputs]
         random.Random(seed).shuffle(own)
-        held = own[: max(1, len(own) // 20)]
-        teacher = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
-        batches = bucketed(own[len(held) :], 8192, random.Random(seed))
-        lessons = list(outputs.lessons(teacher, batches, console.print))
-        tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-        return grid.Recipe(lessons, held, tokenizer.get_vocab(), seed, console.print)
+        held = outputs.read_outputs(held_file) if held_file else own[: max(1, len(own) // 20)]
+        learnt = own if held_file else own[len(held) :]
+        return grid.Recipe(
+            _lessons(target, learnt, lessons_file, seed, device),
+            held,
+            Tokenizer.from_file(str(target / "tokenizer.json")),
+            seed,
+            device,
+            console.print,
+        )
 
     wanted = grid.cells(comma_counts("--depths", depths), comma_counts("--token-counts", token_counts))
     write_points(folder / "points.json", grid.made_points(folder, wanted, recipe))
     console.print(f"written to {folder / 'points.json'}")
+
+
+def _lessons(target: Path, own: list[outputs.Output], file: Path | None, seed: int, device: str) -> list[Lesson]:
+    """Return what the file keeps, or have the target read its outputs and keep that in the file."""
+    if file and file.exists():
+        return read_lessons(file)
+    made = list(lessons(_teacher(target, device), bucketed(own, 8192, random.Random(seed)), console.print))
+    if file:
+        write_lessons(file, made)
+    return made
 
 
 if __name__ == "__main__":

@@ -3,16 +3,20 @@
 It knows nothing of problems or of where batches and losses come from.
 """
 
+import json
 import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.engine.model.loader import resolve_device
 from training.tokenizer import END, PAD
 
 MAX_LENGTH = 4096
@@ -57,6 +61,12 @@ def new_model(shape: Shape, vocabulary: dict[str, int]) -> LlamaForCausalLM:
         pad_token_id=vocabulary[PAD],
     )
     return LlamaForCausalLM(config)
+
+
+def placed(model: LlamaForCausalLM, device: str) -> LlamaForCausalLM:
+    """Move the model to a device: auto, cpu or cuda. Raise StartupError when there is none."""
+    nn.Module.to(model, resolve_device(device))  # transformers' own `to` has a type that takes no device
+    return model
 
 
 def bucketed(rows: Sequence[Row], token_budget: int, rng: random.Random) -> Iterator[list[Row]]:
@@ -107,3 +117,11 @@ def fit(
             report(f"{share:5.1%} step {step_count} tokens {token_count} loss {loss.item():.4f} rate {rate:.2e}")
     model.eval()  # type: ignore[no-untyped-call]
     return Progress(step_count, token_count, sum(tail) / max(1, len(tail)))
+
+
+def save(model: LlamaForCausalLM, progress: Progress, folder: Path) -> None:
+    """Store bfloat16 weights, to ship half the bytes, under a config that says to run them in float32."""
+    model.bfloat16().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
+    (folder / "training.json").write_text(json.dumps(vars(progress)))

@@ -1,4 +1,4 @@
-"""Lessons for the draft: the target's own greedy outputs, and its distribution at each of their positions.
+"""The target's own greedy outputs, which drafts learn from.
 
 The product itself makes the outputs, so they are those that the pair will be asked for.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
 
 from paceline.client import Client
 from paceline.errors import PacelineError
@@ -27,9 +26,6 @@ INVENTION_TEMPERATURE = 0.8
 Prompt = Callable[[Client], Awaitable[tuple[int, ...]]]
 """Makes the token ids of one prompt; empty if that failed."""
 
-TEACHER_CHOICES = 16
-"""Number of likeliest tokens kept of the teacher's distribution; the others hold under 2 % of it."""
-
 
 @dataclass(frozen=True)
 class Output:
@@ -44,18 +40,6 @@ class Output:
 def read_outputs(path: Path) -> list[Output]:
     """Read what `training outputs` wrote."""
     return [Output(**row) for row in json.loads(path.read_text())]
-
-
-@dataclass(frozen=True)
-class Lesson:
-    output: Output
-    choices: torch.Tensor
-    """Token ids [output tokens, TEACHER_CHOICES]."""
-    weights: torch.Tensor
-    """Probabilities [output tokens, TEACHER_CHOICES] that the draft should give them, summing to 1."""
-
-    def __len__(self) -> int:
-        return len(self.output)
 
 
 async def greedy_outputs(
@@ -124,26 +108,13 @@ def invented_prompt(seed: int, tokenizer: Tokenizer) -> Prompt:
     return make
 
 
-@torch.no_grad()
-def lessons(
-    teacher: LlamaForCausalLM, batches: Iterable[list[Output]], report: Callable[[str], None]
-) -> Iterator[Lesson]:
-    """Run the teacher over whole outputs and learn from its likeliest choices at each output position."""
-    for number, batch in enumerate(batches):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = teacher(input_ids=padded([one.token_ids for one in batch]).clamp_min(0)).logits
-        for output, row in zip(batch, logits, strict=True):
-            top = row[output.prompt_count - 1 : len(output) - 1].float().softmax(-1).topk(TEACHER_CHOICES)
-            weights = top.values / top.values.sum(-1, keepdim=True) / 2
-            # Half of the weight is on the teacher's greedy choice (as far as bfloat16 tells) and half is its
-            # distribution, whose other choices keep the draft from learning outputs by heart.
-            weights[:, 0] += 0.5
-            yield Lesson(output, top.indices.to(torch.int16), weights.half())
-        if number % 100 == 0:
-            report(f"lessons from {number} batches")
-
-
 def padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
     """Lay rows side by side as [B, T]; `IGNORED` marks padding, on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[IGNORED] * (width - len(row))] for row in rows])
+
+
+def output_places(batch: Sequence[Output]) -> torch.Tensor:
+    """Return where the output's tokens are chosen: indexes into the batch's padded rows, laid end to end."""
+    width = max(map(len, batch))
+    return torch.cat([torch.arange(one.prompt_count - 1, len(one) - 1) + row * width for row, one in enumerate(batch)])

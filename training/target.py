@@ -34,9 +34,10 @@ def batches(problems: Sequence[Problem], tokenizer: Tokenizer, token_budget: int
 
 def next_token_loss(model: LlamaForCausalLM, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return the cross-entropy over questions and answers, and its token count. Reading well is half of answering."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    batch = batch.to(model.device)
+    with torch.autocast(model.device.type, dtype=torch.bfloat16):
         # Padding lies right of every real token, so plain causal attention never sees it.
-        logits = model(input_ids=batch.clamp_min(0)).logits
+        logits = model(input_ids=batch.clamp_min(0), use_cache=False).logits
     labels = batch[:, 1:].reshape(-1)
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels, ignore_index=IGNORED)
     return loss, int((labels != IGNORED).sum())
