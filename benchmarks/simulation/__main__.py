@@ -15,6 +15,8 @@ from rich.console import Console
 from benchmarks.questions import encode_questions
 from benchmarks.simulation.comparing import FIGURES, compare, holds, table_of, write_plot
 from benchmarks.simulation.measuring import measure, read_real, write_real
+from benchmarks.simulation.stages import figures as stage_figures
+from benchmarks.simulation.stages import table_of as table_of_stages
 from paceline.files import replace_file
 from paceline.process.launcher import ClusterOptions
 from training import problems
@@ -66,6 +68,12 @@ def compare_all(folder: Folder = FOLDER, seed: int = 1) -> None:
             for one in comparisons
         ]
         replace_file(folder / f"simulation-{real.replica_count}.json", json.dumps(rows, indent=2) + "\n")
+
+
+@app.command("stages")
+def simulate_stages() -> None:
+    """Simulate batched speculation over a pipeline of eight devices, with made-up costs, beside SpecMemo's figures."""
+    console.print(table_of_stages(stage_figures()))
 
 
 if __name__ == "__main__":

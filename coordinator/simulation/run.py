@@ -59,7 +59,13 @@ class _Simulation:
         self._seed = seed
         times = CallTimes(saved.costs.calls_of())
         self._targets = [
-            SimulatedTarget(name, saved.target, self._around(times, name, cluster.target_round_trip_s), self._texts)
+            SimulatedTarget(
+                name,
+                saved.target,
+                self._around(times, name, cluster.target_round_trip_s),
+                self._texts,
+                cluster.target_stage_count,
+            )
             for name in _names("target", cluster.target_count)
         ]
         self._drafts = self._made_drafts() if cluster.draft_count else []

@@ -55,14 +55,17 @@ class Surroundings:
 
 
 class _Service:
-    """One replica: calls are worked off one after the other, in the order in which they came."""
+    """One replica: calls are worked off in the order in which they came, one at a time in each of its stages.
 
-    def __init__(self, name: str, model: SavedModel, around: Surroundings) -> None:
+    A stage takes its part of a call's time, and nothing passes between stages that would take time.
+    """
+
+    def __init__(self, name: str, model: SavedModel, around: Surroundings, stage_count: int = 1) -> None:
         self.name = name
         self._model = model
         self._description = described(model)
         self._around = around
-        self._worker = asyncio.Lock()
+        self._stages = [asyncio.Lock() for _ in range(stage_count)]
         self._lengths: dict[str, int] = {}
         self._peak_tokens = self._call_count = 0
         self._busy_s = self._queued_s = 0.0
@@ -111,12 +114,13 @@ class _Service:
         one_way_s = (took.wire_s + self._around.round_trip_s) / 2
         await asyncio.sleep(took.own_s + one_way_s)
         clock = asyncio.get_running_loop().time
-        asked_s = clock()
-        async with self._worker:
-            queued_s = clock() - asked_s
-            await asyncio.sleep(took.executed_s)
+        asked_s, stage_s = clock(), took.executed_s / len(self._stages)
+        for stage in self._stages:
+            async with stage:
+                await asyncio.sleep(stage_s)
+        queued_s = max(0.0, clock() - asked_s - took.executed_s)
         self._call_count += 1
-        self._busy_s += took.executed_s
+        self._busy_s += stage_s
         self._queued_s += queued_s
         await asyncio.sleep(one_way_s)
         return CallTiming(queued_s, took.executed_s)
@@ -133,8 +137,8 @@ class _Service:
 
 
 class SimulatedTarget(_Service):
-    def __init__(self, name: str, model: SavedModel, around: Surroundings, texts: Texts) -> None:
-        super().__init__(name, model, around)
+    def __init__(self, name: str, model: SavedModel, around: Surroundings, texts: Texts, stage_count: int = 1) -> None:
+        super().__init__(name, model, around, stage_count)
         self._texts = texts
         self._begun: dict[str, tuple[Text, int]] = {}
         """Text of each sequence, with the length of its prompt."""

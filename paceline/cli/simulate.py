@@ -81,6 +81,9 @@ class SimulatedFlags:
         float, typer.Option(min=0, help="From coordinators to the draft and back, beside what was measured.")
     ] = 0.0
     target_round_trip_ms: Annotated[float, typer.Option(min=0, help="The same, to the target.")] = 0.0
+    target_stages: Annotated[
+        int, typer.Option(min=1, help="Devices that each hold as many of a target's layers, as --pipeline-parallel.")
+    ] = 1
     apart: Annotated[
         bool,
         typer.Option("--apart", help="Each service has a machine of its own: none slows another down."),
@@ -100,6 +103,7 @@ class SimulatedFlags:
             self.client_round_trip_ms / 1e3,
             self.draft_round_trip_ms / 1e3,
             self.target_round_trip_ms / 1e3,
+            self.target_stages,
             self.apart,
         )
 

@@ -25,6 +25,8 @@ class SimulatedCluster:
     """Between clients and coordinators, beside nothing measured; the other two are beside what was measured."""
     draft_round_trip_s: float = 0.0
     target_round_trip_s: float = 0.0
+    target_stage_count: int = 1
+    """Devices that each hold as many of a target's layers. A call passes them one after the other."""
     apart: bool = False
     """Whether services have machines of their own: then rounds in flight at once do not slow each other down."""
 

@@ -88,6 +88,20 @@ def test_more_replicas_answer_more_where_each_has_its_machine() -> None:
     assert len([use for use in two.services if use.call_count]) == 4
 
 
+def test_two_groups_follow_each_other_through_the_stages() -> None:
+    """Plain decoding, so that a lane waits for the target alone. One group at a time gains nothing."""
+    plain: dict[str, Any] = {"draft_count": 0, "draft_service_count": 0, "apart": True, "clients": 8, "count": 32}
+    alone, staged = (simulated(**plain, target_stage_count=count).summary.tokens_per_s for count in (1, 2))
+    assert 1.6 * alone < staged < 2 * alone
+    one_lane = [simulated(**plain, lane_count=1, target_stage_count=count).summary.tokens_per_s for count in (1, 2)]
+    assert one_lane[1] == pytest.approx(one_lane[0], rel=0.02)
+
+
+def test_a_stage_is_busy_for_its_part_of_each_call() -> None:
+    use = {count: simulated(clients=1, target_stage_count=count).services[0].busy_share for count in (1, 4)}
+    assert use[4] == pytest.approx(use[1] / 4, rel=0.02)
+
+
 def test_coordinators_share_the_services() -> None:
     result = simulated(8, 16, coordinator_count=2, target_count=2)
     assert result.summary.counts["completed"] == 16
