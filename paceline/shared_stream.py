@@ -26,7 +26,9 @@ HELD_RESPONSES = 64
 
 Metadata = tuple[tuple[str, str], ...]
 MOST_CALLS = 1000
-"""Calls of a stream after which others go to another: coordinators allow 1024 on one."""
+"""Calls of a stream after which others go to another, unless the coordinator takes fewer."""
+MOST_CALLS_KEY = "paceline-most-calls"
+"""Names what a coordinator takes, in the metadata that it answers a stream with at once."""
 
 
 class SharedStream:
@@ -128,6 +130,7 @@ class _Opened:
         self._ids = count(1)
         self._writing = asyncio.Lock()
         self._has_failed_write = False
+        self._most_calls = MOST_CALLS
         self._telling: set[asyncio.Task[None]] = set()
         # A write that fails hides the status of the stream, such as that of a coordinator that knows no streams.
         self._begun = asyncio.create_task(self._stream.initial_metadata())
@@ -138,7 +141,10 @@ class _Opened:
         call = _Call(next(self._ids))
         self._calls[call.call_id] = call
         try:
-            await asyncio.wait((self._begun,))
+            await self._learn_most_calls()
+            if len(self._calls) > self._most_calls:
+                del self._calls[call.call_id]
+                return None
             if not self._stream.done():
                 await self._written(pb.GenerateStreamRequest(call_id=call.call_id, start=started))
         except asyncio.InvalidStateError:
@@ -153,13 +159,20 @@ class _Opened:
             raise
         return call
 
+    async def _learn_most_calls(self) -> None:
+        """Wait for what the coordinator says of the stream, or until it is lost."""
+        await asyncio.wait((self._begun,))
+        if not (self._begun.cancelled() or self._begun.exception()):
+            told = dict(self._begun.result()).get(MOST_CALLS_KEY)
+            self._most_calls = min(MOST_CALLS, int(told or MOST_CALLS))
+
     @property
     def has_ended(self) -> bool:
         return self._reading.done()
 
     @property
     def is_full(self) -> bool:
-        return len(self._calls) >= MOST_CALLS
+        return len(self._calls) >= self._most_calls
 
     def release(self, call: _Call) -> None:
         """Have a held call go on if most of it was read."""

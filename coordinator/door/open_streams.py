@@ -31,7 +31,7 @@ class OpenStreams:
         self._calls = calls
         self._checks = checks
         self._around = around
-        self._most = most
+        self.most = most
         self._age_s = age_s
         self._open: set[StreamedCalls] = set()
         self._ending: WeakSet[asyncio.Task[None]] = WeakSet()
@@ -45,7 +45,7 @@ class OpenStreams:
             check_caller(self._checks, self._method, context)
             return self._calls.arrived()
 
-        calls = StreamedCalls(begin, self._around_call, self._most)
+        calls = StreamedCalls(begin, self._around_call, self.most)
         ageing = asyncio.get_running_loop().call_later(self._age_s, calls.take_no_more)
 
         def end(_: object) -> None:

@@ -14,6 +14,7 @@ from coordinator.door.open_streams import OpenStreams
 from coordinator.drafting.draft_models import DraftModels
 from coordinator.rounds.statistics import Statistics
 from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.shared_stream import MOST_CALLS_KEY
 from paceline.types import ClusterDescription, GenerationRequest, ReplicaDescription
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import ended_code, parsed
@@ -65,8 +66,8 @@ class GenerationServicer:
     async def GenerateStream(
         self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        # Callers wait for it: it tells them that there are streams here before they write.
-        await context.send_initial_metadata(())
+        # Callers wait for it: it tells them, before they write, that there are streams here and how much one carries.
+        await context.send_initial_metadata(((MOST_CALLS_KEY, str(self._streams.most)),))
         async for message in self._streams.open(context).answer(requests):
             yield message
 

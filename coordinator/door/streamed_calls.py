@@ -20,7 +20,7 @@ from paceline.codec.status import error_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
 from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.v1 import generation_service_pb2 as pb
-from paceline.wire import as_told, code_of, parsed
+from paceline.wire import as_told, code_of, cut_off_code, parsed
 
 LONG_MESSAGE_BYTES = 64 << 10
 """Messages from this size on are parsed in a thread, so that no round waits for them."""
@@ -142,6 +142,8 @@ class StreamedCalls:
         self, call_id: int, started: pb.StartedCall, byte_count: int, refusal: PacelineError | None
     ) -> None:
         call, code = self._begin(), grpc.StatusCode.OK
+        timeout_s, clock = None, asyncio.get_running_loop().time
+        began_s = clock()
         try:
             if refusal:
                 raise refusal
@@ -149,7 +151,8 @@ class StreamedCalls:
             async with asyncio.timeout(timeout_s):
                 await self._send(call_id, call, started.request, byte_count, timeout_s)
         except asyncio.CancelledError:
-            code = grpc.StatusCode.CANCELLED
+            # A caller whose own clock says first that time is up cancels the call.
+            code = cut_off_code(timeout_s and timeout_s - (clock() - began_s), timeout_s)
             raise
         except Exception as error:
             failure = CallTimedOut("the request's deadline passed") if isinstance(error, TimeoutError) else error

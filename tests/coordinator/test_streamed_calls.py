@@ -16,8 +16,9 @@ from coordinator.door.servicer import STREAM_METHOD, GenerationServicer, add_gen
 from coordinator.requests.stream import Stream
 from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.codec.generation import piece_from_pb, request_to_pb
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerUnavailable
 from paceline.types import GenerationRequest, OutputPiece, OutputToken, TokenIds
+from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import RunningServer, open_channel
@@ -154,6 +155,25 @@ async def test_a_call_whose_deadline_passes_ends_alone() -> None:
         assert (await good).token_ids == continuation(PROMPTS[0], 30)
 
 
+@pytest.mark.parametrize(("timeout_s", "code"), [(60.0, "DEADLINE_EXCEEDED"), (None, "CANCELLED")])
+async def test_a_call_that_its_caller_cancels_at_its_deadline_counts_as_timed_out(
+    timeout_s: float | None, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's clock may be the first to say that time is up."""
+    monkeypatch.setattr("paceline.wire.status.DEADLINE_SLACK_S", 100.0)
+    registry, started = CollectorRegistry(), pb.StartedCall(request=request_to_pb(GenerationRequest(TokenIds((5,)))))
+    started.context.CopyFrom(common_pb2.RequestContext(timeout_s=timeout_s))
+    async with (
+        fake_server(FakeDrafter(0.7), FakeVerifier(), registry, batch_size=8, max_new_tokens=10_000) as running,
+        raw_stream(running) as stream,
+    ):
+        await stream.ask(1, start=started)
+        await stream.read()
+        await stream.ask(1, cancel=pb.CancelledCall())
+        await stream.read_until_ended([1])
+        assert registry.get_sample_value("paceline_requests_total", {"code": code}) == 1
+
+
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
 async def test_a_deadline_that_is_none_is_refused(timeout_s: float) -> None:
     async with server() as running, raw_stream(running) as stream:
@@ -165,15 +185,24 @@ async def test_a_deadline_that_is_none_is_refused(timeout_s: float) -> None:
 
 
 async def test_at_most_so_many_calls_are_under_way_on_a_stream() -> None:
+    async with server(max_concurrent_streams=2, max_new_tokens=10_000) as running, raw_stream(running) as stream:
+        for n in (5, 6):
+            await stream.start(n, GenerationRequest(TokenIds((n,)), ignore_end_tokens=True))
+        await stream.start(7, GenerationRequest(TokenIds((7,))))
+        ended = (await stream.read_until_ended([7]))[-1].updates
+        (words,) = [one.ended.message for one in ended if one.call_id == 7]
+        assert "2 calls of this stream are under way" in words
+
+
+async def test_calls_beyond_what_a_coordinator_takes_on_a_stream_go_to_another() -> None:
     async with (
-        server(max_concurrent_streams=2, max_new_tokens=10_000) as running,
+        server(max_concurrent_streams=3, max_new_tokens=10_000) as running,
         Client(running.address, NO_RETRIES, shares_stream=True) as client,
     ):
-        pieces = [client.generate(GenerationRequest(TokenIds((n,)), ignore_end_tokens=True)) for n in (5, 6)]
-        for one in pieces:
-            await anext(one)
-        with pytest.raises(Overloaded, match="2 calls of this stream are under way"):
-            await client.complete(GenerationRequest(TokenIds((7,))))
+        requests = [GenerationRequest(TokenIds((n,)), ignore_end_tokens=True) for n in range(5, 10)]
+        pieces = [client.generate(one) for one in requests]
+        # All at once: none of them knows yet what the coordinator takes.
+        await asyncio.gather(*(anext(one) for one in pieces))
         for one in pieces:
             await one.aclose()
 
