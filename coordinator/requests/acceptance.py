@@ -35,7 +35,8 @@ class Acceptance:
 class PlaceAcceptance:
     """Share of right drafts of all generations, by place: a first draft token is right more often than later ones."""
 
-    def __init__(self, place_count: int) -> None:
+    def __init__(self, place_count: int, prior_rate: float = PRIOR_RATE) -> None:
+        self._prior_rate = prior_rate
         # Rows by their count of right places, and of compared places; sums of these give the counts of each place.
         self._right = [0.0] * (place_count + 1)
         self._asked = [0.0] * (place_count + 1)
@@ -44,7 +45,7 @@ class PlaceAcceptance:
     def rate(self) -> float:
         """Rate over all places."""
         right, asked = sum(self._places(self._right)), sum(self._places(self._asked))
-        return (right + PRIOR_WEIGHT * PRIOR_RATE) / (asked + PRIOR_WEIGHT)
+        return (right + PRIOR_WEIGHT * self._prior_rate) / (asked + PRIOR_WEIGHT)
 
     def age(self) -> None:
         """Let a round pass: earlier rows weigh less."""
@@ -57,7 +58,7 @@ class PlaceAcceptance:
 
     def survival(self, likelier: float = 1.0) -> list[float]:
         """Return the chance that the first 1, 2, ... drafts are all right; `likelier` is a factor on usual rates."""
-        rate, reached, chances = PRIOR_RATE, 1.0, []
+        rate, reached, chances = self._prior_rate, 1.0, []
         for right, asked in zip(self._places(self._right), self._places(self._asked), strict=True):
             # A place with few compared drafts is taken to be like the one before it.
             rate = (right + PLACE_PRIOR_WEIGHT * rate) / (asked + PLACE_PRIOR_WEIGHT)

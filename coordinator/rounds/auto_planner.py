@@ -118,27 +118,49 @@ class _Search:
         self._rounds_left -= 1
         prices = self._prices(len(outlooks), self._bend_count)
         chosen = self._chosen(outlooks, self._count, prices)
+        if self._count == self._best and self._is_better_without_call(outlooks, chosen):
+            chosen = [(NO_OPTION, own) for _, own in chosen]
         heads_counts = self._heads_counts(outlooks, [asked for asked, _ in chosen], prices)
         return {
             one.generation: one.wish(asked, at_hand, heads_count)
             for one, (asked, at_hand), heads_count in zip(outlooks, chosen, heads_counts, strict=True)
         }
 
+    def _is_better_without_call(self, outlooks: Sequence[Outlook], chosen: Sequence[tuple[Option, Option]]) -> bool:
+        """Return whether what is at hand promises more in this round than a call of the draft services, which takes
+        time that no row is charged with.
+        """
+        asking = [(one, ask, own) for one, (ask, own) in zip(outlooks, chosen, strict=True) if ask.count]
+        is_ordered = any(one.generation.drafting.in_order for one, _, _ in asking)
+        if not self._goodput or is_ordered or not any(own.count for _, _, own in asking):
+            return False
+        gained = sum(ask.tokens - own.tokens for _, ask, own in asking)
+        work = _work([ask if ask.count else own for ask, own in chosen])
+        without = _work([own for _, own in chosen])
+        return gained < self._goodput * (self._costs.predict(work) - self._costs.predict(without))
+
     def _heads_counts(self, outlooks: Sequence[Outlook], asked: Sequence[Option], prices: Prices) -> list[int]:
         """Return the tokens that the target's heads should draft for the next round of each row."""
         counts = [_heads_count(one, ask, prices) for one, ask in zip(outlooks, asked, strict=True)]
         if any(counts):
-            is_due = self._heads_trials.is_due(self._heads_worth(outlooks, counts))
+            is_due = self._heads_trials.is_due(self._heads_worth(outlooks, counts, asked))
             return [0] * len(counts) if is_due else counts
         is_first = not self._goodput and any(ask.count for ask in asked)
         if is_first or any(DraftSource.HEADS in one.guesses for one in outlooks):
             return counts  # a trial shows most in rounds of its own: to draft in one, to verify in the next
         most = [len(one.heads_chances) for one in outlooks]
-        return most if any(most) and self._heads_trials.is_due(-self._heads_worth(outlooks, most)) else counts
+        return most if any(most) and self._heads_trials.is_due(-self._heads_worth(outlooks, most, asked)) else counts
 
-    def _heads_worth(self, outlooks: Sequence[Outlook], counts: Sequence[int]) -> float:
-        """Return the time that drafts of the target's heads are expected to save, beyond what they cost."""
-        tokens = sum(sum(one.heads_chances[:count]) for one, count in zip(outlooks, counts, strict=True))
+    def _heads_worth(self, outlooks: Sequence[Outlook], counts: Sequence[int], asked: Sequence[Option]) -> float:
+        """Return the time that drafts of the target's heads are expected to save, beyond what they cost.
+
+        They save none where a draft service is asked.
+        """
+        tokens = sum(
+            sum(one.heads_chances[:count])
+            for one, count, ask in zip(outlooks, counts, asked, strict=True)
+            if not ask.count
+        )
         price = self._costs.price(HEADS) + self._costs.drafted_price(self._bend_count)
         return tokens / (self._goodput or len(outlooks)) - price * sum(counts)
 
@@ -224,7 +246,7 @@ class _Search:
             if one.model
         )
         heads_count = sum(one.count for one in options if one.source is DraftSource.HEADS)
-        work = RoundWork(len(outlooks), sum(one.count for one in options), 0, _calls(options), heads_count)
+        work = _work(options, heads_count)
         time = self._costs.predict(work) + catching_up
         return _Promise(tokens, time, work.row_count + work.drafted_count, bend_count)
 
@@ -269,6 +291,10 @@ def _heads_count(outlook: Outlook, asked: Option, prices: Prices) -> int:
     if expected.source is not DraftSource.HEADS or asked.count and outlook.prefers(asked, expected):
         return 0
     return expected.count
+
+
+def _work(options: Sequence[Option], heads_count: int = 0) -> RoundWork:
+    return RoundWork(len(options), sum(one.count for one in options), 0, _calls(options), heads_count)
 
 
 def _calls(options: Sequence[Option]) -> dict[str, DraftCall]:

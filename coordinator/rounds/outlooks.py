@@ -6,6 +6,7 @@ Owns what is learned of acceptance; knows nothing of costs.
 from collections.abc import Mapping, Sequence
 
 from coordinator.drafting.calibration import Calibration
+from coordinator.drafting.heads_acceptance import HeadsAcceptance
 from coordinator.requests.acceptance import PlaceAcceptance
 from coordinator.requests.generation import Generation
 from coordinator.requests.guess import Guess
@@ -13,13 +14,10 @@ from coordinator.rounds.outlook import Drawn, Outlook
 from coordinator.rounds.output_lengths import OutputLengths
 from coordinator.rounds.round_report import NEW_TO_DRAFT, RoundReport
 from coordinator.rounds.wishes import Wish
-from coordinator.smoothing import smoothed
 from paceline.types import DraftSource
 
 MAX_GUESSED = 32
 """Most tokens of a source without a model in a round: copies of a text go on for long."""
-GIVEN_MEMORY = 0.9
-"""Weight of earlier rows in the share of asked tokens that the target's heads give."""
 LIKELIER_STEPS = 20
 """Steps of the factor on a generation's acceptance: rows of about one factor share a computation."""
 
@@ -28,9 +26,7 @@ class Outlooks:
     def __init__(self, max_drawn: int, heads_count: int = 0) -> None:
         """`max_drawn` is the most tokens to ask a draft service for, `heads_count` the target's heads."""
         self._max_drawn = max_drawn
-        self._heads_count = heads_count
-        self._heads_given = 1.0
-        """Share of the tokens that they were asked for of late which the target's heads gave."""
+        self._heads = HeadsAcceptance(heads_count)
         self._places: dict[str, PlaceAcceptance] = {}
         self._calibrations: dict[DraftSource, Calibration] = {}
         self._lengths = OutputLengths()
@@ -38,11 +34,12 @@ class Outlooks:
     def of(self, group: Sequence[Generation], draft_models: Sequence[str]) -> list[Outlook]:
         """Return what each generation of the group can have. Draft services of `draft_models` can be asked now."""
         acceptances = {model: _ModelAcceptance(self._at(model)) for model in draft_models}
-        return [self._of(one, acceptances) for one in group]
+        heads, expected = self._heads.chances(), self._heads.expected_chances()
+        return [self._of(one, acceptances, heads, expected) for one in group]
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport) -> None:
         """Learn from a round: of drafts by place, and of every guess, whether it was used or not."""
-        for places in self._places.values():
+        for places in (self._heads, *self._places.values()):
             places.age()
         for row in report.rows:
             generation = row.generation
@@ -51,25 +48,41 @@ class Outlooks:
                 self._at(row.draft_model).add(min(row.accepted_count, count), count)
             if generation is None:
                 continue
-            if (drafted := generation.heads_draft) and drafted.asked_count:
-                share = len(drafted.token_ids) / drafted.asked_count
-                self._heads_given = smoothed(self._heads_given, share, GIVEN_MEMORY)
+            if generation.heads_draft:
+                self._heads.take_in(generation.heads_draft)
             if guesses := wishes[generation].guesses:
                 committed = generation.token_ids[len(generation.token_ids) - row.committed_count :]
                 for source, guess in guesses.items():
-                    self._calibration(source).observe(guess, committed)
+                    self._observe(source, guess, committed)
             if generation.ended:
                 self._ended(generation)
+
+    def _observe(self, source: DraftSource, guess: Guess, committed: Sequence[int]) -> None:
+        if source is DraftSource.HEADS:
+            self._heads.observe(guess.token_ids, committed)
+        else:
+            self._calibration(source).observe(guess, committed)
 
     def _ended(self, generation: Generation) -> None:
         self._lengths.ended(generation)
         for guesser in generation.guessers.values():
             guesser.ended(generation.token_ids)
 
-    def _of(self, generation: Generation, acceptances: Mapping[str, "_ModelAcceptance"]) -> Outlook:
+    def _of(
+        self,
+        generation: Generation,
+        acceptances: Mapping[str, "_ModelAcceptance"],
+        heads: Sequence[float],
+        expected_of_heads: Sequence[float],
+    ) -> Outlook:
         most, guesses = generation.max_draft_count, _guesses(generation)
         # `_guesses` asks for no more tokens than the most that help.
-        guess_chances = {source: self._calibration(source).chances(one) for source, one in guesses.items()}
+        guess_chances = {
+            source: heads[: len(one.token_ids)]
+            if source is DraftSource.HEADS
+            else self._calibration(source).chances(one)
+            for source, one in guesses.items()
+        }
         drawn: dict[str, Drawn] = {}
         has_missed = False
         for model, acceptance in acceptances.items() if most else ():
@@ -79,16 +92,8 @@ class Outlooks:
                 drawn[model] = Drawn(acceptance.chances(generation)[:most], missed_count)
         # Only what a draft service has missed is weighed against what is still to come.
         remaining = self._lengths.remaining(generation) if has_missed else generation.output.remaining_count
-        heads_chances = self._heads_chances(generation) if self._heads_count else ()
+        heads_chances = expected_of_heads[:most] if generation.drafting.allows(DraftSource.HEADS) else ()
         return Outlook(generation, guesses, guess_chances, drawn, remaining, heads_chances)
-
-    def _heads_chances(self, generation: Generation) -> list[float]:
-        """Return the chances of what the target's heads would draft, where they may."""
-        count = min(self._heads_count, generation.max_draft_count)
-        if not count or not generation.drafting.allows(DraftSource.HEADS):
-            return []
-        chances = self._calibration(DraftSource.HEADS).chances(Guess((0,) * count, 0, (1.0,) * count))
-        return [self._heads_given * chance for chance in chances]
 
     def _at(self, model: str) -> PlaceAcceptance:
         if model not in self._places:

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.requests.acceptance import PRIOR_WEIGHT, ROUND_MEMORY, Acceptance, PlaceAcceptance
+from coordinator.requests.generation import HeadsDraft
 from coordinator.rounds.auto_planner import FIRST_COUNTS, WINDOW, AutoPlanner
 from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
 from paceline.types import DraftSource, HopTime
 from tests.fakes.draft_worlds import (
     COUNTS,
     MODEL,
+    RIGHT,
     SETTLED_ROUNDS,
     World,
     best_fixed,
@@ -165,6 +167,10 @@ WITH_HEADS = {
     "heads that are never right beside a draft that is seldom right": replace(
         HEADS, heads_acceptance=0.0, acceptance=0.32
     ),
+    # 0.89: they were asked in every second round, as if they saved what the draft saves already
+    "heads that are nearly as good as a draft that is asked": replace(
+        HEADS, acceptance=0.85, heads_acceptance=0.75, heads_token_s=0.0011, verify_s=0.004
+    ),
     "heads that cost more than they bring": replace(HEADS, acceptance=0.32, heads_token_s=0.006),
     "heads that answer nothing": replace(HEADS, heads_answer=False),
     "heads that answer nothing beside a draft that is seldom right": replace(
@@ -187,6 +193,20 @@ def test_heads_that_are_not_worth_it_are_asked_now_and_then_and_noticed_when_the
     rounds = simulate([lost] * 1000 + [back] * 1500, AutoPlanner(1, HEADS.heads_count), 1)
     assert goodput(rounds[500:1000]) >= 0.97 * lost.goodput(0)
     assert goodput(rounds[-500:]) >= CLOSE * best_fixed(back)
+
+
+def test_no_draft_is_asked_where_what_is_at_hand_promises_more_in_the_time() -> None:
+    """The heads drafted for a trial: to ask the draft too would cost more time than its better drafts save."""
+    planner, (generation,) = AutoPlanner(1, heads_count=3), group_of(1)
+    world = replace(HEADS, acceptance=0.85, heads_acceptance=0.75, heads_token_s=0.005)
+    simulate([world] * 400, planner, 1)
+    generation.heads_draft = None
+    without = [planner.plan([generation], [MODEL])[generation].asked_count for _ in range(3 * WINDOW)]
+    generation.heads_draft = HeadsDraft(len(generation.token_ids), (RIGHT,) * 3, asked_count=3)
+    beside = [planner.plan([generation], [MODEL])[generation] for _ in range(3 * WINDOW)]
+    assert sum(count > 0 for count in without) > 2 * WINDOW
+    assert sum(wish.asked_count > 0 for wish in beside) < WINDOW  # a trial of another count may be due
+    assert all(len(wish.token_ids) == 3 for wish in beside)
 
 
 def test_a_draft_that_is_away_is_not_waited_for() -> None:

@@ -1,0 +1,50 @@
+"""What drafts of the target's own heads are worth: how often they are right by place, and how many they give.
+
+Every draft is compared with the tokens of its round, used or not, so learning costs no verification.
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from coordinator.requests.acceptance import PlaceAcceptance
+from coordinator.requests.generation import HeadsDraft
+from coordinator.smoothing import smoothed
+
+PRIOR_RATE = 0.5
+"""Share of right drafts that is assumed while nothing is known. A draft service's is higher: to take to the heads too
+early is noticed late, because a service that is not asked shows nothing."""
+GIVEN_MEMORY = 0.9
+"""Weight of earlier rows in the share of asked tokens that they give."""
+
+
+class HeadsAcceptance:
+    """Of all generations together."""
+
+    def __init__(self, most: int) -> None:
+        """`most` is the most tokens that they draft."""
+        self._places = PlaceAcceptance(most, PRIOR_RATE)
+        self._given = 1.0
+        """Share of the tokens that they were asked for of late which they gave."""
+
+    def chances(self) -> list[float]:
+        """Return the chance that their first 1, 2, ... drafts are all right, once they are given."""
+        return self._places.survival()
+
+    def expected_chances(self) -> list[float]:
+        """Return the same for drafts that they would be asked for."""
+        return [self._given * chance for chance in self.chances()]
+
+    def age(self) -> None:
+        """Let a round pass."""
+        self._places.age()
+
+    def take_in(self, drafted: HeadsDraft) -> None:
+        """Learn from what they gave of what they were asked for."""
+        if drafted.asked_count:
+            self._given = smoothed(self._given, len(drafted.token_ids) / drafted.asked_count, GIVEN_MEMORY)
+
+    def observe(self, token_ids: Sequence[int], committed: Sequence[int]) -> None:
+        """Learn from the tokens that were committed after the drafts were made."""
+        pairs = list(zip(token_ids, committed, strict=False))
+        right = takewhile(lambda pair: pair[0] == pair[1], pairs)
+        self._places.add(sum(1 for _ in right), len(pairs))
