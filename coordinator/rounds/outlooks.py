@@ -39,7 +39,8 @@ class Outlooks:
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport) -> None:
         """Learn from a round: of drafts by place, and of every guess, whether it was used or not."""
-        for places in (self._heads, *self._places.values()):
+        self._heads.age()
+        for places in self._places.values():
             places.age()
         for row in report.rows:
             generation = row.generation
