@@ -127,8 +127,9 @@ class _Search:
         }
 
     def _is_better_without_call(self, outlooks: Sequence[Outlook], chosen: Sequence[tuple[Option, Option]]) -> bool:
-        """Return whether what is at hand promises more in this round than a call of the draft services, which takes
-        time that no row is charged with.
+        """Return whether what is at hand promises more in this round than a call of the draft services.
+
+        The call takes time that no row is charged with.
         """
         asking = [(one, ask, own) for one, (ask, own) in zip(outlooks, chosen, strict=True) if ask.count]
         is_ordered = any(one.generation.drafting.in_order for one, _, _ in asking)
@@ -143,26 +144,25 @@ class _Search:
         """Return the tokens that the target's heads should draft for the next round of each row."""
         counts = [_heads_count(one, ask, prices) for one, ask in zip(outlooks, asked, strict=True)]
         if any(counts):
-            is_due = self._heads_trials.is_due(self._heads_worth(outlooks, counts, asked))
+            is_due = self._heads_trials.is_due(self._saved_by_heads(outlooks, counts) - self._heads_cost(counts))
             return [0] * len(counts) if is_due else counts
         is_first = not self._goodput and any(ask.count for ask in asked)
         if is_first or any(DraftSource.HEADS in one.guesses for one in outlooks):
             return counts  # a trial shows most in rounds of its own: to draft in one, to verify in the next
         most = [len(one.heads_chances) for one in outlooks]
-        return most if any(most) and self._heads_trials.is_due(-self._heads_worth(outlooks, most, asked)) else counts
+        # Where a draft service is asked, its drafts save already what the heads' would.
+        useful = [0 if ask.count else count for ask, count in zip(asked, most, strict=True)]
+        loss = self._heads_cost(most) - self._saved_by_heads(outlooks, useful)
+        return most if any(most) and self._heads_trials.is_due(loss) else counts
 
-    def _heads_worth(self, outlooks: Sequence[Outlook], counts: Sequence[int], asked: Sequence[Option]) -> float:
-        """Return the time that drafts of the target's heads are expected to save, beyond what they cost.
+    def _saved_by_heads(self, outlooks: Sequence[Outlook], counts: Sequence[int]) -> float:
+        """Return the time that so many drafts of the target's heads are expected to save."""
+        tokens = sum(sum(one.heads_chances[:count]) for one, count in zip(outlooks, counts, strict=True))
+        return tokens / (self._goodput or len(outlooks))
 
-        They save none where a draft service is asked.
-        """
-        tokens = sum(
-            sum(one.heads_chances[:count])
-            for one, count, ask in zip(outlooks, counts, asked, strict=True)
-            if not ask.count
-        )
-        price = self._costs.price(HEADS) + self._costs.drafted_price(self._bend_count)
-        return tokens / (self._goodput or len(outlooks)) - price * sum(counts)
+    def _heads_cost(self, counts: Sequence[int]) -> float:
+        """Return the time that it takes to make and to verify so many drafts of the target's heads."""
+        return sum(counts) * (self._costs.price(HEADS) + self._costs.drafted_price(self._bend_count))
 
     def observe(self, work: RoundWork, cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
         self._costs.add(work, cycle_s)
