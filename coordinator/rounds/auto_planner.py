@@ -33,6 +33,8 @@ WINDOW = 8
 """Least rounds of each lane with one count: groups change slowly, and no model works during a decision."""
 BEST_MEMORY = 0.97
 """Weight of earlier rounds in the tokens and seconds of the best count, which trials are compared with."""
+BETWEEN_BENDS = (0.25, 0.5, 0.75)
+"""Parts of a bend's price that are tried where the whole leaves drafts out that still cost nothing of it."""
 FIRST_COUNTS = (4, 0, 8, 2, 1)
 """Counts measured first."""
 FIRST_WINDOWS = 12
@@ -85,8 +87,8 @@ class _Promise:
     time: float
     token_count: int
     """Tokens that the target verifies."""
-    bend_count: int
-    """Bends in the time of a verify by which its drafts were priced."""
+    bend_count: float
+    """Bends in the time of a verify by which its drafts were priced, the last perhaps in part."""
 
     @property
     def goodput(self) -> float:
@@ -101,7 +103,7 @@ class _Search:
         self._costs = RoundCosts(lanes)
         self._count = FIRST_COUNTS[0]
         self._best = FIRST_COUNTS[0]
-        self._bend_count = 0
+        self._bend_count = 0.0
         self._goodput = 0.0
         """Tokens that the group makes in one unit of time with the best count; 0: not known yet."""
         self._rounds_left = 0
@@ -195,7 +197,7 @@ class _Search:
         self._count = self._due(promises)
         self._bend_count = promises[self._count].bend_count
 
-    def _prices(self, group_size: int, bend_count: int) -> Prices:
+    def _prices(self, group_size: int, bend_count: float) -> Prices:
         """Return what drafts cost now. Before anything is known a group makes one token a row in a plain round."""
         goodput, costs = self._goodput or group_size, self._costs
         models = costs.models
@@ -232,11 +234,13 @@ class _Search:
         for bend_count, bend in enumerate(BENDS, 1):
             if best.token_count <= bend:
                 break
-            found = self._promise_at(outlooks, count, bend_count)
-            best = max(found, best, key=lambda one: one.goodput)
+            found = [self._promise_at(outlooks, count, bend_count)]
+            if found[0].token_count < bend:  # a lower price may reach just as far as the bend
+                found += [self._promise_at(outlooks, count, bend_count - part) for part in BETWEEN_BENDS]
+            best = max(*found, best, key=lambda one: one.goodput)
         return best
 
-    def _promise_at(self, outlooks: Sequence[Outlook], count: int, bend_count: int) -> _Promise:
+    def _promise_at(self, outlooks: Sequence[Outlook], count: int, bend_count: float) -> _Promise:
         chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count), expecting_heads=True)
         options = [ask if ask.count else own for ask, own in chosen]
         tokens = len(outlooks) + sum(one.tokens for one in options)

@@ -171,9 +171,10 @@ class RoundCosts:
         """Return the price of one unit of a part."""
         return self._prices.get((part, model), FIRST[part][0])
 
-    def drafted_price(self, bend_count: int) -> float:
-        """Return the price of one more draft token in a verify that is beyond so many bends."""
-        return self.price(DRAFTED) + sum(self.price(part) for part in OVER[:bend_count])
+    def drafted_price(self, bend_count: float) -> float:
+        """Return the price of one more draft token in a verify that is beyond so many bends, or beyond part of one."""
+        shares = (min(1.0, max(0.0, bend_count - place)) for place in range(len(OVER)))
+        return self.price(DRAFTED) + sum(share * self.price(part) for share, part in zip(shares, OVER, strict=True))
 
     def predict(self, work: RoundWork) -> float:
         """Return the time of a round with this work."""
