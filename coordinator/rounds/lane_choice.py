@@ -7,7 +7,7 @@ less is tried again when the loss of a trial is a small share of the time since.
 
 from collections.abc import Mapping
 
-HYSTERESIS = 0.03
+HYSTERESIS = 0.05
 """Share of the time that a change must promise to gain."""
 TRIAL_SHARE = 0.005
 """Share of all time that trials may lose."""
