@@ -41,6 +41,8 @@ def test_the_better_is_kept_and_trials_of_the_other_lose_less_than_a_hundredth()
 def test_a_small_difference_changes_nothing() -> None:
     choice = LaneChoice(2, is_free=True)
     choice.decide({2: 1.0})
+    for _ in range(WINDOW):
+        choice.passed(1.0)
     lanes_after(choice, {1: 1.0, 2: 1.3}, 2)
     choice.decide({1: 1.04, 2: 1.0})
     assert choice.count == 1
