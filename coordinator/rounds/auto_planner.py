@@ -71,17 +71,11 @@ class AutoPlanner:
     def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
         outlooks = self._outlooks.of(group, draft_models)
         self._largest = max(self._largest, _size_class(len(group)))
-        search = self._search(len(group))
-        if not search.rounds_left and _size_class(len(group)) == self._largest:
-            self._lanes.decide(
-                {
-                    lanes: found.seconds_of_token(outlooks)
-                    for lanes in range(1, self._lanes.most + 1)
-                    if (found := self._searches.get((self._largest, lanes)))
-                }
-            )
-            search = self._search(len(group))
-        return search.plan(outlooks)
+        is_largest = _size_class(len(group)) == self._largest
+        if is_largest and not self._search(len(group)).rounds_left and self._lanes.is_due():
+            searches = {lanes: one for (size, lanes), one in self._searches.items() if size == self._largest}
+            self._lanes.decide({lanes: one.seconds_of_token(outlooks) for lanes, one in searches.items()})
+        return self._search(len(group)).plan(outlooks)
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         self._outlooks.observe(wishes, report)

@@ -7,6 +7,9 @@ less is tried again when the loss of a trial is a small share of the time since.
 
 from collections.abc import Mapping
 
+WINDOWS = 4
+"""Windows of the planner, of some rounds each, from one decision to the next: what each number promises takes as long
+to work out as a window's own decision. A trial takes one."""
 HYSTERESIS = 0.05
 """Share of the time that a change must promise to gain."""
 TRIAL_SHARE = 0.005
@@ -21,6 +24,7 @@ class LaneChoice:
         self.most = most
         self.count = most
         self._is_free = is_free and most > 1
+        self._windows_left = WINDOWS
         self._unusual_count = 0
         """Rounds that began before the last change, or just after it, and so belong to no number of lanes."""
         self._is_trial = False
@@ -39,10 +43,16 @@ class LaneChoice:
         self._unusual_count = max(0, self._unusual_count - 1)
         return is_usual
 
+    def is_due(self) -> bool:
+        """Return whether to decide now; asked before each window, when the planner decides too."""
+        self._windows_left -= 1
+        return self._is_free and (self._is_trial or self._windows_left <= 0)
+
     def decide(self, token_s: Mapping[int, float | None]) -> None:
         """Choose the number for the next rounds, by the seconds of a token with each; None if not measured yet."""
-        if not self._is_free or token_s.get(self.count) is None:
+        if token_s.get(self.count) is None:
             return  # what is in use is to be measured first
+        self._windows_left = WINDOWS
         known = {lanes: seconds for lanes, seconds in token_s.items() if seconds}
         if unknown := [lanes for lanes in range(1, self.most + 1) if lanes not in known]:
             self._change(unknown[-1], is_trial=True)

@@ -12,7 +12,8 @@ def lanes_after(choice: LaneChoice, token_s: Mapping[int, float], windows: int) 
     """Return the lanes in each window, whose rounds take what their tokens take."""
     found = []
     for _ in range(windows):
-        choice.decide(token_s)
+        if choice.is_due():
+            choice.decide(token_s)
         found.append(choice.count)
         for _ in range(WINDOW):
             choice.passed(token_s[choice.count])
@@ -36,6 +37,11 @@ def test_the_better_is_kept_and_trials_of_the_other_lose_less_than_a_hundredth()
     choice.decide({2: 1.0})
     lanes = lanes_after(choice, {1: 1.0, 2: 1.3}, 2000)
     assert 0 < 0.3 * lanes.count(2) < 0.01 * len(lanes)
+
+
+def test_what_was_asked_for_is_never_due() -> None:
+    choice = LaneChoice(2, is_free=False)
+    assert not any(choice.is_due() for _ in range(100))
 
 
 def test_a_small_difference_changes_nothing() -> None:
