@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coordinator.requests.generation import Generation
-from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, LONGEST, TOKEN, RoundCosts, RoundWork
 from coordinator.rounds.heads_trials import HeadsTrials
 from coordinator.rounds.lane_choice import LaneChoice
 from coordinator.rounds.outlook import NO_OPTION, Option, Outlook, Prices
@@ -37,6 +37,10 @@ WINDOW = 8
 """Least rounds of each lane with one count: groups change slowly, and no model works during a decision."""
 BEST_MEMORY = 0.97
 """Weight of earlier rounds in the tokens and seconds of the best count, which trials are compared with."""
+TRUSTED_ROUNDS = 8.0
+"""Weight of a promise itself, in rounds, where it is put right by what came of others."""
+GIVEN_MEMORY = 0.99
+"""Weight of earlier rounds in what came of promises."""
 FIRST_COUNTS = (4, 0, 8, 2, 1)
 """Counts measured first."""
 FIRST_WINDOWS = 12
@@ -147,6 +151,8 @@ class _Search:
         self._spent = 0.0
         self._best_tokens: float | None = None
         self._best_time: float | None = None
+        self._promised = self._given = 0.0
+        """Tokens that rounds with the best count were to give in their time, and that they gave; sums that forget."""
         self._trials: dict[int, _Trial] = {}
         self._heads_trials = HeadsTrials()
 
@@ -157,11 +163,16 @@ class _Search:
         return other
 
     def seconds_of_token(self, outlooks: Sequence[Outlook]) -> float | None:
-        """Return the seconds of a token that the best count promises these rows; None while it is not known."""
+        """Return the seconds of a token that these rows may expect of the best count; None while it is not known.
+
+        Promises are put right by what came of the latest ones: a price that is too low promises too much.
+        """
         if not self._is_known:
             return None
         self._costs.fit()
-        return self._costs.unit_s / max(one.goodput for one in self._promises(outlooks))
+        best = max(self._promises(outlooks), key=lambda one: one.goodput)
+        trust = TRUSTED_ROUNDS * best.tokens
+        return self._costs.unit_s / best.goodput * (trust + self._promised) / (trust + self._given)
 
     def plan(self, outlooks: Sequence[Outlook]) -> dict[Generation, Wish]:
         if not self.rounds_left:
@@ -225,6 +236,10 @@ class _Search:
         if self._count == self._best:
             self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)
             self._best_time = smoothed(self._best_time, time, BEST_MEMORY)
+            if self._is_known:
+                usual = min(time, LONGEST * self._best_time)
+                self._promised = GIVEN_MEMORY * self._promised + self._goodput * usual
+                self._given = GIVEN_MEMORY * self._given + tokens
         elif self._count in self._trials and self._best_tokens and self._best_time:
             trial = self._trials[self._count]
             trial.lost += time - tokens / self._best_tokens * self._best_time

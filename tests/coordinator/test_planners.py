@@ -121,7 +121,7 @@ def test_in_the_long_run_no_world_like_a_real_one_loses_by_it(name: str, group_s
 def test_as_many_lanes_run_as_give_most(name: str) -> None:
     world, best = LANES[name]
     rounds = simulate([world] * 3000, AutoPlanner(2, chooses_lanes=True), 1)[1000:]
-    assert fmean(one.lane_count == best for one in rounds) > 0.95
+    assert fmean(one.lane_count == best for one in rounds) > 0.9
     assert goodput(rounds) >= CLOSE * best_fixed(world)
 
 
