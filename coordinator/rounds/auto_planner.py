@@ -11,7 +11,7 @@ again, for eight rounds, when the loss of its last trial is a small share of the
 trials, and counts that are nearly as good are tried most. Groups of about one size share their prices.
 
 So it is with the number of lanes: full groups have prices, and a search, for each number, and the number is used that
-promises most tokens in a second to the group at hand.
+promises most tokens in a second to the group at hand (`lane_choice`).
 """
 
 from collections.abc import Mapping, Sequence
