@@ -175,5 +175,5 @@ def _places(settings: CoordinatorSettings) -> int:
 def _planner(settings: CoordinatorSettings, target: ModelDescription) -> DraftPlanner:
     heads_count = 0 if settings.policy in PAPER_POLICIES else target.heads_draft_count
     if settings.draft_count == "auto":
-        return AutoPlanner(settings.lane_count, heads_count)
-    return FixedPlanner(settings.draft_count, heads_count)
+        return AutoPlanner(settings.lane_count, heads_count, chooses_lanes=settings.lanes is None)
+    return FixedPlanner(settings.draft_count, heads_count, lanes=settings.lane_count)

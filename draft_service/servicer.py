@@ -9,6 +9,7 @@ import grpc
 import structlog
 
 from draft_service.drafter import Drafter
+from draft_service.pauses import Pauses
 from paceline.checks import MAX_ROWS
 from paceline.codec.rounds import prepared_to_pb, proposals_to_pb, propose_rows_from_pb
 from paceline.engine.runner import Runner
@@ -46,6 +47,7 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
         """Where to send what is prepared, by the cache's sequence id: the stream of its last row."""
         self._preparing: asyncio.Task[None] | None = None
         self._is_more_to_prepare = False
+        self._pauses = Pauses()
 
     async def ProposeTokens(
         self, requests: AsyncIterator[pb.ProposeTokensRequest], context: Context
@@ -64,16 +66,18 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
         wishing = [caller.scope + row.sequence_id for row in request.rows if row.prepare_count]
         self._streams |= dict.fromkeys(wishing, unasked)
         work = self._drafter.propose_calls
+        self._pauses.asked()
         rows, results, timing = await self._run_rows(caller, request, propose_rows_from_pb, work)
+        self._pauses.answered()
         self._is_more_to_prepare |= bool(wishing)
         if wishing and (self._preparing is None or self._preparing.done()):
             self._preparing = asyncio.create_task(self._prepare())
         return proposals_to_pb(rows, Proposals(results, timing, self._identity))
 
     async def _prepare(self) -> None:
-        """Prepare drafts between calls, one pass at a time, and send them, until nobody wants more."""
+        """Prepare drafts between calls, one pass at a time, and send them, until nobody wants more or calls end."""
         try:
-            while self._streams and self._is_more_to_prepare:
+            while self._streams and self._is_more_to_prepare and not self._pauses.is_over:
                 # A row that comes during the work, or just after it, is noticed.
                 self._is_more_to_prepare = False
                 if (prepared := await self._worker.run_between(self._drafter.preparing.work)) is None:

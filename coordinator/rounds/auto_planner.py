@@ -9,6 +9,9 @@ of their model; none is one of the choices. Every eighth round it is decided ane
 first a few counts are taken in turn, to measure each; later the best by measured prices. Another count is tried
 again, for eight rounds, when the loss of its last trial is a small share of the time since: this bounds the cost of all
 trials, and counts that are nearly as good are tried most. Groups of about one size share their prices.
+
+So it is with the number of lanes: full groups have prices, and a search, for each number, and the number is used that
+promises most tokens in a second to the group at hand (`lane_choice`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +19,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coordinator.requests.generation import Generation
-from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, LONGEST, TOKEN, RoundCosts, RoundWork
 from coordinator.rounds.heads_trials import HeadsTrials
+from coordinator.rounds.lane_choice import LaneChoice
 from coordinator.rounds.outlook import NO_OPTION, Option, Outlook, Prices
 from coordinator.rounds.outlooks import MAX_GUESSED, Outlooks
 from coordinator.rounds.round_report import DraftCall, RoundReport
@@ -35,6 +39,10 @@ BEST_MEMORY = 0.97
 """Weight of earlier rounds in the tokens and seconds of the best count, which trials are compared with."""
 BETWEEN_BENDS = (0.25, 0.5, 0.75)
 """Parts of a bend's price that are tried where the whole leaves drafts out that still cost nothing of it."""
+TRUSTED_ROUNDS = 8.0
+"""Weight of a promise itself, in rounds, where it is put right by what came of others."""
+GIVEN_MEMORY = 0.99
+"""Weight of earlier rounds in what came of promises."""
 FIRST_COUNTS = (4, 0, 8, 2, 1)
 """Counts measured first."""
 FIRST_WINDOWS = 12
@@ -50,25 +58,54 @@ it. A trial may also take longer than its drafts are worth. So only an extremely
 class AutoPlanner:
     leeway: ClassVar[float] = AUTO_LEEWAY
 
-    def __init__(self, lanes: int, heads_count: int = 0) -> None:
-        """`heads_count` is the most tokens that the target's heads draft."""
-        self._lanes = lanes
+    def __init__(self, lanes: int, heads_count: int = 0, *, chooses_lanes: bool = False) -> None:
+        """`heads_count` is the most tokens that the target's heads draft.
+
+        With `chooses_lanes` at most `lanes` groups are in flight, else always as many.
+        """
+        self._lanes = LaneChoice(lanes, is_free=chooses_lanes)
         self._outlooks = Outlooks(MAX_AUTO, heads_count)
-        self._searches: dict[int, _Search] = {}
+        self._searches: dict[tuple[int, int], _Search] = {}
+        """By the class of the group's size, and lanes."""
+        self._largest = 0
+        """The class of the largest groups."""
+
+    @property
+    def lane_count(self) -> int:
+        return self._lanes.count
 
     def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
-        return self._search(len(group)).plan(self._outlooks.of(group, draft_models))
+        outlooks = self._outlooks.of(group, draft_models)
+        self._largest = max(self._largest, _size_class(len(group)))
+        is_largest = _size_class(len(group)) == self._largest
+        if is_largest and not self._search(len(group)).rounds_left and self._lanes.is_due():
+            searches = {lanes: one for (size, lanes), one in self._searches.items() if size == self._largest}
+            self._lanes.decide({lanes: one.seconds_of_token(outlooks) for lanes, one in searches.items()})
+        return self._search(len(group)).plan(outlooks)
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         self._outlooks.observe(wishes, report)
-        if report.rows and not report.prepared_count:
+        is_usual = self._lanes.passed(cycle_s)
+        if report.rows and not report.prepared_count and is_usual:
             tokens = sum(row.committed_count for row in report.rows)
             search = self._search(len(wishes))
             search.observe(RoundWork.of(report), cycle_s, tokens, is_decoding=report.is_decoding)
 
     def _search(self, group_size: int) -> "_Search":
-        """Return the search shared by groups up to the same power of two."""
-        return self._searches.setdefault((group_size - 1).bit_length(), _Search(self._lanes))
+        """Return the search shared by groups up to the same power of two, and for full groups by the lanes in use.
+
+        Smaller groups are in flight alone, whatever the lanes.
+        """
+        size, most = _size_class(group_size), self._lanes.most
+        lanes = self._lanes.count if size == self._largest else most
+        if (size, lanes) not in self._searches:
+            other = next((one for (own, _), one in self._searches.items() if own == size), None)
+            self._searches[size, lanes] = other.for_other_lanes() if other else _Search(most)
+        return self._searches[size, lanes]
+
+
+def _size_class(group_size: int) -> int:
+    return (group_size - 1).bit_length()
 
 
 @dataclass
@@ -98,26 +135,51 @@ class _Promise:
 class _Search:
     """The search for the best count of groups of about one size. Times are multiples of the costs' unit."""
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, costs: RoundCosts | None = None, first_counts: Sequence[int] = FIRST_COUNTS) -> None:
+        """`lanes` is the most that run: a row waits for as many rounds until it is in one again."""
         self._lanes = lanes
-        self._costs = RoundCosts(lanes)
-        self._count = FIRST_COUNTS[0]
-        self._best = FIRST_COUNTS[0]
+        self._costs = costs or RoundCosts(lanes)
+        self._first_counts = first_counts
+        self._count = first_counts[0]
+        self._best = first_counts[0]
         self._bend_count = 0.0
         self._goodput = 0.0
         """Tokens that the group makes in one unit of time with the best count; 0: not known yet."""
-        self._rounds_left = 0
+        self.rounds_left = 0
+        """Rounds until it is decided anew."""
         self._window_count = 0
+        self._is_known = False
+        """Whether the first counts were measured."""
         self._spent = 0.0
         self._best_tokens: float | None = None
         self._best_time: float | None = None
+        self._promised = self._given = 0.0
+        """Tokens that rounds with the best count were to give in their time, and that they gave; sums that forget."""
         self._trials: dict[int, _Trial] = {}
         self._heads_trials = HeadsTrials()
 
+    def for_other_lanes(self) -> "_Search":
+        """Return a search that begins with what this one has learned, and measures it anew."""
+        other = _Search(self._lanes, self._costs.as_guess(), tuple(dict.fromkeys((self._best, 0))))
+        other._goodput = self._goodput
+        return other
+
+    def seconds_of_token(self, outlooks: Sequence[Outlook]) -> float | None:
+        """Return the seconds of a token that these rows may expect of the best count; None while it is not known.
+
+        Promises are put right by what came of the latest ones: a price that is too low promises too much.
+        """
+        if not self._is_known:
+            return None
+        self._costs.fit()
+        best = max(self._promises(outlooks), key=lambda one: one.goodput)
+        trust = TRUSTED_ROUNDS * best.tokens
+        return self._costs.unit_s / best.goodput * (trust + self._promised) / (trust + self._given)
+
     def plan(self, outlooks: Sequence[Outlook]) -> dict[Generation, Wish]:
-        if not self._rounds_left:
+        if not self.rounds_left:
             self._decide(outlooks)
-        self._rounds_left -= 1
+        self.rounds_left -= 1
         prices = self._prices(len(outlooks), self._bend_count)
         chosen = self._chosen(outlooks, self._count, prices)
         if self._count == self._best and self._is_better_without_call(outlooks, chosen):
@@ -176,6 +238,10 @@ class _Search:
         if self._count == self._best:
             self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)
             self._best_time = smoothed(self._best_time, time, BEST_MEMORY)
+            if self._is_known:
+                usual = min(time, LONGEST * self._best_time)
+                self._promised = GIVEN_MEMORY * self._promised + self._goodput * usual
+                self._given = GIVEN_MEMORY * self._given + tokens
         elif self._count in self._trials and self._best_tokens and self._best_time:
             trial = self._trials[self._count]
             trial.lost += time - tokens / self._best_tokens * self._best_time
@@ -183,19 +249,24 @@ class _Search:
 
     def _decide(self, outlooks: Sequence[Outlook]) -> None:
         """Choose the count of the next rounds."""
-        self._rounds_left = WINDOW * self._lanes
+        self.rounds_left = WINDOW * self._lanes
         self._window_count += 1
         self._costs.fit()
-        most = max((len(drawn.chances) for one in outlooks for drawn in one.drawn.values()), default=0)
-        promises = [self._promise(outlooks, count) for count in range(most + 1)]
+        promises = self._promises(outlooks)
         if self._window_count <= FIRST_WINDOWS and (missing := self._missing(promises)):
             self._count = missing[0]
             self._bend_count = promises[self._count].bend_count
             return
+        self._is_known = True
         self._best = _shortest_of_best([one.goodput for one in promises], self._best)
         self._goodput = promises[self._best].goodput
         self._count = self._due(promises)
         self._bend_count = promises[self._count].bend_count
+
+    def _promises(self, outlooks: Sequence[Outlook]) -> list[_Promise]:
+        """Return what each count promises, from 0 on."""
+        most = max((len(drawn.chances) for one in outlooks for drawn in one.drawn.values()), default=0)
+        return [self._promise(outlooks, count) for count in range(most + 1)]
 
     def _prices(self, group_size: int, bend_count: float) -> Prices:
         """Return what drafts cost now. Before anything is known a group makes one token a row in a plain round."""
@@ -256,7 +327,7 @@ class _Search:
 
     def _missing(self, promises: Sequence[_Promise]) -> list[int]:
         """Return the first counts that were not measured yet and that may be the best."""
-        counts = [count for count in FIRST_COUNTS if count < len(promises)]
+        counts = [count for count in self._first_counts if count < len(promises)]
         known = [count for count in counts if self._costs.round_count(count) >= WINDOW / 2]
         best = max((promises[count].goodput for count in known), default=0.0)
 

@@ -116,6 +116,11 @@ class _Sums:
         self.squares = {parts: share * value for parts, value in self.squares.items()}
         self.products = {part: share * value for part, value in self.products.items()}
 
+    def faded(self, share: float) -> "_Sums":
+        found = _Sums(self.squares, self.products)
+        found.fade(share)  # which makes them anew
+        return found
+
     def add(self, amounts: Mapping[Part, float], took: float, weight: float) -> None:
         weighed = sorted(amounts.items())
         for place, (part, amount) in enumerate(weighed):
@@ -157,6 +162,13 @@ class RoundCosts:
         self._round_counts: dict[int, int] = {}
         self._drift = 1.0
         """Mean of the latest times over what was expected of them."""
+
+    def as_guess(self) -> "RoundCosts":
+        """Return costs that begin with these, and soon follow what they learn themselves."""
+        guess = RoundCosts(self._recent.maxlen or 1)
+        guess.unit_s, guess._prices = self.unit_s, dict(self._prices)
+        guess._sums = {models: one.faded(TRACE) for models, one in self._sums.items()}
+        return guess
 
     @property
     def models(self) -> list[str]:

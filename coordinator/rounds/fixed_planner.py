@@ -13,8 +13,9 @@ from coordinator.rounds.wishes import Wish
 class FixedPlanner:
     leeway: ClassVar[float] = 1.0
 
-    def __init__(self, count: int, heads_count: int = 0) -> None:
+    def __init__(self, count: int, heads_count: int = 0, *, lanes: int = 1) -> None:
         """`heads_count` is the most tokens that the target's heads draft."""
+        self.lane_count = lanes
         self._count = count
         self._outlooks = Outlooks(count, heads_count)
 

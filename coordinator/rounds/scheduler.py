@@ -110,6 +110,9 @@ class Scheduler:
             window = await self.pool.ready()
             if self._lost:
                 return self._lost
+            if lane >= self._planner.lane_count:
+                await self.pool.changed()
+                continue
             selection = self._select(window)
             if not selection.generations:
                 # The policy waits for generations in flight; the pool changes when they return.

@@ -40,6 +40,11 @@ class DraftPlanner(Protocol):
         """Factor on the worth of drafts above which a slow draft service is at fault."""
         ...
 
+    @property
+    def lane_count(self) -> int:
+        """Lanes that are to run now."""
+        ...
+
     def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
         """Return a wish for each generation of the group, in its order. Models in `draft_models` can be asked now."""
         ...

@@ -106,7 +106,12 @@ class PairFlags:
     ]
     lanes: Annotated[
         int | None,
-        typer.Option(min=1, max=2, help="Groups in flight at once. Unset: 2, and 1 under eqspec and exspec."),
+        typer.Option(
+            min=1,
+            max=2,
+            help="Groups in flight at once. Unset: 2, with auto drafts 1 where that gives more, and 1 under eqspec "
+            "and exspec.",
+        ),
     ]
 
 

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.codec.status import error_from_pb
 from paceline.engine.options import EngineOptions
+from paceline.engine.runner import PassSize
 from paceline.errors import (
     DuplicateSequence,
     InvalidRequest,
@@ -135,6 +136,42 @@ async def test_the_draft_proposes_its_models_own_greedy_tokens_and_rows_may_want
     assert results == [Proposal(tuple(own), 8), Proposal(tuple(own[:2]), 5)]
     follow = (await drafter.propose([ProposeRow("a", 8, (own[4],), 1)])).results
     assert follow == [Proposal(tuple(await decode(target, (*PROMPT, *own), 1)), 9)]
+
+
+class _Over:
+    """Says after so many readings that calls stay away."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self.told = asyncio.Event()
+
+    def asked(self) -> None: ...
+    def answered(self) -> None: ...
+
+    @property
+    def is_over(self) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            self.told.set()
+        return self._left < 0
+
+
+async def test_nothing_is_prepared_any_more_when_calls_stay_away(
+    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = _Over(3)
+    monkeypatch.setattr("draft_service.servicer.Pauses", lambda: pauses)
+    async with model_server("draft", pairs["Llama"].target) as draft:
+        sizes = list[PassSize]()
+        drafter = RemoteDrafter(draft.channel, TIMEOUT_S)
+        await drafter.propose([ProposeRow("a", 0, PROMPT, 2)])
+        draft.runner.on_pass = sizes.append
+        await drafter.propose([ProposeRow("a", 5, (7,), 2, prepare_count=120)])
+        await pauses.told.wait()
+        made = len(sizes)
+        for _ in range(5):
+            await draft.worker.run_between(lambda: None)
+        assert len(sizes) == made <= 2 + 3
 
 
 async def test_a_bad_draft_row_fails_alone(draft: ModelServer) -> None:

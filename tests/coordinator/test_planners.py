@@ -4,6 +4,7 @@ import random
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -65,6 +66,14 @@ REAL = {
     # review G4: the parts of a round do not show that plain decoding is faster
     "two lanes on the same cores": replace(PAIR, lanes=2, rivalry=0.6, acceptance=0.4, spread=0.3),
 }
+RIVALS = replace(PAIR, lanes=2, lane_rivalry=0.6, group_size=8)
+LANES = {
+    "drafts that pay beside a verify": (replace(RIVALS, lane_rivalry=0.1, acceptance=0.8), 2),
+    "drafts that never pay": (replace(RIVALS, acceptance=0.1), 1),
+    "prompts among rounds that want no drafts": (replace(RIVALS, acceptance=0.1, prompt_s=0.06), 1),
+    "a target that a second lane costs nothing": (replace(RIVALS, lane_rivalry=0.0001, acceptance=0.1), 2),
+}
+"""Worlds where lanes are rivals, and how many are best."""
 REAL_AT_8 = (
     "generations that differ",
     "a target that takes tokens by sixteens",
@@ -106,6 +115,26 @@ def test_so_it_is_at_the_corners_of_the_ranges(corner_count: int) -> None:
 def test_in_the_long_run_no_world_like_a_real_one_loses_by_it(name: str, group_size: int) -> None:
     world = replace(REAL[name], group_size=group_size, life_rounds=50 // group_size)
     assert reached(world, seeds=range(2), rounds=1500, settled=1000) >= CLOSE
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_as_many_lanes_run_as_give_most(name: str) -> None:
+    world, best = LANES[name]
+    rounds = simulate([world] * 3000, AutoPlanner(2, chooses_lanes=True), 1)[1000:]
+    assert fmean(one.lane_count == best for one in rounds) > 0.9
+    assert goodput(rounds) >= CLOSE * best_fixed(world)
+
+
+def test_the_number_of_lanes_follows_the_rows() -> None:
+    apart, beside = LANES["drafts that never pay"][0], LANES["drafts that pay beside a verify"][0]
+    rounds = simulate([apart] * 1500 + [beside] * 2000, AutoPlanner(2, chooses_lanes=True), 1)
+    assert fmean(one.lane_count == 1 for one in rounds[1000:1500]) > 0.9
+    assert fmean(one.lane_count == 2 for one in rounds[-1000:]) > 0.9
+
+
+def test_lanes_that_were_asked_for_always_run() -> None:
+    world = LANES["drafts that never pay"][0]
+    assert {one.lane_count for one in simulate([world] * 500, AutoPlanner(2), 1)} == {2}
 
 
 @pytest.mark.parametrize("seed_count", [2, pytest.param(6, marks=pytest.mark.long)])

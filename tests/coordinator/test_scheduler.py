@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.policies import POLICIES
 from coordinator.rounds.residency import Residency
 from coordinator.rounds.scheduler import Scheduler
@@ -64,7 +65,9 @@ def test_output_is_the_targets_own_for_any_draft_group_size_and_draft_count(
     asyncio.run(run_and_compare(skill, batch_size, draft_count, draft_max_length, max_new_tokens, seed))
 
 
-async def run_policy(policy: str, lanes: int, draft_count: int | Literal["auto"], batch_size: int, seed: int) -> None:
+async def run_policy(
+    policy: str, lanes: int | None, draft_count: int | Literal["auto"], batch_size: int, seed: int
+) -> None:
     drafter, verifier = FakeDrafter(0.7, seed), FakeVerifier()
     async with scheduling(
         drafter, verifier, batch_size=batch_size, draft_count=draft_count, policy=policy, lanes=lanes
@@ -79,15 +82,40 @@ async def run_policy(policy: str, lanes: int, draft_count: int | Literal["auto"]
 @settings(max_examples=30)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
-    lanes=st.integers(1, 2),
+    lanes=st.none() | st.integers(1, 2),
     draft_count=st.just("auto") | st.integers(0, 6),
     batch_size=st.integers(1, 9),
     seed=st.integers(0, 10),
 )
 def test_output_is_the_targets_own_under_every_policy_with_every_number_of_lanes(
-    policy: str, lanes: int, draft_count: int | Literal["auto"], batch_size: int, seed: int
+    policy: str, lanes: int | None, draft_count: int | Literal["auto"], batch_size: int, seed: int
 ) -> None:
     asyncio.run(run_policy(policy, 1 if policy in PAPER_POLICIES else lanes, draft_count, batch_size, seed))
+
+
+async def test_as_many_groups_are_in_flight_as_the_planner_has_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, verifier = FixedPlanner(0, lanes=1), _Together()
+    monkeypatch.setattr("coordinator.wiring.FixedPlanner", lambda *count, **lanes: planner)
+    async with scheduling(FakeDrafter(1.0), verifier, batch_size=4, lanes=2, draft_count=0) as (admission, scheduler):
+        for lanes in (1, 2, 1):
+            planner.lane_count = lanes
+            verifier.most = 0
+            outputs = await generate_all(admission, scheduler, prompts(8, lanes), 30)
+            assert outputs == [continuation(prompt, 30) for prompt in prompts(8, lanes)]
+            assert verifier.most == lanes
+
+
+class _Together(FakeVerifier):
+    """Counts the calls at a time."""
+
+    count = most = 0
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        self.count += 1
+        self.most = max(self.most, self.count)
+        await asyncio.sleep(0)
+        self.count -= 1
+        return await super().verify(rows, timeout_s)
 
 
 async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:

@@ -1,15 +1,17 @@
 """Simulated rounds: worlds of known cost and acceptance, and the goodput of a planner in them.
 
-A world has a draft and a target, which each serve one call at a time, and lanes that alternate between them.
+A world has a draft and a target, which each serve one call at a time, and groups that alternate between them, as many
+at once as the planner has lanes.
 """
 
 import heapq
 import math
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, takewhile
+from itertools import accumulate, product, takewhile
 from operator import mul
 from statistics import fmean
 
@@ -48,6 +50,7 @@ class World:
     verified_token_s: float
     group_size: int = 1
     lanes: int = 1
+    """Groups, and most lanes."""
     jitter: float = 0.0
     """Share by which times vary."""
     spike_share: float = 0.0
@@ -62,6 +65,8 @@ class World:
     """Step of tokens to which a verify's time is rounded up."""
     rivalry: float = 0.0
     """Share by which drafts lengthen a verify, because both models compete for the cores."""
+    lane_rivalry: float = 0.0
+    """Share by which a group in flight lengthens another's verify, because the coordinator wants the target's cores."""
     catch_up_token_s: float = 0.0
     """Seconds of the draft for each token that it missed."""
     life_rounds: int = 10
@@ -127,7 +132,8 @@ class ConstantPlanner:
 
     leeway = 1.0
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, lanes: int = 1) -> None:
+        self.lane_count = lanes
         self._wish = Wish(count, MODEL)
 
     def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
@@ -141,6 +147,7 @@ class ConstantPlanner:
 class Round:
     count: int
     """Largest draft count of a row."""
+    lane_count: int
     tokens: float
     """Expected tokens, which exclude luck."""
     ended_s: float
@@ -153,21 +160,32 @@ def goodput(rounds: Sequence[Round]) -> float:
 
 @cache
 def best_fixed(world: World) -> float:
-    """Return the goodput of the best fixed count of the draft or of the heads, plain decoding included."""
+    """Return the goodput of the best fixed count of the draft or of the heads, plain decoding included.
+
+    Where lanes are rivals, it is the best with any number of them.
+    """
     if world.lanes == 1:
         return max(*map(world.goodput, COUNTS), *map(world.heads_goodput, range(world.heads_count + 1)))
 
-    def simulated(count: int, rounds: int) -> float:
-        return goodput(simulate([world] * rounds, ConstantPlanner(count), 0))
+    def simulated(way: tuple[int, int], rounds: int) -> float:
+        return goodput(simulate([world] * rounds, ConstantPlanner(*way), 0))
 
-    # A short run of each count shows which ones may be the best.
-    promising = sorted(COUNTS, key=lambda count: simulated(count, ROUNDS // 2))[-4:]
-    return max(simulated(count, 5 * ROUNDS) for count in promising)
+    # A short run of each way shows which ones may be the best.
+    ways = list(product(COUNTS, range(1 if world.lane_rivalry else world.lanes, world.lanes + 1)))
+    promising = sorted(ways, key=lambda way: simulated(way, ROUNDS // 2))[-4:]
+    return max(simulated(way, 5 * ROUNDS) for way in promising)
 
 
 def reached(world: World, seeds: Sequence[int] = SEEDS, rounds: int = ROUNDS, settled: int = SETTLED_ROUNDS) -> float:
     """Return the settled goodput of `auto` as a share of the best fixed count's, mean over the seeds."""
-    runs = (simulate([world] * rounds, AutoPlanner(world.lanes, world.heads_count), seed) for seed in seeds)
+    runs = (
+        simulate(
+            [world] * rounds,
+            AutoPlanner(world.lanes, world.heads_count, chooses_lanes=world.lane_rivalry > 0),
+            seed,
+        )
+        for seed in seeds
+    )
     return fmean(goodput(run[-settled - 1 :]) for run in runs) / best_fixed(world)
 
 
@@ -192,7 +210,8 @@ class _Lane:
     group: list[Generation]
     rates: list[float]
     world: World
-    began_s: float = 0.0
+    ready_s: float = 0.0
+    """When its last round ended."""
     wishes: dict[Generation, Wish] = field(default_factory=dict)
     counts: Sequence[int] = ()
     """Tokens that the draft is asked for, by row."""
@@ -225,15 +244,26 @@ class _Simulation:
             for _ in range(world.lanes)
         ]
         self._begun = self._prompts = 0
+        self._in_flight_count = 0
+        self._waiting = deque(range(len(self._lanes)))
+        """Groups that wait for a lane."""
         self._rounds: list[Round] = []
 
     def run(self) -> list[Round]:
         steps = (self._propose, self._verify, self._end)
-        events = [(0.0, number, 0) for number in range(len(self._lanes))]
+        events: list[tuple[float, int, int]] = []
+        now_s = 0.0
         while len(self._rounds) < len(self._worlds):
+            while self._waiting and self._in_flight_count < self._planner.lane_count:
+                self._in_flight_count += 1
+                heapq.heappush(events, (now_s, self._waiting.popleft(), 0))
             now_s, number, step = heapq.heappop(events)
             ended_s = steps[step](now_s, self._lanes[number])
-            heapq.heappush(events, (ended_s, number, (step + 1) % len(steps)))
+            if step + 1 < len(steps):
+                heapq.heappush(events, (ended_s, number, step + 1))
+            else:
+                self._in_flight_count -= 1
+                self._waiting.append(number)
         return self._rounds
 
     def _rate(self, world: World) -> float:
@@ -262,7 +292,7 @@ class _Simulation:
     def _propose(self, now_s: float, lane: _Lane) -> float:
         self._renew(lane)
         world = lane.world
-        lane.began_s, lane.propose, lane.caught_up_count = now_s, HopTime(), 0
+        lane.propose, lane.caught_up_count = HopTime(), 0
         for one in lane.group:
             _note_missed(one, lane.missed.get(one, 0) + OUTPUT_TOKENS * (one in lane.unseen))
         lane.wishes = self._planner.plan(lane.group, [MODEL])
@@ -292,7 +322,9 @@ class _Simulation:
 
     def _verify(self, now_s: float, lane: _Lane) -> float:
         heads_s = lane.world.heads_s([wish.propose_count for wish in lane.wishes.values()])
-        work_s = self._noisy(lane.world.verify_executed_s(lane.drafted) + heads_s + lane.prompt_s, lane.world)
+        rivalry = 1 + lane.world.lane_rivalry * (self._in_flight_count > 1)
+        executed_s = rivalry * lane.world.verify_executed_s(lane.drafted)
+        work_s = self._noisy(executed_s + heads_s + lane.prompt_s, lane.world)
         began_s = max(now_s, self._target_free_s)
         self._target_free_s = began_s + work_s
         lane.verify = HopTime(lane.world.hop_s, began_s - now_s, work_s)
@@ -314,7 +346,7 @@ class _Simulation:
             rows.append(row)
             tokens += expected
         lane.token_count += tokens
-        took_s = now_s - lane.began_s
+        took_s, lane.ready_s = now_s - lane.ready_s, now_s
         report = RoundReport(
             rows,
             took_s,
@@ -328,7 +360,7 @@ class _Simulation:
             heads_count=sum(wish.propose_count for wish in lane.wishes.values()),
         )
         self._planner.observe(lane.wishes, report, took_s)
-        self._rounds.append(Round(max(lane.counts), tokens, now_s))
+        self._rounds.append(Round(max(lane.counts), self._planner.lane_count, tokens, now_s))
         return now_s
 
     def _drafted(self, generation: Generation, count: int, rate: float, world: World) -> tuple[RowReport, float]:
