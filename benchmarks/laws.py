@@ -6,6 +6,7 @@ the draft count that measured costs foresee as best is the best.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.questions import encode_questions
+from paceline.cli.options import comma_counts
 from paceline.client import NO_RETRIES, Client
 from paceline.laws.drafts import DraftLaws
 from paceline.laws.points import read_points
@@ -66,36 +68,53 @@ def _draw(known: DraftLaws, path: Path) -> None:
 @app.command()
 def counts(
     data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
+    draft_model: Annotated[
+        list[str] | None, typer.Option(help="Draft to choose; several may be given. Unset: the built-in one")
+    ] = None,
     batch_sizes: str = "1,8,32",
     rounds_of_clients: Annotated[int, typer.Option(help="Requests of each client and count")] = 3,
     max_new_tokens: int = 96,
 ) -> None:
-    """Measure every draft count, and compare the best with what costs and acceptance foresee."""
+    """Measure every draft and draft count, and compare the best with what costs and acceptance foresee."""
     _, unseen = problems.load(data)
     prompts = encode_questions([one.question for one in unseen], ClusterOptions())
-    for batch_size in map(int, batch_sizes.split(",")):
-        asyncio.run(_compare(prompts, batch_size, rounds_of_clients * batch_size, max_new_tokens))
+    for batch_size in comma_counts("--batch-sizes", batch_sizes):
+        chosen = [prompts[number % len(prompts)] for number in range(max(rounds_of_clients * batch_size, 8))]
+        choices: list[Speeds] = []
+        for model in draft_model or [ClusterOptions().draft_model]:
+            choices += asyncio.run(_speeds(model, chosen, batch_size, max_new_tokens))
+        _show(batch_size, choices)
 
 
-async def _compare(prompts: Sequence[tuple[int, ...]], batch_size: int, count: int, max_new_tokens: int) -> None:
-    options = ClusterOptions(batch_size=batch_size, lanes=1, draft_count=str(MOST_DRAFTS), prefix_sharing=False)
+@dataclass(frozen=True)
+class Speeds:
+    """Tokens a second with a draft and a draft count."""
+
+    draft_model: str
+    draft_count: int
+    measured: float
+    foreseen: float
+
+
+async def _speeds(
+    draft_model: str, prompts: Sequence[tuple[int, ...]], batch_size: int, max_new_tokens: int
+) -> list[Speeds]:
+    options = ClusterOptions(
+        draft_model=draft_model, batch_size=batch_size, lanes=1, draft_count=str(MOST_DRAFTS), prefix_sharing=False
+    )
     async with running_cluster(options) as addresses, Client(addresses.coordinator, NO_RETRIES) as client:
         measured: dict[int, float] = {}
         for draft_count in (MOST_DRAFTS, *range(MOST_DRAFTS + 1)):  # the first again: services begin slowly
             log = LoadLog()
             requests = [
-                GenerationRequest(
-                    TokenIds(prompts[number % len(prompts)]),
-                    max_new_tokens,
-                    max_draft_count=draft_count,
-                    drafting=FROM_DRAFT,
-                )
-                for number in range(max(count, 8))
+                GenerationRequest(TokenIds(one), max_new_tokens, max_draft_count=draft_count, drafting=FROM_DRAFT)
+                for one in prompts
             ]
             await run_loops(requests, batch_size, client.generate, log)
             measured[draft_count] = summarize(log.records, Objectives()).tokens_per_s
         saved = SavedCosts.of(await client.describe(include_costs=True))
-    _show(batch_size, measured, foreseen(saved, batch_size))
+    predicted = foreseen(saved, batch_size)
+    return [Speeds(draft_model, count, measured[count], predicted[count]) for count in sorted(measured)]
 
 
 def foreseen(saved: SavedCosts, batch_size: int) -> list[float]:
@@ -112,14 +131,21 @@ def foreseen(saved: SavedCosts, batch_size: int) -> list[float]:
     return found
 
 
-def _show(batch_size: int, measured: dict[int, float], predicted: Sequence[float]) -> None:
-    table = Table("draft count", "measured", "foreseen", title=f"tokens a second at B = {batch_size}")
-    for draft_count, value in sorted(measured.items()):
-        table.add_row(str(draft_count), f"{value:.0f}", f"{predicted[draft_count]:.0f}")
+def loss_of_foreseen(choices: Sequence[Speeds]) -> tuple[Speeds, float]:
+    """Return the choice that is foreseen as the best, and what it gives less than the measured best, as a share."""
+    chosen = max(choices, key=lambda one: one.foreseen)
+    return chosen, 1 - chosen.measured / max(one.measured for one in choices)
+
+
+def _show(batch_size: int, choices: Sequence[Speeds]) -> None:
+    table = Table("draft", "draft count", "measured", "foreseen", title=f"tokens a second at B = {batch_size}")
+    for one in choices:
+        table.add_row(one.draft_model, str(one.draft_count), f"{one.measured:.0f}", f"{one.foreseen:.0f}")
     console.print(table)
-    chosen = max(range(len(predicted)), key=lambda one: predicted[one])
-    loss = 1 - measured[chosen] / max(measured.values())
-    console.print(f"foreseen best: {chosen} drafts, {loss:.1%} below the measured best")
+    chosen, loss = loss_of_foreseen(choices)
+    console.print(
+        f"foreseen best: {chosen.draft_count} drafts of {chosen.draft_model}, {loss:.1%} below the measured best"
+    )
 
 
 if __name__ == "__main__":

@@ -116,8 +116,7 @@ def train_draft(
     rng = random.Random(seed)
     tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))
     own = outputs.read_outputs(work / "outputs.json")
-    seen, _ = problems.load(data)
-    gold = [draft.as_output(problems.vary(problem, rng), tokenizer) for problem in seen]
+    gold = _worked_answers(data, tokenizer, rng)
     teacher = _teacher(work / "target", device)
     learnt = list(lessons(teacher, bucketed([*own, *gold], 8192, rng), console.print))
     model = (
@@ -135,6 +134,12 @@ def train_draft(
     )
     save_tokenizer(tokenizer, work / "draft", MAX_LENGTH)
     save(model, progress, work / "draft")
+
+
+def _worked_answers(data: Path, tokenizer: Tokenizer, rng: random.Random) -> list[outputs.Output]:
+    """Return the seen problems with fresh numbers and their answers, in the form of outputs."""
+    seen, _ = problems.load(data)
+    return [draft.as_output(problems.vary(problem, rng), tokenizer) for problem in seen]
 
 
 def _teacher(folder: Path, device: str) -> LlamaForCausalLM:
@@ -190,9 +195,15 @@ def train_grid(
         Path | None,
         typer.Option("--held", help="Outputs to count acceptance on; unset: a twentieth of --outputs", exists=True),
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="GSM8K train.jsonl, to learn its answers too; unset: outputs alone", exists=True)
+    ] = None,
     lessons_file: Annotated[Path | None, typer.Option("--lessons", help="File of lessons, made when missing")] = None,
     depths: Annotated[str, typer.Option(help="Layers of drafts")] = ",".join(map(str, grid.DEPTHS)),
     token_counts: Annotated[str, typer.Option(help="Tokens of training")] = ",".join(map(str, grid.TOKEN_COUNTS)),
+    held_out: Annotated[str, typer.Option(help="Cells DEPTH:TOKENS that laws are compared with")] = ",".join(
+        f"{depth}:{token_count}" for depth, token_count in grid.HELD_OUT
+    ),
     most_outputs: int = 12_000,
     seed: int = 5,
     device: Device = "auto",
@@ -201,14 +212,18 @@ def train_grid(
     folder.mkdir(parents=True, exist_ok=True)
 
     def recipe() -> grid.Recipe:
+        tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+        rng = random.Random(seed)
         own = outputs.read_outputs(outputs_file)[:most_outputs]
-        random.Random(seed).shuffle(own)
+        rng.shuffle(own)
         held = outputs.read_outputs(held_file) if held_file else own[: max(1, len(own) // 20)]
         learnt = own if held_file else own[len(held) :]
+        gold = _worked_answers(data, tokenizer, rng) if data else []
         return grid.Recipe(
-            _lessons(target, learnt, lessons_file, seed, device),
+            _lessons(target, [*learnt, *gold], lessons_file, seed, device),
             held,
-            Tokenizer.from_file(str(target / "tokenizer.json")),
+            grid.cells_named(held_out),
+            tokenizer,
             seed,
             device,
             console.print,

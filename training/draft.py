@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from training.lessons import Lesson
-from training.loop import Shape, bucketed
+from training.loop import Shape, bucketed, mixed_precision
 from training.outputs import Output, output_places, padded
 from training.problems import Problem, prompt_text
 from training.target import example_text
@@ -38,7 +38,7 @@ def distillation_loss(model: LlamaForCausalLM, batch: list[Lesson]) -> tuple[tor
     device = model.device
     outputs = [lesson.output for lesson in batch]
     tokens = padded([one.token_ids for one in outputs]).clamp_min(0)
-    with torch.autocast(device.type, dtype=torch.bfloat16):
+    with mixed_precision(device):
         hidden = model.model(input_ids=tokens.to(device), use_cache=False).last_hidden_state
         logits = model.lm_head(hidden.flatten(0, 1).index_select(0, output_places(outputs).to(device)))
     choices = torch.cat([lesson.choices for lesson in batch]).to(device).long()

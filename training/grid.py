@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from paceline.errors import InvalidRequest
 from paceline.laws.points import Point, read_points, write_points
 from training import draft
 from training.lessons import Lesson
@@ -25,8 +26,8 @@ from training.tokenizer import save_tokenizer
 
 DEPTHS = (1, 2, 3, 5)
 TOKEN_COUNTS = (500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000)
-HELD_OUT = frozenset({(3, 2_000_000), (2, 4_000_000)})
-"""Cells that laws are compared with."""
+HELD_OUT = ((3, 2_000_000), (2, 4_000_000))
+"""Depths and tokens of cells that laws are compared with."""
 STEP_TOKENS = 2048
 """Tokens of a step of training: few, so that the smallest cell has some hundred steps."""
 PEAK_RATE = 4e-3
@@ -55,6 +56,16 @@ def cells(depths: Sequence[int], token_counts: Sequence[int]) -> list[Cell]:
     return sorted(found, key=lambda one: one.depth * one.token_count)
 
 
+def cells_named(names: str) -> frozenset[Cell]:
+    """Read cells written as `3:2000000,2:4000000`. Raise InvalidRequest."""
+    pairs = [one.partition(":") for one in names.split(",") if one]
+    if wrong := [one for one in pairs if not (one[0].isdecimal() and one[2].isdecimal())]:
+        raise InvalidRequest(
+            f"there is no cell {''.join(wrong[0])!r}; give cells as DEPTH:TOKENS, with commas between them"
+        )
+    return frozenset(Cell(int(depth), int(token_count)) for depth, _, token_count in pairs)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What all cells share."""
@@ -62,6 +73,8 @@ class Recipe:
     lessons: Sequence[Lesson]
     held: Sequence[Output]
     """Outputs that acceptance is counted on."""
+    held_out: frozenset[Cell]
+    """Cells that laws are compared with."""
     tokenizer: Tokenizer
     seed: int
     device: str
@@ -83,12 +96,11 @@ class Recipe:
             report=self.report,
         )
         train_s = time.perf_counter() - began_s
-        is_held_out = (cell.depth, cell.token_count) in HELD_OUT
         share = right_share(model, self.held)
         step_s = _step_s(model.cpu())
         save_tokenizer(self.tokenizer, cell.draft_folder(folder), MAX_LENGTH)
         save(model, progress, cell.draft_folder(folder))
-        return Point(cell.depth, progress.token_count, share, train_s, step_s, is_held_out)
+        return Point(cell.depth, progress.token_count, share, train_s, step_s, cell in self.held_out)
 
 
 def made_points(folder: Path, wanted: Sequence[Cell], recipe: Callable[[], Recipe]) -> list[Point]:

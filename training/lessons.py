@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from training.loop import mixed_precision
 from training.outputs import Output, output_places, padded
 
 TEACHER_CHOICES = 16
@@ -34,7 +35,7 @@ def lessons(
     device = teacher.device
     for number, batch in enumerate(batches):
         tokens = padded([one.token_ids for one in batch]).clamp_min(0)
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        with mixed_precision(device):
             hidden = teacher.model(input_ids=tokens.to(device), use_cache=False).last_hidden_state
             logits = teacher.lm_head(hidden.flatten(0, 1).index_select(0, output_places(batch).to(device)))
         top = logits.float().softmax(-1).topk(TEACHER_CHOICES)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -67,6 +67,14 @@ def placed(model: LlamaForCausalLM, device: str) -> LlamaForCausalLM:
     """Move the model to a device: auto, cpu or cuda. Raise StartupError when there is none."""
     nn.Module.to(model, resolve_device(device))  # transformers' own `to` has a type that takes no device
     return model
+
+
+def mixed_precision(device: torch.device) -> torch.autocast:
+    """Multiply in bfloat16 where the hardware does: a processor that emulates it takes three times as long."""
+    # Some of the supported versions of torch lack this function.
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    fast = device.type != "cpu" or any(known.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=fast)
 
 
 def bucketed(rows: Sequence[Row], token_budget: int, rng: random.Random) -> Iterator[list[Row]]:

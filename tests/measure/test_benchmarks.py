@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import builtin_pair, draft_lengths, scheduling
+from benchmarks import builtin_pair, draft_lengths, laws, scheduling
 from benchmarks.overload import holds
 from benchmarks.overload.watched_coordinator import LoopWatch
 from paceline.measure.contention import Contention
@@ -119,3 +119,8 @@ def test_an_input_that_always_holds_beyond_the_limit_is_named_and_fails() -> Non
     assert not holds.are_short(found)
     assert list(holds.table(found).columns[3].cells) == ["", "over 20"]
     assert holds.are_short({"short": found["short"]})
+
+
+def test_the_loss_of_laws_is_that_of_the_foreseen_best_among_all_drafts() -> None:
+    speeds = [laws.Speeds("a", 3, measured=100, foreseen=90), laws.Speeds("b", 5, measured=97, foreseen=95)]
+    assert laws.loss_of_foreseen(speeds) == (speeds[1], pytest.approx(0.03))
