@@ -47,7 +47,8 @@ class Chats:
         """Return how many fit at once, each a row of every round."""
         counts = range(1, MOST_CHATS + 1)
         return max(
-            bisect_left(counts, True, key=lambda count: self.total_bytes(count, chunk) > budget_bytes) for chunk in CHUNKS
+            bisect_left(counts, True, key=lambda count: self.total_bytes(count, chunk) > budget_bytes)
+            for chunk in CHUNKS
         )
 
     def with_ratio(self, ratio: int, budget_bytes: int) -> int:

@@ -45,11 +45,11 @@ def measure_real(
 
 
 @app.command("compare")
-def compare_all(folder: Folder = FOLDER, seed: int = 1) -> None:
+def compare_all(folder: Folder = FOLDER, seeds: int = 9) -> None:
     """Simulate what was measured, and show both."""
     for path in sorted(folder.glob("real-*.json")):
         real = read_real(path)
-        comparisons = compare(real, seed)
+        comparisons = compare(real, range(seeds))
         title = f"{real.replica_count} replicas of {real.saved.target.model_id}"
         console.print(title)
         console.print(table_of(comparisons, real.replica_count))
