@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from paceline.engine.heads.loading import LoadedHeads
 from paceline.engine.interfaces import KvShape
-from paceline.engine.memory import check_shares, give_back_at_once, kv_memory_bytes, shares_of, taken_bytes
+from paceline.engine.memory import check_shares, kv_memory_bytes, shares_of, taken_bytes
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.errors import StartupError
@@ -35,7 +35,6 @@ def budget_of(model: LoadedModel, options: EngineOptions, heads: LoadedHeads | N
             "follows what a call takes; give --kv-memory instead"
         )
     call = CallSize.of_rows(options.max_rows, options.prefill_chunk_tokens)
-    give_back_at_once()
     taken = taken_bytes(model.kv_shape.device)
     shares = shares_of(options.memory, taken, model.dimensions, form_of(model), call)
     check_shares(options.memory, shares, options.page_tokens * cached_shape(model, heads).token_bytes)

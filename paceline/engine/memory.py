@@ -24,9 +24,6 @@ from paceline.planning.memory import (
 )
 
 CGROUP = Path("/sys/fs/cgroup")
-M_MMAP_THRESHOLD = -3
-"""The parameter's number in malloc.h, of glibc."""
-LARGE_BLOCK_BYTES = 1 << 20
 NO_MEMORY_WORDS = (
     "can't allocate memory",  # torch on a CPU, Linux and macOS
     "not enough memory",  # torch on a CPU, Windows
@@ -96,15 +93,6 @@ def give_back() -> None:
     """Give the system what the C library keeps of freed memory. Loading leaves as much as a large weight."""
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def give_back_at_once() -> None:
-    """Have the C library give large blocks back when they are freed, as it does at first.
-
-    By itself it soon keeps them for the next, and calls of many sizes leave gaps that no next one fits.
-    """
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
