@@ -16,10 +16,11 @@ import grpc
 import typer
 from rich.console import Console
 
-from benchmarks.memory import MIB, Configuration, Resident
+from benchmarks.memory import Configuration, Resident
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.errors import PacelineError
+from paceline.planning.memory import MIB
 from paceline.process.launcher import ServiceProcess
 from paceline.types import ChoiceRule, Proposal, ProposeRow, SamplingParameters, VerifyOutcome, VerifyRow
 from paceline.wire.channel import open_channel
