@@ -215,12 +215,12 @@ async def test_up_prints_its_addresses_serves_the_same_by_http_and_stops_all_fou
     coordinator, url = lines[0][1], lines[4][1]
     async with Client(coordinator) as grpc, httpx2.AsyncClient(base_url=url, timeout=60) as http:
         assert await by_http(http) == [one.token_ids for one in await asyncio.gather(*map(grpc.complete, QUESTIONS))]
+    # Their ports tell nothing afterwards: other services on this machine may have taken them.
+    services = psutil.Process(process.pid).children()
+    assert len(services) == 4
     process.send_signal(signal.SIGINT)
     assert (await ended(process))[0] == 0
-    for address in (*(line[1] for line in lines[:3]), url.removeprefix("http://")):
-        host, port = address.split(":")
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(host, int(port))
+    assert not [one for one in services if one.is_running()]
 
 
 async def by_http(http: httpx2.AsyncClient) -> list[list[int]]:
