@@ -133,7 +133,7 @@ class _Opened:
         self._most_calls = MOST_CALLS
         self._telling: set[asyncio.Task[None]] = set()
         # A write that fails hides the status of the stream, such as that of a coordinator that knows no streams.
-        self._begun = asyncio.create_task(self._stream.initial_metadata())
+        self._begun = asyncio.create_task(self._begin())
         self._reading = asyncio.create_task(self._read())
 
     async def start(self, started: pb.StartedCall) -> _Call | None:
@@ -141,7 +141,7 @@ class _Opened:
         call = _Call(next(self._ids))
         self._calls[call.call_id] = call
         try:
-            await self._learn_most_calls()
+            await asyncio.wait((self._begun,))
             if len(self._calls) > self._most_calls:
                 del self._calls[call.call_id]
                 return None
@@ -159,12 +159,10 @@ class _Opened:
             raise
         return call
 
-    async def _learn_most_calls(self) -> None:
+    async def _begin(self) -> None:
         """Wait for what the coordinator says of the stream, or until it is lost."""
-        await asyncio.wait((self._begun,))
-        if not (self._begun.cancelled() or self._begun.exception()):
-            told = dict(self._begun.result()).get(MOST_CALLS_KEY)
-            self._most_calls = min(MOST_CALLS, int(told or MOST_CALLS))
+        told = dict(await self._stream.initial_metadata())
+        self._most_calls = min(MOST_CALLS, int(told.get(MOST_CALLS_KEY, MOST_CALLS)))
 
     @property
     def has_ended(self) -> bool:

@@ -62,7 +62,9 @@ class TiledWeight:
             self._agrees[padded_count] = self._found_equal(padded_count, library)
         if not self._agrees[padded_count]:
             return self._tiled(rows)
-        out = library(F.pad(rows, (0, 0, 0, padded_count - count)), self._weight)[:count]
+        if count < padded_count:  # padding by nothing would copy them
+            rows = F.pad(rows, (0, 0, 0, padded_count - count))
+        out = library(rows, self._weight)[:count]
         return out if self._bias is None else out.add_(self._bias)
 
     def _found_equal(self, row_count: int, library: Multiply) -> bool:
