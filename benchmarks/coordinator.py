@@ -30,6 +30,7 @@ from paceline.client import Client
 from paceline.codec.generation import request_to_pb
 from paceline.engine.calls import Call
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
+from paceline.model_service.servicer import Answering
 from paceline.model_service.worker import ModelWorker
 from paceline.process.launcher import Endpoint, running_service
 from paceline.text import TextCodec, fingerprint
@@ -170,7 +171,7 @@ def builtin_tokenizer() -> TokenizerFiles:
 async def served_draft(drafter: InstantDrafter) -> AsyncIterator[str]:
     """Serve a draft without a model; yield the address."""
     with closing(ModelWorker(1)) as worker:
-        servicer: Any = DraftServicer(drafter, worker, Exchanges())  # type: ignore[arg-type]
+        servicer: Any = DraftServicer(drafter, Answering(worker, Exchanges()))  # type: ignore[arg-type]
         async with _served(DRAFT_SERVICE, partial(add_DraftServiceServicer_to_server, servicer)) as address:
             yield address
 
@@ -179,7 +180,7 @@ async def served_draft(drafter: InstantDrafter) -> AsyncIterator[str]:
 async def served_target(verifier: InstantVerifier) -> AsyncIterator[str]:
     """Serve a target without a model; yield the address."""
     with closing(ModelWorker(1)) as worker:
-        servicer: Any = TargetServicer(verifier, worker, Exchanges())  # type: ignore[arg-type]
+        servicer: Any = TargetServicer(verifier, Answering(worker, Exchanges()))  # type: ignore[arg-type]
         async with _served(TARGET_SERVICE, partial(add_TargetServiceServicer_to_server, servicer)) as address:
             yield address
 

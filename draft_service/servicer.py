@@ -10,18 +10,15 @@ import structlog
 
 from draft_service.drafter import Drafter
 from draft_service.pauses import Pauses
-from paceline.checks import MAX_ROWS
 from paceline.codec.rounds import prepared_to_pb, proposals_to_pb, propose_rows_from_pb
 from paceline.engine.runner import Runner
 from paceline.errors import PacelineError
-from paceline.model_service.servicer import Context, ModelServicer
-from paceline.model_service.worker import ModelWorker
-from paceline.scope import EQUAL, Caller, Weights
+from paceline.model_service.servicer import Answering, Context, ModelServicer
+from paceline.scope import Caller
 from paceline.security.access import caller_scope
 from paceline.types import PreparedDrafts, Proposals
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
-from paceline.wire import Exchanges
 
 log = structlog.get_logger()
 
@@ -33,15 +30,8 @@ Unasked = asyncio.Queue[pb.ProposeTokensResponse]
 
 
 class DraftServicer(ModelServicer, DraftServiceServicer):
-    def __init__(
-        self,
-        drafter: Drafter,
-        worker: ModelWorker,
-        exchanges: Exchanges,
-        max_rows: int = MAX_ROWS,
-        weights: Weights = EQUAL,
-    ) -> None:
-        super().__init__(drafter.runner, worker, exchanges, max_rows, weights)
+    def __init__(self, drafter: Drafter, answering: Answering) -> None:
+        super().__init__(drafter.runner, answering)
         self._drafter = drafter
         self._streams: dict[str, Unasked] = {}
         """Where to send what is prepared, by the cache's sequence id: the stream of its last row."""
@@ -112,13 +102,5 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
         return pb.DescribeDraftModelResponse(**self._description())
 
 
-def add_draft_service(
-    runner: Runner,
-    worker: ModelWorker,
-    exchanges: Exchanges,
-    server: grpc.aio.Server,
-    max_rows: int = MAX_ROWS,
-    weights: Weights = EQUAL,
-) -> None:
-    servicer = DraftServicer(Drafter(runner), worker, exchanges, max_rows, weights)
-    add_DraftServiceServicer_to_server(servicer, server)
+def add_draft_service(runner: Runner, answering: Answering, server: grpc.aio.Server) -> None:
+    add_DraftServiceServicer_to_server(DraftServicer(Drafter(runner), answering), server)

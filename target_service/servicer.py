@@ -5,19 +5,16 @@ from collections.abc import AsyncIterator
 import grpc
 import structlog
 
-from paceline.checks import MAX_ROWS
 from paceline.codec.models import tokenizer_to_pb
 from paceline.codec.rounds import verdicts_to_pb, verify_rows_from_pb
 from paceline.engine.runner import Runner
 from paceline.errors import TokenizerNotFound
-from paceline.model_service.servicer import Context, ModelServicer
-from paceline.model_service.worker import ModelWorker
+from paceline.model_service.servicer import Answering, Context, ModelServicer
 from paceline.numerics import promise
-from paceline.scope import EQUAL, Caller, Weights
+from paceline.scope import Caller
 from paceline.types import Verdicts
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server
-from paceline.wire import Exchanges
 from target_service.verifier import Verifier
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TargetService"].full_name
@@ -26,15 +23,8 @@ log = structlog.get_logger()
 
 
 class TargetServicer(ModelServicer, TargetServiceServicer):
-    def __init__(
-        self,
-        verifier: Verifier,
-        worker: ModelWorker,
-        exchanges: Exchanges,
-        max_rows: int = MAX_ROWS,
-        weights: Weights = EQUAL,
-    ) -> None:
-        super().__init__(verifier.runner, worker, exchanges, max_rows, weights)
+    def __init__(self, verifier: Verifier, answering: Answering) -> None:
+        super().__init__(verifier.runner, answering)
         self._verifier = verifier
 
     async def VerifyTokens(
@@ -73,16 +63,8 @@ class TargetServicer(ModelServicer, TargetServiceServicer):
 
 
 def add_target_service(
-    runner: Runner,
-    worker: ModelWorker,
-    exchanges: Exchanges,
-    server: grpc.aio.Server,
-    max_rows: int = MAX_ROWS,
-    weights: Weights = EQUAL,
-    *,
-    threads_beside_draft: int | None = None,
+    runner: Runner, answering: Answering, server: grpc.aio.Server, *, threads_beside_draft: int | None = None
 ) -> None:
     log.info("numerics", promise=promise(runner.describe()))
     verifier = Verifier(runner, threads_beside_draft)
-    servicer = TargetServicer(verifier, worker, exchanges, max_rows, weights)
-    add_TargetServiceServicer_to_server(servicer, server)
+    add_TargetServiceServicer_to_server(TargetServicer(verifier, answering), server)

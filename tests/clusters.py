@@ -20,6 +20,7 @@ from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
 from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
+from paceline.model_service.servicer import Answering
 from paceline.model_service.worker import ModelWorker
 from paceline.observe.metrics import new_registry
 from paceline.observe.tracing import traced_calls, traced_requests
@@ -96,7 +97,7 @@ async def model_server(
         "127.0.0.1",
         port,
         [module.SERVICE_NAME],
-        lambda server: add(runner, worker, exchanges, server),
+        lambda server: add(runner, Answering(worker, exchanges), server),
         grace_s=1,
         options=server_options or ServerOptions(),
         admitted_interceptors=[*interceptors, *traced_calls(tracer)],

@@ -5,6 +5,7 @@ Owns no message of either service: each servicer writes its own.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,25 +27,29 @@ Context = grpc.aio.ServicerContext[Any, Any]
 ResultT = TypeVar("ResultT")
 
 
+@dataclass(frozen=True)
+class Answering:
+    """What calls are answered with and bounded by, whatever the model."""
+
+    worker: ModelWorker
+    exchanges: Exchanges
+    max_rows: int = MAX_ROWS
+    """Most rows of a call."""
+    weights: Weights = field(default_factory=lambda: EQUAL)
+
+
 class ModelServicer:
     """Translates, runs the work in the model's thread, and translates back."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        worker: ModelWorker,
-        exchanges: Exchanges,
-        max_rows: int = MAX_ROWS,
-        weights: Weights = EQUAL,
-    ) -> None:
+    def __init__(self, runner: Runner, answering: Answering) -> None:
         self._runner = runner
         described = runner.describe()
         self._identity = described.identity
         self._chunk_tokens = described.cache.prefill_chunk_tokens
-        self._worker = worker
-        self._exchanges = exchanges
-        self._max_rows = max_rows
-        self._weights = weights
+        self._worker = answering.worker
+        self._exchanges = answering.exchanges
+        self._max_rows = answering.max_rows
+        self._weights = answering.weights
 
     def _answers(
         self,

@@ -22,6 +22,7 @@ from paceline.errors import PeerUnavailable
 from paceline.model_service.call_queue import TurnBound
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
 from paceline.model_service.ranks import follow, leading, loading_together, share_loader
+from paceline.model_service.servicer import Answering
 from paceline.model_service.worker import NICENESS, ModelWorker
 from paceline.observe.metrics import CallCounter, CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_requests
@@ -29,7 +30,6 @@ from paceline.process.instruments import Instruments, instruments
 from paceline.process.ranks import Ranks
 from paceline.process.service import announce, freeze_heap
 from paceline.process.settings import ModelServiceSettings
-from paceline.scope import Weights
 from paceline.wire import Exchanges, RunningServer, ServerOptions, running_server, termination
 
 log = structlog.get_logger()
@@ -45,7 +45,7 @@ async def serve_model(
     options: ServerOptions,
     ranks: Ranks,
     service_name: str,
-    add_servicer: Callable[[Runner, ModelWorker, Exchanges, grpc.aio.Server, int, Weights], None],
+    add_servicer: Callable[[Runner, Answering, grpc.aio.Server], None],
     load: Callable[..., LoadedModel] = load_model,
     find_heads: Callable[[LoadedModel], LoadedHeads | None] = lambda model: None,
     *,
@@ -75,7 +75,7 @@ async def serve_model(
             watched.registry.register(ModelCollector(role, runner.describe))
 
             def add(server: grpc.aio.Server) -> None:
-                add_servicer(runner, worker, exchanges, server, settings.max_rows, settings.weights)
+                add_servicer(runner, Answering(worker, exchanges, settings.max_rows, settings.weights), server)
 
             async with (
                 leading(runner.model.group, ranks, worker, settings.rank_timeout_s),
