@@ -1,37 +1,53 @@
 // Threads that share a piece of work. Python starts them, and each spends its life in `paceline_work`.
 //
-// Between two pieces of one pass a thread waits by spinning, for it would take longer to wake than to work; then it sleeps.
+// Work is cut into more pieces than there are threads, and each thread takes the next one when it has done one. Which
+// thread does a piece changes no result. Between two pieces of work of one pass a thread waits by spinning, for it would
+// take longer to wake than to work; then it sleeps.
 
 #pragma once
 
 #include <atomic>
 #include <climits>
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #endif
 
-// Does part `part` of `parts` of the work described by `of`.
-typedef void (*Work)(const void *of, int part, int parts);
+// Does piece `piece` of `pieces` of the work described by `of`, in thread `thread`.
+typedef void (*Work)(const void *of, int piece, int pieces, int thread);
 
 namespace crew {
 
 constexpr int SPINS = 4000;  // some 50 us
+constexpr int PIECES = 4;    // for each thread
+
+// A thread that had no core for AWAY_NS, when it was called or at work, sits out what is offered in the next REST_NS, a slice
+// of the scheduler's: others want its core, and to call it again would only take their time, and the caller's.
+constexpr int64_t AWAY_NS = 300'000, REST_NS = 4'000'000;
+
+// Pieces of work that threads may take. `next` is the first that nobody took.
+struct Offer {
+    uint32_t turn;  // changes with each piece of work
+    uint16_t pieces, next;
+    bool is_for(int thread) const { return thread * PIECES < pieces; }
+};
+static_assert(sizeof(Offer) == 8 && offsetof(Offer, turn) == 0, "changes at once, and threads sleep on `turn`");
 
 struct Crew {
     std::atomic<bool> busy{false};
-    std::atomic<uint32_t> turn{0};   // parts of the latest piece of work, and above them a number that changes with each
-    std::atomic<int> sleepers{0}, left{0};
-    int count = 0;                   // threads besides the caller's
+    std::atomic<Offer> offer{Offer{0, 0, 0}};
+    std::atomic<int> sleepers{0}, left{0};  // `left`: pieces that are not done
+    std::atomic<int64_t> called_ns{0};      // when sleepers were first called since one of them came; 0 if they were not
+    int count = 0;                          // threads besides the caller's
     Work work = nullptr;
     const void *of = nullptr;
 };
-constexpr uint32_t PART_BITS = 8;
-inline int parts_of(uint32_t turn) { return turn & ((1u << PART_BITS) - 1); }
 inline Crew us;
 
 inline void pause() {
@@ -43,55 +59,98 @@ inline void pause() {
 #if defined(__linux__)
 inline void sleep_unless(uint32_t seen) {
     us.sleepers++;
-    syscall(SYS_futex, reinterpret_cast<uint32_t *>(&us.turn), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t *>(&us.offer), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
     us.sleepers--;
 }
+inline int64_t now_ns(clockid_t clock) {
+    timespec now;
+    clock_gettime(clock, &now);
+    return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
 inline void wake() {
-    if (us.sleepers) syscall(SYS_futex, reinterpret_cast<uint32_t *>(&us.turn), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    if (!us.sleepers) return;
+    int64_t never = 0;
+    us.called_ns.compare_exchange_strong(never, now_ns(CLOCK_MONOTONIC));
+    syscall(SYS_futex, reinterpret_cast<uint32_t *>(&us.offer), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 inline void yield() { sched_yield(); }
+inline void rest() {
+    const timespec length{0, REST_NS};
+    nanosleep(&length, nullptr);
+}
 #else
 inline void wake() {}
 inline void yield() {}
 #endif
 
-// Does all parts of the work, at most `parts` at a time. Alone, if the crew is at work for another caller.
-inline void share(Work work, const void *of, int parts) {
-    const bool alone = parts < 2 || us.busy.exchange(true);
+// Does pieces as long as there are any for this thread.
+inline void help(int thread) {
+    for (Offer offer = us.offer; offer.next < offer.pieces && offer.is_for(thread);) {
+        const Offer after{offer.turn, offer.pieces, static_cast<uint16_t>(offer.next + 1)};
+        if (!us.offer.compare_exchange_weak(offer, after)) continue;
+        us.work(us.of, offer.next, offer.pieces, thread);  // they stay until this piece is done
+        us.left--;
+        offer = us.offer;
+    }
+}
+
+// Does all of the work, in at most `threads` threads. Alone, if the crew is at work for another caller. Nobody waits for
+// a thread that has no core: the others do its pieces.
+inline void share(Work work, const void *of, int threads) {
+    const bool alone = threads < 2 || us.busy.exchange(true);
     if (alone || !us.count) {
         if (!alone) us.busy = false;
-        return work(of, 0, 1);
+        return work(of, 0, 1, 0);
     }
-    us.work = work, us.of = of;
-    parts = parts <= us.count ? parts : us.count + 1;
-    us.left = parts - 1;
-    us.turn = (((us.turn >> PART_BITS) + 1) << PART_BITS) | parts;
+    const int pieces = PIECES * (threads <= us.count ? threads : us.count + 1);
+    us.work = work, us.of = of, us.left = pieces;
+    us.offer = Offer{us.offer.load().turn + 1, static_cast<uint16_t>(pieces), 0};
     wake();
-    work(of, 0, parts);
+    help(0);
     for (int spins = 0; us.left; spins++) spins < SPINS ? pause() : yield();
     us.busy = false;
 }
+
+#if defined(__linux__)
+// Waits for another offer than the one of turn `seen`. Returns since when there is one.
+inline int64_t wait(uint32_t seen, bool spins_first) {
+    for (int spins = 0; spins_first && us.offer.load().turn == seen && spins < SPINS; spins++) pause();
+    int64_t called_ns = 0;
+    while (us.offer.load().turn == seen) {
+        sleep_unless(seen);
+        called_ns = us.called_ns.exchange(0);
+    }
+    return called_ns ? called_ns : now_ns(CLOCK_MONOTONIC);
+}
+
+// Helps with what is on offer since `since_ns`. Returns for how long the thread had no core meanwhile.
+inline int64_t help_timed(int thread, int64_t since_ns) {
+    const int64_t before_ns = now_ns(CLOCK_THREAD_CPUTIME_ID);
+    help(thread);
+    return now_ns(CLOCK_MONOTONIC) - since_ns - (now_ns(CLOCK_THREAD_CPUTIME_ID) - before_ns);
+}
+#endif
 
 // Joins the crew, and never returns. Where a thread could not sleep it returns at once, and callers work alone.
 inline void serve() {
 #if defined(__linux__)
     while (us.busy.exchange(true)) yield();
-    uint32_t seen = us.turn;
-    if ((us.count + 2) >> PART_BITS) {
+    uint32_t seen = us.offer.load().turn;
+    if ((us.count + 2) * PIECES > UINT16_MAX) {
         us.busy = false;
         return;
     }
     const int number = ++us.count;
     us.busy = false;
     for (bool spins_first = true;;) {
-        for (int spins = 0; spins_first && us.turn == seen && spins < SPINS; spins++) pause();
-        while (us.turn == seen) sleep_unless(seen);
-        seen = us.turn;
-        // The caller waits for those with a part alone. The others' cores may be wanted elsewhere.
-        spins_first = number < parts_of(seen);
-        if (spins_first) {
-            us.work(us.of, number, parts_of(seen));
-            us.left--;
+        const int64_t since_ns = wait(seen, spins_first);
+        const Offer offer = us.offer;
+        seen = offer.turn;
+        // One that may not help does not spin: its core may be wanted elsewhere.
+        spins_first = offer.is_for(number);
+        if (spins_first && help_timed(number, since_ns) > AWAY_NS) {
+            rest();
+            seen = us.offer.load().turn;
         }
     }
 #endif

@@ -85,9 +85,9 @@ template <class Call, void (*Do)(const Call *, int64_t, int64_t)>
 void share_tokens(const Call *call, int threads) {
     constexpr int64_t WORTH = 1 << 15;  // numbers
     crew::share(
-        [](const void *of, int part, int parts) {
+        [](const void *of, int piece, int pieces, int) {
             const auto *own = static_cast<const Call *>(of);
-            const Share tokens(own->token_count, 1, part, parts);
+            const Share tokens(own->token_count, 1, piece, pieces);
             Do(own, tokens.begin, tokens.end);
         },
         call, call->token_count * call->size < WORTH ? 1 : threads);
@@ -386,10 +386,11 @@ BY_SIZE(attend_any, attend_blocks)
 template <void (*Do)(const Attend *, int64_t, int64_t, int64_t *, float *), int64_t (*Count)(const Attend &)>
 void share_attending(const Attend *call, int threads) {
     crew::share(
-        [](const void *of, int part, int parts) {
+        [](const void *of, int piece, int pieces, int thread) {
             const auto *own = static_cast<const Attend *>(of);
-            const Share some(Count(*own), 1, part, parts);
-            Do(own, some.begin, some.end, own->slots + part * padded_length(own->longest), own->scores + part * QUERIES * padded_length(own->longest));
+            const Share some(Count(*own), 1, piece, pieces);
+            const int64_t memory = thread * padded_length(own->longest);
+            if (some.begin < some.end) Do(own, some.begin, some.end, own->slots + memory, own->scores + QUERIES * memory);
         },
         call, threads);
 }

@@ -304,9 +304,9 @@ extern "C" void paceline_product(const Product *call, int threads) {
     const int64_t rows = std::max(call->row_count, READING_ROWS);
     if (rows * call->size * call->column_count < WORTH) threads = 1;
     crew::share(
-        [](const void *of, int part, int parts) {
+        [](const void *of, int piece, int pieces, int) {
             const auto *own = static_cast<const Product *>(of);
-            const Share columns(own->column_count, 2 * COLUMNS, part, parts);
+            const Share columns(own->column_count, 2 * COLUMNS, piece, pieces);
             if (columns.begin < columns.end) own->way(own, columns.begin, columns.end);
         },
         call, threads);
