@@ -42,11 +42,18 @@ static int faults(int threads) {
     return found;
 }
 
+static int joined() {
+    while (crew::us.busy.exchange(true)) crew::yield();
+    const int count = crew::us.count;
+    crew::us.busy = false;
+    return count;
+}
+
 int main(int, char **arguments) {
     const int absent = std::atoi(arguments[1]), present = std::atoi(arguments[2]);
     crew::us.count = absent;  // as if these had joined, and no core were ever free for them
     for (int number = 0; number < present; number++) std::thread(crew::serve).detach();
-    while (crew::us.count < absent + present) crew::yield();
+    while (joined() < absent + present) crew::yield();
     int found = 0;
     for (int work = 0; work < 20000; work++) found += faults(1 + work % (absent + present + 1));
     std::printf("%d", found);
