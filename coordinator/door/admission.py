@@ -15,7 +15,7 @@ from coordinator.replicas.stickiness import beginnings_of
 from coordinator.requests.committed_tokens import CommittedTokens, packed
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
-from coordinator.requests.prompt_scores import PromptScores, prompt_texts
+from coordinator.requests.prompt_scores import PromptScores
 from coordinator.requests.stream import Stream
 from paceline.chat_template import character_count
 from paceline.checks import (
@@ -46,8 +46,8 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 """Limited because every row of every round carries them."""
 MAX_ECHOED_TOKENS = 16_384
-"""Most tokens of a prompt that is sent back: with 20 likeliest tokens at each place that takes 40 MiB here, and 4 MiB
-of the one message."""
+"""Most tokens of a prompt that is sent back: with 20 likeliest tokens at each place that takes 40 MiB here, and 6.5
+MiB of the one message, with the tokens' bytes."""
 
 
 class Admission:
@@ -108,9 +108,9 @@ class Admission:
 
     def _echo(self, prompt: "array[int]", admitted: Request) -> None:
         """Send the prompt, or have the first output's rounds ask for what is to be sent with it."""
-        scores = PromptScores(prompt, prompt_texts(prompt, self._decoder))
         first = admitted.generations[0]
-        if first.top_logprob_count is None or scores.is_whole:
+        scores = PromptScores(prompt, self._decoder, are_wanted=first.top_logprob_count is not None)
+        if scores.is_whole:
             admitted.stream.put_prompt(scores.tokens())
         else:
             first.prompt_scores = scores

@@ -67,7 +67,7 @@ class Output:
         for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):
             accepted, text = position < accepted_count, self._push(token_id)
             token = OutputToken(token_id, text, accepted, own_logprobs, source if accepted else None)
-            tokens.append(_with_bytes(token, self._decoder) if own_logprobs and self._decoder else token)
+            tokens.append(with_bytes(token, self._decoder) if own_logprobs and self._decoder else token)
             if self.finish_reason:
                 break
         return tokens
@@ -99,7 +99,7 @@ class Output:
         return text if stopped else text + self._stops.drain()
 
 
-def _with_bytes(token: OutputToken, decoder: TokenDecoder) -> OutputToken:
+def with_bytes(token: OutputToken, decoder: TokenDecoder) -> OutputToken:
     """Add the bytes of the token and of the likeliest ones in its place."""
     top = token.logprobs.top if token.logprobs else ()
     return replace(

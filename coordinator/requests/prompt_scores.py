@@ -5,7 +5,9 @@ rounds.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from coordinator.requests.output import with_bytes
 from paceline.detokenizer import TokenDecoder
 from paceline.types import OutputToken, TokenLogprobs
 
@@ -21,27 +23,34 @@ def prompt_texts(token_ids: Sequence[int], decoder: TokenDecoder | None) -> list
 
 
 class PromptScores:
-    def __init__(self, token_ids: Sequence[int], texts: Sequence[str]) -> None:
-        self._token_ids = token_ids
-        self._texts = texts
-        self._logprobs: list[TokenLogprobs] = []
-        """Of the tokens from the second on: nothing comes before the first."""
+    def __init__(self, token_ids: Sequence[int], decoder: TokenDecoder | None, *, are_wanted: bool) -> None:
+        """`are_wanted` says whether log-probabilities are to come, and with them the bytes of tokens."""
+        texts = prompt_texts(token_ids, decoder)
+        self._tokens = [OutputToken(token_id, text, False) for token_id, text in zip(token_ids, texts, strict=True)]
+        self._decoder = decoder
+        # Nothing comes before the first token, so it has no log-probability.
+        self._scored_count = 1 if are_wanted else len(self._tokens)
+        if are_wanted:
+            self._tokens[0] = self._complete(self._tokens[0])
 
     @property
     def is_whole(self) -> bool:
-        return len(self._logprobs) == len(self._token_ids) - 1
+        return self._scored_count == len(self._tokens)
 
     def take(self, base_length: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Take log-probabilities of the tokens from `base_length` + 1 on; they replace earlier ones from there on.
 
         Those beyond the prompt are left out.
         """
-        assert base_length <= len(self._logprobs)
-        self._logprobs[base_length:] = logprobs
-        del self._logprobs[len(self._token_ids) - 1 :]
+        first, stop = base_length + 1, min(base_length + 1 + len(logprobs), len(self._tokens))
+        assert first <= self._scored_count
+        for place, own in zip(range(first, stop), logprobs, strict=False):
+            self._tokens[place] = self._complete(replace(self._tokens[place], logprobs=own))
+        self._scored_count = stop
+
+    def _complete(self, token: OutputToken) -> OutputToken:
+        return with_bytes(token, self._decoder) if self._decoder else token
 
     def tokens(self) -> tuple[OutputToken, ...]:
         """Return the tokens of the prompt; those without log-probabilities yet have none."""
-        scores = [None, *self._logprobs, *[None] * (len(self._token_ids) - 1 - len(self._logprobs))]
-        parts = zip(self._token_ids, self._texts, scores, strict=True)
-        return tuple(OutputToken(token_id, text, False, score) for token_id, text, score in parts)
+        return tuple(self._tokens)

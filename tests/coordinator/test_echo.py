@@ -11,7 +11,9 @@ from prometheus_client import CollectorRegistry
 from coordinator.door.admission import MAX_ECHOED_TOKENS
 from coordinator.replicas.plausibility import check_verdicts
 from coordinator.requests.generation import Request
+from coordinator.requests.prompt_scores import PromptScores
 from paceline.client import Client
+from paceline.detokenizer import TokenDecoder
 from paceline.errors import InvalidRequest, PeerFailed, PeerUnavailable
 from paceline.types import (
     GenerationRequest,
@@ -31,6 +33,7 @@ from tests.fakes import dispatches
 from tests.fakes.dispatches import SteppedVerifier, whole
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, logprobs_of
 from tests.fakes.proxy import running_proxy
+from tests.fakes.tokenizers import byte_tokenizer
 
 LONG = tuple(4 + n * n % 40 for n in range(5 * CHUNK_TOKENS + 3))
 
@@ -87,6 +90,26 @@ async def test_without_log_probabilities_the_prompt_is_there_at_once_and_no_targ
     async with scheduling(FakeDrafter(0.8), verifier) as (door, scheduler):
         await pieces_of(submit(scheduler, door.admit(asked(LONG, top_count=None))))
     assert not any(row.scores_tokens for call in verifier.calls for row in call)
+
+
+@pytest.mark.parametrize("text", ["é", "aé"])
+def test_each_token_of_a_scored_prompt_comes_with_its_bytes_and_those_of_the_likeliest(text: str) -> None:
+    tokenizer = byte_tokenizer()
+    token_ids, other = tokenizer.encode(text).ids, tokenizer.encode("b").ids[0]
+    scores = PromptScores(token_ids, TokenDecoder(tokenizer), are_wanted=True)
+    for base_length in (0, *range(len(token_ids) - 1)):  # the first part comes twice, as after a loss
+        scores.take(base_length, [TokenLogprobs(-1.0, ((other, -0.5),))])
+    first, *later = scores.tokens()
+    assert b"".join(one.token_bytes for one in (first, *later)) == text.encode()
+    assert (first.logprobs, first.top_token_bytes) == (None, ())
+    assert {one.top_token_bytes for one in later} == {(b"b",)}
+
+
+def test_a_prompt_that_is_not_scored_comes_without_bytes() -> None:
+    tokenizer = byte_tokenizer()
+    scores = PromptScores(tokenizer.encode("ab").ids, TokenDecoder(tokenizer), are_wanted=False)
+    assert scores.is_whole
+    assert [(one.text, one.token_bytes) for one in scores.tokens()] == [("a", b""), ("b", b"")]
 
 
 async def test_lost_caches_and_short_ones_change_no_score() -> None:
