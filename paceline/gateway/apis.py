@@ -20,6 +20,8 @@ class Api(Generic[BodyT]):
     requests: Callable[[BodyT, ToolFormat], list[GenerationRequest]]
     """Requests for coordinators, one for each prompt."""
     choice: Callable[[int, BodyT, ToolFormat], Choice]
+    prompt_param: str
+    """The field that holds what coordinators call the prompt."""
     id_prefix: str
     whole_object: str
     chunk_object: str
@@ -34,6 +36,7 @@ CHAT = Api(
     ChatBody,
     chat_requests,
     ChatChoice,
+    "messages",
     "chatcmpl-",
     "chat.completion",
     "chat.completion.chunk",
@@ -43,6 +46,7 @@ COMPLETION = Api(
     CompletionBody,
     completion_requests,
     _completion_choice,
+    "prompt",
     "cmpl-",
     "text_completion",
     "text_completion",

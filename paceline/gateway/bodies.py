@@ -41,7 +41,7 @@ def _text(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise ValueError("give text, or a list of parts")
+        raise ValueError("is neither text nor a list of parts; give one of them")
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError('has a part that is no text; give parts such as {"type": "text", "text": "..."}')
@@ -55,7 +55,7 @@ def _stops(value: object) -> tuple[str, ...]:
         return (value,)
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return tuple(value)
-    raise ValueError("give a string, or a list of strings")
+    raise ValueError("is neither a string nor a list of strings; give one of them")
 
 
 def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
@@ -70,7 +70,8 @@ def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
         if len(value) <= MAX_PROMPTS and all(is_token_ids(one) for one in value):
             return tuple(tuple(one) for one in value)
     raise ValueError(
-        f"give a string, a list of strings, a list of token ids, or a list of lists of them; {MAX_PROMPTS} at most"
+        "has another form; give a string, a list of strings, a list of token ids, or a list of lists of them; "
+        f"{MAX_PROMPTS} at most"
     )
 
 
@@ -78,7 +79,7 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
     if value is None:
         return ()
     if not isinstance(value, dict):
-        raise ValueError('give an object of token ids and numbers, such as {"42": -100}')
+        raise ValueError('is no object; give one of token ids and numbers, such as {"42": -100}')
     for key, bias in value.items():
         if not TOKEN_KEY.fullmatch(key) or int(key) > LARGEST:
             raise ValueError("has a key that is no token id")
@@ -94,14 +95,16 @@ def _tool_choice(value: object) -> Literal["auto", "none", "required"] | NamedTo
         name = value["function"].get("name")
         if isinstance(name, str):
             return NamedTool(name)
-    raise ValueError('give "auto", "none", "required", or {"type": "function", "function": {"name": "..."}}')
+    raise ValueError(
+        'is no choice; give "auto", "none", "required", or {"type": "function", "function": {"name": "..."}}'
+    )
 
 
 def _tool(value: object) -> Json:
     """Check a tool, and leave it as it is: the template reads it."""
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     if not isinstance(value, dict) or not isinstance(function, dict):
-        raise ValueError('give {"type": "function", "function": {"name": "...", "parameters": {...}}}')
+        raise ValueError('is no function; give {"type": "function", "function": {"name": "...", "parameters": {...}}}')
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise ValueError("has no function name of 1 to 64 letters, digits, _, . and -")

@@ -1,7 +1,7 @@
 """A path that makes outputs: from the body to the answer, and to the record of it."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
 import structlog
@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.client import NO_HEADERS
 from paceline.gateway.answer import Answer, StreamedAnswer, WholeAnswer
-from paceline.gateway.apis import Api, BodyT
+from paceline.gateway.apis import COMPLETION, Api, BodyT
 from paceline.gateway.errors import SHUTTING_DOWN, HttpError, answer_to
 from paceline.gateway.generating import Deliver, Generator, generate_all, unless_client_leaves
 from paceline.gateway.metrics import GatewayMetrics
@@ -151,6 +151,8 @@ class _Call(Generic[BodyT]):
         await generate_all(gateway.generator, requests, deliver, accept, timeout_s, headers)
 
     async def _fail(self, error: HttpError) -> None:
+        if error.param == COMPLETION.prompt_param:  # as coordinators call it
+            error = replace(error, param=self._api.prompt_param)
         self._record.status, self._record.error_code = error.status, error.code
         if self._events.is_begun:
             await self._events.send(event(error.body.decode()))

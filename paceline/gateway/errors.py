@@ -5,6 +5,7 @@ Errors of coordinators name the fields of our own requests; here they get the na
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ from paceline.errors import (
 INVALID, SERVER = "invalid_request_error", "server_error"
 RETRY_SOON = {"retry-after": "1"}
 PARAMS = {
+    "prompt.token_ids": "prompt",
     "max_new_tokens": "max_tokens",
     "stop_strings": "stop",
     "top_logprob_count": "top_logprobs",
@@ -41,6 +43,10 @@ PARAMS = {
     "chat.template_arguments": "chat_template_kwargs",
 }
 """Names that bodies have for fields of a request, where they differ."""
+_NAMES = {ours: theirs for ours, theirs in PARAMS.items() if "_" in ours}
+_NAMES |= {ours.rpartition(".")[2]: theirs for ours, theirs in _NAMES.items() if not ours.startswith("prompt.")}
+_OURS = re.compile(rf"\b(?:{'|'.join(map(re.escape, _NAMES))})\b|\bsampling\.(?=\w)")
+"""The names that differ, and the part of others that bodies do without, as they stand in messages."""
 
 
 @dataclass(eq=False)
@@ -79,8 +85,7 @@ def http_error(error: PacelineError) -> HttpError:
     message = error.message
     match error:
         case InvalidRequest():
-            param = _param(error.field)
-            return invalid(_renamed(message, error.field, param), param)
+            return invalid(_renamed(message), _param(error.field))
         case TokenizerNotFound():
             return invalid(message)
         case MessageTooLarge():
@@ -107,9 +112,8 @@ def _param(field: str) -> str | None:
     return field.removeprefix("sampling.").removeprefix("chat.") or None
 
 
-def _renamed(message: str, field: str, param: str | None) -> str:
-    own = field.rpartition(".")[2]
-    return f"{param}{message.removeprefix(own)}" if param and own and message.startswith(f"{own} ") else message
+def _renamed(message: str) -> str:
+    return _OURS.sub(lambda found: _NAMES.get(found[0], ""), message)
 
 
 async def framework_error(_: Request, error: Exception) -> Response:

@@ -66,10 +66,37 @@ async def test_errors_of_coordinators_have_openais_form(
         assert answers[0].headers["retry-after"] == ("3" if status == 429 else "1")
 
 
-async def test_an_error_names_the_field_as_the_body_does() -> None:
-    error = InvalidRequest("max_new_tokens is 9; give less", field="max_new_tokens")
-    async with scripted_door(ScriptedGenerator(refuses=error)) as door:
-        assert (await door.complete()).json()["error"]["message"] == "max_tokens is 9; give less"
+@pytest.mark.parametrize(
+    ("field", "message", "param", "told"),
+    [
+        ("max_new_tokens", "max_new_tokens is 9; give less", "max_tokens", "max_tokens is 9; give less"),
+        (
+            "sampling.min_new_tokens",
+            "min_new_tokens is 9, more than the 4 of max_new_tokens",
+            "min_tokens",
+            "min_tokens is 9, more than the 4 of max_tokens",
+        ),
+        ("sampling.logit_bias", "sampling.logit_bias holds 9", "logit_bias", "logit_bias holds 9"),
+        ("prompt.token_ids", "prompt.token_ids holds 9", "prompt", "prompt holds 9"),
+        ("prompt", "send the prompt as token_ids", "prompt", "send the prompt as token_ids"),
+        (
+            "stop_strings",
+            "stop_strings need a tokenizer; use stop_token_ids",
+            "stop",
+            "stop need a tokenizer; use stop_token_ids",
+        ),
+    ],
+)
+async def test_an_error_names_fields_as_the_body_does(field: str, message: str, param: str, told: str) -> None:
+    async with scripted_door(ScriptedGenerator(refuses=InvalidRequest(message, field=field))) as door:
+        error = (await door.complete()).json()["error"]
+    assert (error["param"], error["message"]) == (param, told)
+
+
+async def test_a_prompt_that_is_refused_is_named_as_the_body_has_it() -> None:
+    async with scripted_door(ScriptedGenerator(refuses=InvalidRequest("prompt is too long", field="prompt"))) as door:
+        answers = [await door.complete(), await door.chat()]
+    assert [one.json()["error"]["param"] for one in answers] == ["prompt", "messages"]
 
 
 async def test_an_error_amid_a_stream_is_its_last_event() -> None:

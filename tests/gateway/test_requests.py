@@ -216,6 +216,7 @@ def test_a_wrong_field_is_named(asked: dict[str, Any], param: str) -> None:
     error = refused(**asked)
     assert error.param == param
     assert error.message.startswith(param)
+    assert not error.message.removeprefix(param).startswith(" give"), "it says what is wrong before what to give"
 
 
 @pytest.mark.parametrize(
