@@ -30,6 +30,8 @@ MAX_DIVISORS = 10_000
 """Most that the digits of all `multipleOf` of a schema come to: the library's work grows with them, without a limit."""
 STACK_BYTES = 256 << 20
 """Only what a compilation touches of it takes memory."""
+_beginning = threading.Lock()
+"""Held while a thread with such a stack is made: the size is the process's, and another would put it back meanwhile."""
 _REASON_CHARACTERS = 200
 _SCHEMA = "%json"
 """Stands before a JSON Schema within a grammar."""
@@ -173,12 +175,13 @@ def _on_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
     On an ordinary stack 5,000 rules that each name the next end the process.
     """
     made: list[LLMatcher] = []
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        thread = threading.Thread(target=lambda: made.append(work()))
-        thread.start()
-    finally:
-        threading.stack_size(before)
+    thread = threading.Thread(target=lambda: made.append(work()))
+    with _beginning:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
     thread.join()
     return made.pop()
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders
 
 from paceline.errors import InvalidRequest
-from paceline.grammars import MAX_FORMAT_CHARACTERS, Grammars, Progress
+from paceline.grammars import MAX_FORMAT_CHARACTERS, STACK_BYTES, Grammars, Progress
 from paceline.types import ResponseFormat
 from tests.fakes.formats import follows, random_formats
 from tests.fakes.tokenizers import byte_tokenizer, word_tokenizer
@@ -147,6 +148,30 @@ def test_rules_that_name_each_other_in_a_long_row_end_no_process() -> None:
     kinds = {one: {"type": "array", "items": {"$ref": f"#/$defs/{other}"}} for one, other in pairwise(names[:1000])}
     schema = {"$ref": "#/$defs/r0", "$defs": {**kinds, names[999]: {"type": "null"}}}
     GRAMMARS.check(ResponseFormat(json_schema=json.dumps(schema)))
+
+
+def test_a_format_that_is_compiled_beside_another_has_a_deep_stack_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of a new thread's stack is the process's: the first to have begun its thread would put it back."""
+    usual, begin, sizes = threading.stack_size(), threading.Thread.start, list[int]()
+    is_second, is_first_done = threading.Event(), threading.Event()
+
+    def start(thread: threading.Thread) -> None:
+        if threading.current_thread() is second:
+            is_second.set()
+            is_first_done.wait()
+        else:
+            begin(second)
+            is_second.wait(0.1)  # it does not come while the first holds it off
+        sizes.append(threading.stack_size())
+        begin(thread)
+
+    second = threading.Thread(target=lambda: GRAMMARS._compile(ResponseFormat(regex="b+")))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    GRAMMARS._compile(ResponseFormat(regex="a+"))
+    is_first_done.set()
+    second.join()
+    assert sizes == [STACK_BYTES, STACK_BYTES]
+    assert threading.stack_size() == usual
 
 
 def test_where_a_grammar_becomes_too_complex_nothing_is_allowed() -> None:
