@@ -5,6 +5,7 @@ Knows nothing of tokens. A template comes with a checkpoint, so it runs in a san
 
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,8 @@ from paceline.types import Chat, ChatMessage, ToolCall, UserMessage
 MAX_STRINGS = 1 << 16
 """Strings of a conversation, those within its JSON included: each takes time of its own, however short it is."""
 
+LATEST_TIME_S = 250_000_000_000
+"""In the year 9892; a calendar ends with the year 9999, in any time zone."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "observation"})
 """Roles that templates know. Some make a special token of one, so another role is taken for a user's own words."""
 
@@ -37,6 +40,8 @@ class Conversation:
     tools: Sequence[Variables]
     arguments: Mapping[str, Any]
     """Further variables of the template."""
+    time_s: float
+    """What the template takes for now, in seconds since 1970: the same however often it is rendered."""
     adds_generation_prompt: bool = True
     continues: bool = False
     """Whether the last message stays open, to be continued."""
@@ -44,10 +49,14 @@ class Conversation:
     """Field of the request that it came in."""
 
     @classmethod
-    def of(cls, prompt: Chat | UserMessage) -> Self:
-        """Read a prompt. Raise InvalidRequest, naming the field, for what no template can read."""
+    def of(cls, prompt: Chat | UserMessage, time_s: float | None = None) -> Self:
+        """Read a prompt, of now unless a time is given.
+
+        Raise InvalidRequest, naming the field, for what no template can read.
+        """
+        time_s = time.time() if time_s is None else time_s
         if isinstance(prompt, UserMessage):
-            return cls([{"role": "user", "content": prompt.value}], (), {}, field="user_message")
+            return cls([{"role": "user", "content": prompt.value}], (), {}, time_s, field="user_message")
         if not prompt.messages:
             raise InvalidRequest("chat.messages is empty; give it at least one message", field="chat.messages")
         arguments = _object(prompt.template_arguments or "{}", "chat.template_arguments")
@@ -59,7 +68,8 @@ class Conversation:
         if continues and adds_prompt:
             raise _refused("sets continue_final_message and add_generation_prompt; leave one out", _ARGUMENTS)
         tools = [_object(one, "chat.tools") for one in prompt.tools]
-        conversation = cls([_message(one) for one in prompt.messages], tools, arguments, adds_prompt, continues)
+        messages = [_message(one) for one in prompt.messages]
+        conversation = cls(messages, tools, arguments, time_s, adds_prompt, continues)
         if sum(1 for _ in conversation.strings()) > MAX_STRINGS:
             raise _refused(
                 f"has more than {MAX_STRINGS} strings, with tools and arguments; give fewer", "chat.messages"
@@ -83,7 +93,10 @@ class Conversation:
         ]
         tools = [_changed(one, change, False) for one in self.tools] or None
         own = {"messages": messages, "tools": tools, "add_generation_prompt": self.adds_generation_prompt}
-        return {"documents": None} | arguments | own
+        return {"documents": None, "strftime_now": self._strftime} | arguments | own
+
+    def _strftime(self, form: str) -> str:
+        return datetime.fromtimestamp(self.time_s).strftime(form)
 
 
 def character_count(chat: Chat) -> int:
@@ -218,7 +231,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_template_error
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 

@@ -99,11 +99,13 @@ class _Received:
         )
         self._ended = {one.completion_index for one in request.received_outputs if one.ended}
         self._model_digest = request.model_digest
+        self._prompt_time_s = request.prompt_time_s
         self._has_prompt = False
 
     def accept(self, accepted: GenerationAccepted) -> None:
-        """Note the model of the tokens that follow. Earlier tokens are from the same model."""
+        """Note the model of the tokens that follow, and their prompt's time. Those of earlier tokens are the same."""
         self._model_digest = accepted.model_digest or self._model_digest
+        self._prompt_time_s = accepted.prompt_time_s or self._prompt_time_s
 
     def add(self, piece: OutputPiece) -> None:
         self._token_ids[piece.completion_index] += [token.token_id for token in piece.tokens]
@@ -136,6 +138,7 @@ class _Received:
             self._request,
             received_outputs=tuple(outputs),
             model_digest=model_digest,
+            prompt_time_s=self._prompt_time_s,
             echo_prompt=self._request.echo_prompt and not self._has_prompt,
         )
 

@@ -83,8 +83,8 @@ class TextCodec:
         """The length of the longest token in characters of normalized text."""
         return max(map(len, self.tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Turn a prompt of any form into token ids.
+    def encode(self, prompt: Prompt, time_s: float | None = None) -> list[int]:
+        """Turn a prompt of any form into token ids; a chat template may write `time_s` into it, or else the time now.
 
         Special tokens come from the template, or from plain text without one. Nothing in a conversation becomes one.
         """
@@ -92,7 +92,7 @@ class TextCodec:
             return list(prompt.values)
         if isinstance(prompt, Text):
             return self._encode(prompt.value, add_special_tokens=True)
-        return self._encode_conversation(Conversation.of(prompt))
+        return self._encode_conversation(Conversation.of(prompt, time_s))
 
     def encode_continuation(self, text: str, prompt: Sequence[int]) -> list[int]:
         """Turn a text that is to follow a prompt into the token ids that a model would write it with.

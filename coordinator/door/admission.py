@@ -3,6 +3,7 @@
 import hashlib
 import secrets
 import sys
+import time
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,7 @@ from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.requests.prompt_scores import PromptScores
 from coordinator.requests.stream import Stream
-from paceline.chat_template import character_count
+from paceline.chat_template import LATEST_TIME_S, character_count
 from paceline.checks import (
     MAX_DRAFT_COUNT,
     check_min_new_tokens,
@@ -78,7 +79,8 @@ class Admission:
         check_drafting(request.drafting)
         received = self._received(request)
         stop_strings = self._stop_strings(request)
-        prompt = self._encode(request.prompt)
+        prompt_time_s = _prompt_time_s(request)
+        prompt = self._encode(request.prompt, prompt_time_s)
         rules = StopRules(
             max_new_tokens=self._max_new_tokens(request, len(prompt)),
             end_token_ids=frozenset() if request.ignore_end_tokens else frozenset(self.served.target.end_token_ids),
@@ -99,6 +101,7 @@ class Admission:
             tells_rounds=request.tell_rounds,
             beginnings=beginnings_of(prompt, len(prompt)),
             omits_text=request.omit_text,
+            prompt_time_s=prompt_time_s,
         )
         guessers = self._guessers_of(request, prompt, predicted)
         admitted.generations = [self._generation(request, prompt, guessers(), rules, admitted, one) for one in left]
@@ -206,7 +209,7 @@ class Admission:
                 field="sampling.min_new_tokens",
             )
 
-    def _encode(self, prompt: Prompt) -> "array[int]":
+    def _encode(self, prompt: Prompt, time_s: int) -> "array[int]":
         """Return the prompt's token ids. Its length is checked before anything that takes time."""
         token_ids: Sequence[int]
         if isinstance(prompt, TokenIds):
@@ -214,7 +217,7 @@ class Admission:
         elif self.served.text:
             count = character_count(prompt) if isinstance(prompt, Chat) else len(prompt.value)
             self._check_text(count, self.served.text)
-            token_ids = self.served.text.encode(prompt)
+            token_ids = self.served.text.encode(prompt, time_s)
         else:
             raise InvalidRequest("the models have no tokenizer; send the prompt as token_ids", field="prompt")
         if not token_ids:
@@ -292,6 +295,22 @@ class Admission:
                 "stop_strings need a tokenizer, which the models lack; use stop_token_ids", field="stop_strings"
             )
         return stops
+
+
+def now_s() -> int:
+    return int(time.time())
+
+
+def _prompt_time_s(request: GenerationRequest) -> int:
+    """Return the time for the chat template. Raise InvalidRequest for one that no calendar has."""
+    if request.prompt_time_s is None:
+        return now_s()
+    if not 0 <= request.prompt_time_s <= LATEST_TIME_S:
+        raise InvalidRequest(
+            f"prompt_time_s is {request.prompt_time_s}; give 0 to {LATEST_TIME_S}, or leave it out for now",
+            field="prompt_time_s",
+        )
+    return request.prompt_time_s
 
 
 def _wrong_received(words: str) -> InvalidRequest:

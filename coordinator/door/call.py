@@ -67,7 +67,12 @@ class Call:
         self._record.queue(admitted)
         model = parts.model.target
         return GenerationAccepted(
-            admitted.request_id, admitted.seed, admitted.prompt_count, model.identity.model_digest, model.model_id
+            admitted.request_id,
+            admitted.seed,
+            admitted.prompt_count,
+            model.identity.model_digest,
+            model.model_id,
+            admitted.prompt_time_s,
         )
 
     @property

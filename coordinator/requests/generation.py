@@ -69,6 +69,8 @@ class Request:
     """Younger requests that were placed before it."""
     omits_text: bool = False
     """Whether its client gets tokens without their texts."""
+    prompt_time_s: int = 0
+    """Time that the chat template had."""
 
     @property
     def prompt_count(self) -> int:

@@ -43,6 +43,7 @@ _PLAIN_FIELDS = (
     "echo_prompt",
     "tell_rounds",
     "omit_text",
+    "prompt_time_s",
 )
 """Fields of a request that its message has by the same name and in the same form."""
 _STATE_TO_PB = {
@@ -176,6 +177,7 @@ def request_from_pb(message: generation_service_pb2.GenerateTextRequest) -> type
         echo_prompt=message.echo_prompt,
         tell_rounds=message.tell_rounds,
         omit_text=message.omit_text,
+        prompt_time_s=message.prompt_time_s if message.HasField("prompt_time_s") else None,
     )
 
 

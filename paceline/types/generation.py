@@ -102,6 +102,8 @@ class GenerationRequest:
     """Whether each piece tells of its round."""
     omit_text: bool = False
     """Whether tokens come without their texts. Stop strings end the output all the same."""
+    prompt_time_s: int | None = None
+    """Time that the chat template may write into the prompt, in seconds since 1970; None: now."""
 
 
 class FinishReason(Enum):
@@ -170,6 +172,8 @@ class GenerationAccepted:
     """Digest of the model that answers; empty if its service tells none."""
     model_id: str = ""
     """Name of that model."""
+    prompt_time_s: int = 0
+    """Time that the chat template had, given or of the request's arrival; 0 if its coordinator tells none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,7 @@ class GenerateTextRequest(_message.Message):
     ECHO_PROMPT_FIELD_NUMBER: _builtins.int
     TELL_ROUNDS_FIELD_NUMBER: _builtins.int
     OMIT_TEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_TIME_S_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenized as the target's tokenizer does by default."""
     user_message: _builtins.str
@@ -209,6 +210,11 @@ class GenerateTextRequest(_message.Message):
     omit_text: _builtins.bool
     """Leaves the text of tokens out, for clients that make it themselves of the ids. Stop strings end the output all the
     same; no text says where the first one begins.
+    """
+    prompt_time_s: _builtins.int
+    """Time that the chat template may write into the prompt, as a date mostly, in seconds since 1970 in UTC; the template
+    has it in the coordinator's time zone. A client that continues elsewhere gives that of `GenerationAccepted`, for the
+    prompt would be another one on another day. Unset: now.
     """
     @_builtins.property
     def token_ids(self) -> _common_pb2.TokenIds:
@@ -284,15 +290,18 @@ class GenerateTextRequest(_message.Message):
         echo_prompt: _builtins.bool = ...,
         tell_rounds: _builtins.bool = ...,
         omit_text: _builtins.bool = ...,
+        prompt_time_s: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "chat", b"chat", "drafting", b"drafting", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "response_format", b"response_format", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_prompt_time_s", b"_prompt_time_s", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "chat", b"chat", "drafting", b"drafting", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "prompt_time_s", b"prompt_time_s", "response_format", b"response_format", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "chat", b"chat", "completion_count", b"completion_count", "drafting", b"drafting", "echo_prompt", b"echo_prompt", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "omit_text", b"omit_text", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "response_format", b"response_format", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "tell_rounds", b"tell_rounds", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count", "_max_new_tokens", b"_max_new_tokens", "_prompt_time_s", b"_prompt_time_s", "_seed", b"_seed", "_top_logprob_count", b"_top_logprob_count", "chat", b"chat", "completion_count", b"completion_count", "drafting", b"drafting", "echo_prompt", b"echo_prompt", "ignore_end_tokens", b"ignore_end_tokens", "max_draft_count", b"max_draft_count", "max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "omit_text", b"omit_text", "predicted_output", b"predicted_output", "predicted_text", b"predicted_text", "predicted_token_ids", b"predicted_token_ids", "prompt", b"prompt", "prompt_time_s", b"prompt_time_s", "received_outputs", b"received_outputs", "received_token_ids", b"received_token_ids", "response_format", b"response_format", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "tell_rounds", b"tell_rounds", "text", b"text", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count", "user_message", b"user_message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_count: _TypeAlias = _typing.Literal["max_draft_count"]  # noqa: Y015
     _WhichOneofArgType__max_draft_count: _TypeAlias = _typing.Literal["_max_draft_count", b"_max_draft_count"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_time_s: _TypeAlias = _typing.Literal["prompt_time_s"]  # noqa: Y015
+    _WhichOneofArgType__prompt_time_s: _TypeAlias = _typing.Literal["_prompt_time_s", b"_prompt_time_s"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__top_logprob_count: _TypeAlias = _typing.Literal["top_logprob_count"]  # noqa: Y015
@@ -305,6 +314,8 @@ class GenerateTextRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_count) -> _WhichOneofReturnType__max_draft_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_time_s) -> _WhichOneofReturnType__prompt_time_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -810,6 +821,7 @@ class GenerationAccepted(_message.Message):
     PROMPT_COUNT_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     MODEL_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TIME_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request in the coordinator's log."""
     seed: _builtins.int
@@ -820,6 +832,8 @@ class GenerationAccepted(_message.Message):
     """Model that the output will be of, for `GenerateTextRequest.model_digest`; empty when the target does not tell."""
     model_id: _builtins.str
     """Name of that model."""
+    prompt_time_s: _builtins.int
+    """Time that the chat template had, the client's own or that of the request's arrival."""
     def __init__(
         self,
         *,
@@ -828,10 +842,11 @@ class GenerationAccepted(_message.Message):
         prompt_count: _builtins.int = ...,
         model_digest: _builtins.str = ...,
         model_id: _builtins.str = ...,
+        prompt_time_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "model_id", b"model_id", "prompt_count", b"prompt_count", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "model_id", b"model_id", "prompt_count", b"prompt_count", "prompt_time_s", b"prompt_time_s", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,6 +69,8 @@ from tests.fakes.tokenizers import byte_tokenizer
         ),
         (GenerationRequest(TokenIds((5,)), 2, predicted_output=TokenIds((5, 6, 7, -1))), "predicted_output.token_ids"),
         (GenerationRequest(TokenIds((5,)), predicted_output=Text("no tokenizer")), "predicted_output"),
+        (GenerationRequest(TokenIds((5,)), prompt_time_s=-1), "prompt_time_s"),
+        (GenerationRequest(TokenIds((5,)), prompt_time_s=1 << 62), "prompt_time_s"),
     ],
 )
 def test_a_bad_request_is_refused_by_field(request_: GenerationRequest, field: str) -> None:
@@ -145,8 +147,23 @@ def test_the_outputs_of_a_request_share_its_prompt_and_grow_each_alone() -> None
     assert (first.token_ids[:], others[0].token_ids[:]) == ([5, 6, 7, 8], [5, 6, 7])
 
 
+def test_what_is_resumed_on_another_day_has_the_prompt_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}"
+    codec = TextCodec(TokenizerFiles(byte_tokenizer().to_str(), template))
+    served = Served(replace(SERVED.target, vocabulary_size=257), codec)
+    asked = GenerationRequest(UserMessage("hi"), 10, seed=1)
+    monkeypatch.setattr("coordinator.door.admission.now_s", lambda: 86_400)
+    begun = admission(served).admit(asked)
+    monkeypatch.setattr("coordinator.door.admission.now_s", lambda: 1_000_000_000)
+    resumed = replace(asked, received_outputs=(ReceivedOutput(0, (7,)),), prompt_time_s=begun.prompt_time_s)
+    (before,), (after,) = begun.generations, admission(served).admit(resumed).generations
+    assert codec.tokenizer.decode(before.token_ids[:]).startswith(("1970-01-0", "1969-12-31"))
+    assert after.token_ids[:] == [*before.token_ids[:], 7]
+    assert admission(served).admit(asked).generations[0].token_ids[:] != before.token_ids[:]
+
+
 class UntouchedCodec(TextCodec):
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, time_s: float | None = None) -> list[int]:
         raise AssertionError("it was tokenized")
 
 

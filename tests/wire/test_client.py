@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any, cast
 
 import grpc
@@ -203,6 +204,22 @@ async def test_a_client_is_told_the_model_and_another_refuses_to_go_on_with_it()
                 await client.complete(replace(request, model_digest=OTHER))
     async with fake_cluster(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as of_old_services:
         assert await of_old_services.complete(replace(request, model_digest=OTHER))
+
+
+async def test_what_goes_on_on_another_day_says_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat template may write the date into the prompt, which would be another prompt then."""
+    days = count(86_400, 86_400)
+    monkeypatch.setattr("coordinator.door.admission.now_s", lambda: next(days))
+    told: list[int] = []
+    server = fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry())
+    async with server as running, running_proxy(running.address) as proxy, Client(proxy.address, QUICK) as client:
+        request = GenerationRequest(PROMPT, 200, ignore_end_tokens=True)
+        async for piece in client.generate(request, on_accepted=lambda one: told.append(one.prompt_time_s)):
+            if proxy.cut_count < 2 and not piece.finish:
+                proxy.cut()
+        await client.complete(request)
+    assert told == [86_400] * 3
+    assert next(days) == 3 * 86_400
 
 
 @pytest.mark.review
