@@ -92,7 +92,8 @@ def command(
     *,
     pair: ClusterOptions,
 ) -> None:
-    """Measure throughput: speculative and plain decoding beside Hugging Face, in turn, with tables and plots.
+    """Measure throughput beside other systems. They run in turn: speculative and plain decoding, Hugging Face and
+    others, with tables and plots.
 
     Interrupted, it keeps what it has measured.
     """

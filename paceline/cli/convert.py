@@ -13,7 +13,7 @@ def command(
         Path | None, typer.Option(help="New folder. Unset: the model's name with -safetensors, beside a directory.")
     ] = None,
 ) -> None:
-    """Write a checkpoint as safetensors and tokenizer.json; no code in it is run."""
+    """Write a checkpoint as safetensors and tokenizer.json. No code in it is run."""
     # Imported late: torch is slow to import, and `paceline` runs without it.
     from paceline.engine.model.conversion import convert
 

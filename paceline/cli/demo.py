@@ -74,7 +74,7 @@ def command(
     *,
     options: ClusterOptions,
 ) -> None:
-    """Stream a few answers, then compare two dozen with plain decoding and with Hugging Face."""
+    """Stream a few answers, and show what speculation gains. It is compared with plain decoding and Hugging Face."""
     if trace and not options.trace_dir:
         options = replace(options, trace_dir=tempfile.mkdtemp(prefix="paceline-trace-"))
     run_async(show(Console(highlight=False), options, max_new_tokens, runs))

@@ -58,7 +58,7 @@ def command(
     *,
     pair: ClusterOptions,
 ) -> None:
-    """Compare outputs with Hugging Face's and with plain decoding, token for token: raw text, first turns, greedy.
+    """Compare outputs with Hugging Face's, token for token. With plain decoding's too: raw text, first turns, greedy.
 
     Requests of a set that names `prediction` predict plain decoding's output, with every tenth token wrong. Exit status
     1 when float32 or strict outputs differ from what they must equal.

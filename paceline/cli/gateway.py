@@ -9,5 +9,5 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 
 def command(context: typer.Context) -> None:
-    """Serve OpenAI's HTTP and a page for the coordinators of --coordinator; its flags are the gateway's settings."""
+    """Serve OpenAI's HTTP and a page in front of coordinators. Its flags are the gateway's settings."""
     main(context.args)

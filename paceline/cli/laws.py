@@ -14,7 +14,7 @@ from paceline.laws.fitting import Estimate
 from paceline.laws.points import read_points
 from paceline.simulate.saved_costs import read_costs
 
-app = typer.Typer(no_args_is_help=True, help="Laws of drafts, fitted to measured points.")
+app = typer.Typer(no_args_is_help=True, help="Laws of drafts, fitted to measured points.", rich_markup_mode=None)
 
 
 @app.callback()
@@ -34,7 +34,7 @@ def fit_laws(
     costs_depth: Annotated[int, typer.Option(min=1, help="Layers of the draft that those costs are of.")] = 2,
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes to choose counts for.")] = "1,8,32",
 ) -> None:
-    """Fit acceptance to depth and training tokens; foresee drafts, and what pays at which batch."""
+    """Fit acceptance to depth and training tokens. Foresee drafts, and what pays at which batch."""
     if (depth is None) != (tokens is None):
         raise InvalidRequest("--depth and --tokens name a draft together; give both or neither")
     console = Console(highlight=False)

@@ -108,7 +108,7 @@ def command(
     connection: Connection,
     options: ClusterOptions,
 ) -> None:
-    """Send Poisson arrivals and report latencies, throughput and what was refused."""
+    """Send Poisson arrivals and report latencies. Throughput and what was refused are told too."""
     if not (math.isfinite(rate) and rate > 0):
         raise typer.BadParameter(f"{rate} is no rate; give requests a second, more than 0", param_hint="--rate")
     if duration_s is None and requests is None:

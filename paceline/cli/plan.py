@@ -75,7 +75,7 @@ def command(
         Path | None, typer.Option(help="File for the picture, .svg or .png; needs matplotlib. Unset: none.")
     ] = None,
 ) -> None:
-    """Say whether a pair fits a memory, how fast it can be there, and with which settings."""
+    """Say whether a pair fits a memory, and how fast it can be. It names the settings for that."""
     console = Console(highlight=False, soft_wrap=True)
     if picture:
         check_plots()

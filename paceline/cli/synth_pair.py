@@ -26,7 +26,7 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
 ) -> None:
-    """Write a synthetic target and draft whose drafts are accepted as often as asked for."""
+    """Write a synthetic pair for measuring speed. Its drafts are accepted as often as asked for."""
     if shape not in SHAPES:
         raise typer.BadParameter(f"{shape!r} is not one of {', '.join(SHAPES)}", param_hint="--shape")
     # Imported late: torch is slow to import, and `paceline` runs without it.

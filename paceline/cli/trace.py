@@ -30,7 +30,7 @@ def command(
         Path | None, typer.Option(help="Write a Chrome trace to this file; ui.perfetto.dev shows it.")
     ] = None,
 ) -> None:
-    """Show a request's rounds, the hops of all requests, and which hop to fix."""
+    """Show a request's rounds, and which hop to fix. A table has the hops of all requests."""
     if bool(files) == bool(listen):
         raise typer.BadParameter("give files of spans, or --listen HOST:PORT", param_hint="FILES")
     spans = read_spans(files) if files else run_async(_receive(str(listen)))

@@ -52,7 +52,7 @@ def command(
     *,
     options: ClusterOptions,
 ) -> None:
-    """Start the services here and print their addresses; one that ends is started again."""
+    """Start the services here and print their addresses. One that ends is started again."""
     options = replace(
         options,
         host=None,
