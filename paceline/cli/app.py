@@ -1,5 +1,7 @@
 """The command line app and its commands, each from its own module."""
 
+import errno
+import os
 import sys
 from typing import Annotated, Any
 
@@ -85,4 +87,10 @@ def main() -> None:
             app()
     except PacelineError as error:
         print(f"paceline: {error.message}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"paceline: nothing more can be written: {error}; make room and run it again", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at exit
         sys.exit(1)

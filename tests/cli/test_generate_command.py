@@ -1,10 +1,13 @@
 """The output of `paceline generate` for a given answer."""
 
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -207,3 +210,12 @@ def test_wrong_words_about_drafts_are_named_before_anything_starts(flags: list[s
     result = CliRunner().invoke(app, ["generate", "hello", *flags])
     assert isinstance(result.exception, InvalidRequest)
     assert words in result.exception.message
+
+
+def test_a_full_disk_under_standard_output_is_said_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "paceline", "--version"], stdout=full, stderr=PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "paceline: nothing more can be written: [Errno 28] No space left on device; make room and run it again\n"
+    )
