@@ -7,6 +7,7 @@ cost of a push is bounded.
 import codecs
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
@@ -51,9 +52,19 @@ class TokenDecoder:
         self._bytes: dict[int, bytes] = {}
         """Bytes of the tokens seen so far: few of the vocabulary, and they recur."""
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a detokenizer for a new output."""
-        return _ByteDetokenizer(self) if self._is_byte_level else _ContextDetokenizer(self)
+    def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
+        """Return a detokenizer for a new output, which goes on with the text of the tokens `after`.
+
+        Without them it begins a text, and many decoders drop the space that a text begins with.
+        """
+        return _ByteDetokenizer(self) if self._is_byte_level else _ContextDetokenizer(self, self._last_text(after))
+
+    def _last_text(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the last token that has text; none where that is, or may be, a part of a character."""
+        found = next((one for one in reversed(token_ids) if self.token(one) is not None), None)
+        if found is None or (self.has_byte_tokens and _BYTE_TOKEN.fullmatch(self.token(found) or "")):
+            return []
+        return [] if self.may_end_in_parts and self.decode([found]).endswith(_REPLACEMENT) else [found]
 
     def token(self, token_id: int) -> str | None:
         """Return the vocabulary's spelling of a token; None for a special or unknown token, which has no text."""
@@ -101,7 +112,7 @@ class _ContextDetokenizer:
     although decoding all at once would replace them.
     """
 
-    def __init__(self, decoder: TokenDecoder) -> None:
+    def __init__(self, decoder: TokenDecoder, context: list[int]) -> None:
         self._decoder = decoder
         # Decoders need the ids before the open ones as context, because some drop a leading space.
         self._shown: list[int] = []
@@ -110,6 +121,8 @@ class _ContextDetokenizer:
         self._open: list[int] = []
         self._utf_8 = _UTF_8()
         self._run_is_broken = False
+        if context:
+            self._move_context(context)
 
     def push(self, token_id: int) -> str:
         token = self._decoder.token(token_id)

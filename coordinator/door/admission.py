@@ -37,6 +37,7 @@ from paceline.types import (
     Prompt,
     ReceivedOutput,
     SamplingParameters,
+    Text,
     TokenIds,
     Usage,
 )
@@ -46,6 +47,8 @@ MAX_STOP_CHARACTERS = 1024
 """Most characters of all stop strings of a request together: every output is searched for each string."""
 MAX_STOP_TOKEN_IDS = 1024
 """Limited because every row of every round carries them."""
+TAIL_TOKENS = 8
+"""Tokens of a prompt of which one has text, if any has; the others are special."""
 MAX_ECHOED_TOKENS = 16_384
 """Most tokens of a prompt that is sent back: with 20 likeliest tokens at each place that takes 40 MiB here, and 6.5
 MiB of the one message, with the tokens' bytes."""
@@ -139,7 +142,7 @@ class Admission:
             # 128 random bits: ids of several coordinators differ, and one id tells nothing about others.
             sequence_id=secrets.token_hex(16),
             token_ids=CommittedTokens(prompt),
-            output=Output(rules, self._decoder, omits_text=request.omit_text),
+            output=Output(rules, self._decoder, omits_text=request.omit_text, after=_text_before(request, prompt)),
             max_draft_count=self._max_draft_count(request),
             usage=Usage(prompt_count=len(prompt)),
             request=admitted,
@@ -295,6 +298,11 @@ class Admission:
                 "stop_strings need a tokenizer, which the models lack; use stop_token_ids", field="stop_strings"
             )
         return stops
+
+
+def _text_before(request: GenerationRequest, prompt: "array[int]") -> Sequence[int]:
+    """Return the last tokens of a prompt that its output goes on with: the answer to a conversation is a new text."""
+    return prompt[-TAIL_TOKENS:] if isinstance(request.prompt, Text | TokenIds) else ()
 
 
 def now_s() -> int:

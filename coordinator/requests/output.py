@@ -35,14 +35,19 @@ class StopRules:
 class Output:
     """Grows token by token until a stop rule ends it."""
 
-    def __init__(self, rules: StopRules, decoder: TokenDecoder | None, *, omits_text: bool = False) -> None:
-        """With `omits_text`, and without a decoder, every token's text is empty."""
+    def __init__(
+        self, rules: StopRules, decoder: TokenDecoder | None, *, omits_text: bool = False, after: Sequence[int] = ()
+    ) -> None:
+        """With `omits_text`, and without a decoder, every token's text is empty.
+
+        `after` are the tokens before it whose text it goes on with.
+        """
         self._rules = rules
         self._decoder = decoder
         self._omits_text = omits_text
         # Stop strings are looked for in the text, whether it is sent or not.
         needs_text = bool(rules.stop_strings) or not omits_text
-        self._detokenizer = decoder.detokenizer() if decoder and needs_text else None
+        self._detokenizer = decoder.detokenizer(after) if decoder and needs_text else None
         self._stops = StopStringMatcher(rules.stops)
         self.count = 0
         self.finish_reason: FinishReason | None = None

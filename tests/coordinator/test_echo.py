@@ -9,12 +9,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from coordinator.door.admission import MAX_ECHOED_TOKENS
+from coordinator.door.served import Served
 from coordinator.replicas.plausibility import check_verdicts
 from coordinator.requests.generation import Request
 from coordinator.requests.prompt_scores import PromptScores
 from paceline.client import Client
 from paceline.detokenizer import TokenDecoder
 from paceline.errors import InvalidRequest, PeerFailed, PeerUnavailable
+from paceline.text import TextCodec
 from paceline.types import (
     GenerationRequest,
     OutputPiece,
@@ -22,7 +24,9 @@ from paceline.types import (
     Prefilled,
     ReceivedOutput,
     TokenIds,
+    TokenizerFiles,
     TokenLogprobs,
+    UserMessage,
     Verdict,
     Verdicts,
     VerifyOutcome,
@@ -33,7 +37,7 @@ from tests.fakes import dispatches
 from tests.fakes.dispatches import SteppedVerifier, whole
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, logprobs_of
 from tests.fakes.proxy import running_proxy
-from tests.fakes.tokenizers import byte_tokenizer
+from tests.fakes.tokenizers import DECODERS, byte_tokenizer, word_tokenizer
 
 LONG = tuple(4 + n * n % 40 for n in range(5 * CHUNK_TOKENS + 3))
 
@@ -103,6 +107,19 @@ def test_each_token_of_a_scored_prompt_comes_with_its_bytes_and_those_of_the_lik
     assert b"".join(one.token_bytes for one in (first, *later)) == text.encode()
     assert (first.logprobs, first.top_token_bytes) == (None, ())
     assert {one.top_token_bytes for one in later} == {(b"b",)}
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(TokenIds, " a b"), (UserMessage, "a b")])
+def test_an_output_goes_on_with_the_text_of_a_prompt_and_answers_a_conversation_with_a_new_one(
+    kind: type[TokenIds | UserMessage], expected: str
+) -> None:
+    """Decoders of SentencePiece's kind drop the space that a text begins with."""
+    tokenizer = word_tokenizer(DECODERS["llama"])
+    codec = TextCodec(TokenizerFiles(tokenizer.to_str(), "{{ messages[0].content }}"))
+    door = admission(Served(replace(SERVED.target, vocabulary_size=300), codec))
+    prompt = TokenIds((1,)) if kind is TokenIds else UserMessage("a")
+    (generation,) = door.admit(GenerationRequest(prompt, 5)).generations
+    assert "".join(one.text for one in generation.output.extend([1, 0, 2], 0)) == expected
 
 
 def test_a_prompt_that_is_not_scored_comes_without_bytes() -> None:

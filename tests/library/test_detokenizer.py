@@ -21,6 +21,8 @@ OTHERS = {name: word_tokenizer(decoder) for name, decoder in DECODERS.items()}
 FIRST_BYTE = len(WORDS)
 WORD_IDS = st.integers(0, FIRST_BYTE - 1) | st.integers(FIRST_BYTE + BYTE_COUNT, FIRST_BYTE + BYTE_COUNT + 2)
 
+TEXT_IDS = st.integers(0, FIRST_BYTE - 1)
+
 
 def as_bytes(content: bytes) -> list[int]:
     return [FIRST_BYTE + byte for byte in content]
@@ -38,6 +40,15 @@ def joined(tokenizer: Tokenizer, token_ids: list[int]) -> str:
 
 def at_once(tokenizer: Tokenizer, token_ids: list[int]) -> str:
     return tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@given(st.lists(TEXT_IDS, min_size=1), st.lists(TEXT_IDS))
+@example([0], [1])
+def test_what_goes_on_with_a_text_joins_to_the_text_of_both(name: str, before: list[int], after: list[int]) -> None:
+    detokenizer = TokenDecoder(OTHERS[name]).detokenizer(before)
+    rest = [*(detokenizer.push(one) for one in after), detokenizer.flush()]
+    assert joined(OTHERS[name], before) + "".join(rest) == at_once(OTHERS[name], [*before, *after])
 
 
 @given(SOME_IDS)
