@@ -22,9 +22,13 @@ class ChannelSecurity:
     """The server's name, also in its certificate, when that differs from its address."""
 
     def check(self, address: str) -> None:
-        """Raise StartupError when the address has no port or plaintext would leave the machine without permission."""
+        """Raise StartupError for no HOST:PORT, and when plaintext would leave the machine without permission."""
         if not address.startswith("unix:") and not address.rpartition(":")[2].isdecimal():
             raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
+        if not is_name(host_of(address)):
+            raise StartupError(
+                f"{address!r} names no host: parts between points have 1 to {LONGEST_LABEL} characters; correct it"
+            )
         if self.certificates is None and not self.plaintext and not is_loopback(host_of(address)):
             raise StartupError(
                 f"{address} is not on this machine, and calls to it would be plaintext; give the CA of its certificate "
@@ -36,6 +40,8 @@ class ChannelSecurity:
         return (("authorization", f"Bearer {self.token.value()}"),) if self.token else ()
 
 
+LONGEST_LABEL = 63
+"""Characters of a part of a name, as DNS has it."""
 LOCAL = ChannelSecurity()
 """Plaintext to this machine only."""
 
@@ -65,6 +71,11 @@ def channel_security(
         plaintext,
         authority,
     )
+
+
+def is_name(host: str) -> bool:
+    """Return whether a host may be looked up: libraries fail otherwise by errors that are none of the network."""
+    return all(0 < len(label) <= LONGEST_LABEL for label in host.removesuffix(".").split("."))
 
 
 def host_of(address: str) -> str:

@@ -25,7 +25,7 @@ from paceline.cli.connection import Connection, LastingConnection, connected
 from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
 from paceline.process.instruments import Instruments
 from paceline.process.launcher import ClusterOptions
-from paceline.security.channels import LOCAL
+from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.wire import RunningServer, ServerOptions, open_channel, running_server
 from paceline.wire.peers import service_at
 from tests.certificates import Authority, watched
@@ -87,6 +87,23 @@ def test_an_address_without_a_port_is_named(address: str) -> None:
     result = CliRunner().invoke(app, ["generate", "hello", "--address", address])
     assert isinstance(result.exception, StartupError)
     assert "has no port" in result.exception.message
+
+
+@pytest.mark.parametrize("host", ["foo..bar", ".test", "a" * 64, "b." + "a" * 64 + ".test"])
+async def test_a_host_that_no_name_server_could_know_is_named(host: str) -> None:
+    """Looked up, it fails by an error of no network: a traceback, and the end of a coordinator's process."""
+    trusting = ChannelSecurity(plaintext=True)
+    with pytest.raises(StartupError, match="names no host"):
+        trusting.check(f"{host}:7700")
+    settings = CoordinatorSettings(target=f"{host}:7700", draft="none", plaintext=True, port=0)
+    with pytest.raises(StartupError, match="names no host"):
+        async with running_coordinator(settings, Instruments(CollectorRegistry())):
+            pass
+
+
+@pytest.mark.parametrize("host", ["localhost", "target.paceline.svc.cluster.local.", "[::1]", "10.0.0.1", "a" * 63])
+def test_names_and_addresses_are_hosts(host: str) -> None:
+    ChannelSecurity(plaintext=True).check(f"{host}:7700")
 
 
 async def test_a_coordinator_says_at_once_that_its_target_is_a_draft() -> None:
