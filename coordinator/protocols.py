@@ -34,6 +34,9 @@ class Deadline:
     """Seconds that the drafts can save; a longer call costs more than it saves. None: not known yet."""
 
 
+ANY_TIME = Deadline()
+
+
 class Releases(Protocol):
     async def release(self, sequence_ids: list[str]) -> None:
         """Free sequences. Those that the service did not hear of stay owed."""

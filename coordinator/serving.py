@@ -13,7 +13,7 @@ from coordinator.door.admission_threads import AdmissionThreads, admission_threa
 from coordinator.door.call import Calls
 from coordinator.door.open_streams import OpenStreams
 from coordinator.door.record import RequestMetrics
-from coordinator.door.servicer import SERVICE_NAME, STREAM_METHOD, Facts, GenerationServicer, add_generation_service
+from coordinator.door.servicer import SERVICE_NAME, Facts, GenerationServicer, add_generation_service
 from coordinator.door.tracer import request_tracer
 from coordinator.replicas.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.replicas.discovery import HostPort, parse_addresses
@@ -26,6 +26,7 @@ from paceline.observe.tracing import traced_calls, traced_channel, traced_reques
 from paceline.process.instruments import Instruments, instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.security.channels import ChannelSecurity
+from paceline.shared_stream import STREAM_METHOD
 from paceline.wire import RunningServer, ServerOptions, open_channel, running_server, termination
 
 log = structlog.get_logger()

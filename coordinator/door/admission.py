@@ -96,16 +96,7 @@ class Admission:
         check_response_format(request, self.served, rules.all_end_token_ids, received)
         predicted = predicted_token_ids(request.predicted_output, self.served, prompt, rules.max_new_tokens)
         left = [one for one in received if not one.ended]
-        stream = Stream(len(left), sends_prompt=request.echo_prompt)
-        seed = secrets.randbits(64) if request.seed is None else request.seed
-        admitted = Request(
-            stream,
-            seed,
-            tells_rounds=request.tell_rounds,
-            beginnings=beginnings_of(prompt, len(prompt)),
-            omits_text=request.omit_text,
-            prompt_time_s=prompt_time_s,
-        )
+        admitted = _without_generations(request, prompt, len(left), prompt_time_s)
         guessers = self._guessers_of(request, prompt, predicted)
         admitted.generations = [self._generation(request, prompt, guessers(), rules, admitted, one) for one in left]
         if request.echo_prompt:
@@ -319,6 +310,20 @@ def _prompt_time_s(request: GenerationRequest) -> int:
             field="prompt_time_s",
         )
     return request.prompt_time_s
+
+
+def _without_generations(
+    request: GenerationRequest, prompt: "array[int]", output_count: int, prompt_time_s: int
+) -> Request:
+    """Return what is admitted, but for its outputs."""
+    return Request(
+        Stream(output_count, sends_prompt=request.echo_prompt),
+        secrets.randbits(64) if request.seed is None else request.seed,
+        tells_rounds=request.tell_rounds,
+        beginnings=beginnings_of(prompt, len(prompt)),
+        omits_text=request.omit_text,
+        prompt_time_s=prompt_time_s,
+    )
 
 
 def _wrong_received(words: str) -> InvalidRequest:

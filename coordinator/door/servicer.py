@@ -20,7 +20,6 @@ from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import ended_code, parsed
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-STREAM_METHOD = f"/{SERVICE_NAME}/GenerateStream"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

@@ -23,7 +23,7 @@ from coordinator.drafting.answered import Answered
 from coordinator.drafting.patience import Patience
 from coordinator.drafting.prepared_choices import PreparedChoices
 from coordinator.drafting.preparing_worth import Begun, PreparingWorth
-from coordinator.protocols import Deadline, Drafter
+from coordinator.protocols import ANY_TIME, Deadline, Drafter
 from paceline.errors import PacelineError
 from paceline.prefix_hash import extended_hash
 from paceline.types import PreparedDrafts, Proposal, Proposals, ProposeRow
@@ -32,7 +32,6 @@ log = structlog.get_logger()
 
 PREPARE_COUNT = 120
 """Draft tokens prepared for a row."""
-ANY_TIME = Deadline()
 
 
 class PreparedDrafter:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator.protocols import Deadline
+from coordinator.protocols import ANY_TIME, Deadline
 from coordinator.replicas.plausibility import check_identity
 from paceline.codec.models import identity_from_pb, model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import (
@@ -45,7 +45,6 @@ from paceline.wire.peers import DRAFT, TARGET, service_at
 DRAFT_SERVICE = draft_service_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 RELEASE_TIMEOUT_S = 5.0
-ANY_TIME = Deadline()
 MANY_BIASES = 1024
 """Logit biases of all rows of a call: encoding these takes a millisecond."""
 

@@ -18,7 +18,7 @@ from paceline.scope import Caller
 
 SCORED_LOGITS = 1 << 25
 """Most logits that a call makes for prompts of which all logits are wanted: 128 MiB of them in float32."""
-CERTAIN_SHARE = 4
+FIRST_PROMPT_SHARE = 4
 """One in this many of a caller's prompt tokens belongs to its first prompt, however long that is."""
 
 
@@ -134,7 +134,7 @@ class Placing:
         tokens together, because of the memory for their logits.
         """
         shares, first = dict[str, int](), computing[0]
-        certain = min(first.new_count, max(1, (scored_left if first.row.is_scored else left) // CERTAIN_SHARE))
+        certain = min(first.new_count, max(1, (scored_left if first.row.is_scored else left) // FIRST_PROMPT_SHARE))
         left -= certain
         scored_left -= certain if first.row.is_scored else 0
         for one in sorted(computing, key=lambda wish: wish.lacking_count):

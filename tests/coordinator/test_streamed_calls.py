@@ -12,11 +12,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from coordinator.door.outbox import MOST_UPDATES, Outbox
-from coordinator.door.servicer import STREAM_METHOD, GenerationServicer, add_generation_service
+from coordinator.door.servicer import GenerationServicer, add_generation_service
 from coordinator.requests.stream import Stream
 from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.codec.generation import piece_from_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerUnavailable
+from paceline.shared_stream import STREAM_METHOD
 from paceline.types import GenerationRequest, OutputPiece, OutputToken, TokenIds
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
