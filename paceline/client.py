@@ -98,14 +98,19 @@ class _Received:
             list, {one.completion_index: [*one.token_ids] for one in request.received_outputs}
         )
         self._ended = {one.completion_index for one in request.received_outputs if one.ended}
-        self._model_digest = request.model_digest
-        self._prompt_time_s = request.prompt_time_s
+        self._as_begun = request
+        """The request with all that its coordinator decided of it."""
         self._has_prompt = False
 
     def accept(self, accepted: GenerationAccepted) -> None:
-        """Note the model of the tokens that follow, and their prompt's time. Those of earlier tokens are the same."""
-        self._model_digest = accepted.model_digest or self._model_digest
-        self._prompt_time_s = accepted.prompt_time_s or self._prompt_time_s
+        """Note what was decided of the tokens that follow, such as their model. Of earlier tokens it is the same."""
+        known = self._as_begun if self.is_begun else self._request
+        self._as_begun = replace(
+            known,
+            model_digest=accepted.model_digest or known.model_digest,
+            prompt_time_s=accepted.prompt_time_s or known.prompt_time_s,
+            max_new_tokens=accepted.max_new_tokens or known.max_new_tokens,
+        )
 
     def add(self, piece: OutputPiece) -> None:
         self._token_ids[piece.completion_index] += [token.token_id for token in piece.tokens]
@@ -132,14 +137,12 @@ class _Received:
         begun = sorted(index for index, token_ids in self._token_ids.items() if token_ids and index not in self._ended)
         outputs = [ReceivedOutput(index, tuple(self._token_ids[index])) for index in begun]
         outputs += [ReceivedOutput(index, ended=True) for index in sorted(self._ended)]
-        # While nothing is received, any model that the request allows will do.
-        model_digest = self._model_digest if outputs or self._has_prompt else self._request.model_digest
+        # While nothing is received, any model that the request allows will do, and any limit.
+        request = self._as_begun if outputs or self._has_prompt else self._request
         return replace(
-            self._request,
+            request,
             received_outputs=tuple(outputs),
-            model_digest=model_digest,
-            prompt_time_s=self._prompt_time_s,
-            echo_prompt=self._request.echo_prompt and not self._has_prompt,
+            echo_prompt=request.echo_prompt and not self._has_prompt,
         )
 
 

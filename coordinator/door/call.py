@@ -73,6 +73,7 @@ class Call:
             model.identity.model_digest,
             model.model_id,
             admitted.prompt_time_s,
+            admitted.generations[0].output.max_new_tokens,
         )
 
     @property

@@ -53,6 +53,10 @@ class Output:
         self.finish_reason: FinishReason | None = None
 
     @property
+    def max_new_tokens(self) -> int:
+        return self._rules.max_new_tokens
+
+    @property
     def remaining_count(self) -> int:
         return self._rules.max_new_tokens - self.count
 

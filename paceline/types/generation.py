@@ -174,6 +174,8 @@ class GenerationAccepted:
     """Name of that model."""
     prompt_time_s: int = 0
     """Time that the chat template had, given or of the request's arrival; 0 if its coordinator tells none."""
+    max_new_tokens: int = 0
+    """Most tokens of each output, given or the coordinator's own limit; 0 if it tells none."""
 
 
 @dataclass(frozen=True, slots=True)

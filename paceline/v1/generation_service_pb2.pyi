@@ -822,6 +822,7 @@ class GenerationAccepted(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     MODEL_ID_FIELD_NUMBER: _builtins.int
     PROMPT_TIME_S_FIELD_NUMBER: _builtins.int
+    MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request in the coordinator's log."""
     seed: _builtins.int
@@ -834,6 +835,10 @@ class GenerationAccepted(_message.Message):
     """Name of that model."""
     prompt_time_s: _builtins.int
     """Time that the chat template had, the client's own or that of the request's arrival."""
+    max_new_tokens: _builtins.int
+    """Most tokens of each output, the client's own limit or the one that this coordinator gives where there is none. A
+    client that continues elsewhere gives it.
+    """
     def __init__(
         self,
         *,
@@ -843,10 +848,11 @@ class GenerationAccepted(_message.Message):
         model_digest: _builtins.str = ...,
         model_id: _builtins.str = ...,
         prompt_time_s: _builtins.int = ...,
+        max_new_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "model_id", b"model_id", "prompt_count", b"prompt_count", "prompt_time_s", b"prompt_time_s", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_new_tokens", b"max_new_tokens", "model_digest", b"model_digest", "model_id", b"model_id", "prompt_count", b"prompt_count", "prompt_time_s", b"prompt_time_s", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

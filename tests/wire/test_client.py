@@ -222,6 +222,25 @@ async def test_what_goes_on_on_another_day_says_when_it_began(monkeypatch: pytes
     assert next(days) == 3 * 86_400
 
 
+async def test_what_goes_on_elsewhere_has_the_limit_that_it_began_with() -> None:
+    first, other = (
+        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), max_new_tokens=most) for most in (90, 70)
+    )
+    async with (
+        first as one,
+        other as another,
+        running_proxy(one.address) as proxy,
+        Client(proxy.address, QUICK) as client,
+    ):
+        token_ids: list[int] = []
+        async for piece in client.generate(GenerationRequest(PROMPT, ignore_end_tokens=True)):
+            token_ids += [token.token_id for token in piece.tokens]
+            if not proxy.cut_count:
+                proxy.lead_to(another.address)
+                proxy.cut()
+    assert proxy.cut_count and len(token_ids) == 90
+
+
 @pytest.mark.review
 @pytest.mark.parametrize("received_something", [True, False])
 async def test_an_output_never_mixes_two_models(received_something: bool, monkeypatch: pytest.MonkeyPatch) -> None:
