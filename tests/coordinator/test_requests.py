@@ -120,7 +120,11 @@ async def test_the_first_message_says_before_any_token_what_a_client_needs_to_co
             first = await anext(aiter(call))
             call.cancel()
             line = await line_of(logs)
-    assert first == accepted_to_pb(GenerationAccepted(line["request_id"], first.accepted.seed, 3, "", "target"))
+    told = first.accepted
+    assert told.prompt_time_s
+    assert first == accepted_to_pb(
+        GenerationAccepted(line["request_id"], told.seed, 3, "", "target", told.prompt_time_s, 10)
+    )
     assert first.accepted.seed
 
 
