@@ -42,8 +42,8 @@ class Calibration:
         `likelier` is a factor on the chance of each token, what the guess's generation is beside the usual one.
         """
         known, reached, chances = self._chances, 1.0, []
-        for agreement, share in enumerate(guess.shares, guess.match_length):
-            chance = known[_class_of(agreement, share)] * likelier
+        for number in _classes_of(guess):
+            chance = known[number] * likelier
             reached *= chance if chance < MOST_LIKELY else MOST_LIKELY
             chances.append(reached)
         return chances
@@ -53,18 +53,19 @@ class Calibration:
 
         Tokens after the first wrong one, and after the last committed one, tell nothing.
         """
-        tokens = zip(guess.token_ids, guess.shares, committed, strict=False)
-        for agreement, (token_id, share, right_id) in enumerate(tokens, guess.match_length):
+        chances, weights = self._chances, self._weights
+        for token_id, number, right_id in zip(guess.token_ids, _classes_of(guess), committed, strict=False):
             is_right = token_id == right_id
-            self._learn(_class_of(agreement, share), is_right)
+            weight = weights[number] = MEMORY * weights[number] + 1
+            chances[number] += (is_right - chances[number]) / weight
             if not is_right:
                 break
 
-    def _learn(self, number: int, is_right: bool) -> None:
-        weight = self._weights[number] = MEMORY * self._weights[number] + 1
-        self._chances[number] += (is_right - self._chances[number]) / weight
 
-
-def _class_of(agreement: int, share: float) -> int:
-    """Return the class of a token that `agreement` tokens of match and guess stand before."""
-    return _FIRST_CLASSES[agreement if agreement < LENGTHS[-1] else -1] + int(share * SHARE_CLASSES)
+def _classes_of(guess: Guess) -> list[int]:
+    """Return the class of each token of a guess: so many tokens of match and guess stand before it."""
+    firsts, most = _FIRST_CLASSES, LENGTHS[-1]
+    return [
+        firsts[agreement if agreement < most else most] + int(share * SHARE_CLASSES)
+        for agreement, share in enumerate(guess.shares, guess.match_length)
+    ]

@@ -5,10 +5,9 @@ Under the state protocol every field of an answer follows from the row, except a
 
 from collections.abc import Sequence
 
-from paceline.errors import PeerFailed, PeerUnavailable
+from paceline.errors import PacelineError, PeerFailed, PeerUnavailable
 from paceline.types import (
     ModelIdentity,
-    Prefilled,
     Proposal,
     Proposals,
     ProposeRow,
@@ -49,28 +48,36 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
     """Raise PeerFailed unless the verdicts can be answers to the rows."""
     _check_count(rows, verdicts.results)
     for row, result in zip(rows, verdicts.results, strict=True):
-        length = row.base_length + len(row.token_ids)
-        if isinstance(result, Prefilled) and not row.base_length <= result.cached_length <= length:
+        if isinstance(result, PacelineError):
+            continue
+        token_count = len(row.token_ids)
+        if isinstance(result, Verdict):
+            _check_choices(row, result, row.base_length + token_count, vocabulary_size)
+        elif not row.base_length <= result.cached_length <= row.base_length + token_count:
             raise _lie(row.sequence_id, f"{result.cached_length} cached tokens")
-        if isinstance(result, Verdict) and not (
-            not row.following_count
-            and 0 <= result.accepted_count <= len(row.draft_token_ids)
-            and result.cached_length == length + result.accepted_count
-            and 0 <= result.next_token_id < vocabulary_size
-            and len(result.draft_token_ids) <= row.propose_count
-            and all(0 <= one < vocabulary_size for one in result.draft_token_ids)
-        ):
-            raise _lie(
-                row.sequence_id,
-                f"{result.accepted_count} accepted, token {result.next_token_id}, {result.cached_length} cached tokens"
-                f", drafts {result.draft_token_ids} of {row.propose_count}",
-            )
-        if isinstance(result, Verdict | Prefilled):
-            most = min(len(row.token_ids), result.cached_length - row.base_length)
+        if result.reused_count:
+            most = min(token_count, result.cached_length - row.base_length)
             if not 0 <= result.reused_count <= most:
                 raise _lie(row.sequence_id, f"{result.reused_count} tokens reused of {most}")
-            if result.token_logprobs:
-                _check_scores(row, result, vocabulary_size)
+        if result.token_logprobs:
+            _check_scores(row, result, vocabulary_size)
+
+
+def _check_choices(row: VerifyRow, verdict: Verdict, length: int, vocabulary_size: int) -> None:
+    """Check the tokens that were chosen after a row, which ends after `length` tokens."""
+    drafts = verdict.draft_token_ids
+    if not (
+        not row.following_count
+        and 0 <= verdict.accepted_count <= len(row.draft_token_ids)
+        and verdict.cached_length == length + verdict.accepted_count
+        and 0 <= verdict.next_token_id < vocabulary_size
+        and (not drafts or len(drafts) <= row.propose_count and 0 <= min(drafts) <= max(drafts) < vocabulary_size)
+    ):
+        raise _lie(
+            row.sequence_id,
+            f"{verdict.accepted_count} accepted, token {verdict.next_token_id}, {verdict.cached_length} cached tokens"
+            f", drafts {drafts} of {row.propose_count}",
+        )
 
 
 def scored_count(row: VerifyRow, result: VerifyOutcome) -> int:

@@ -68,10 +68,13 @@ class Output:
         source: DraftSource | None = None,
     ) -> list[OutputToken]:
         """Add a round's tokens up to the one that ends the output; `source` drafted the first `accepted_count`."""
-        if not (self._detokenizer or logprobs or self._may_end(token_ids)):
+        if not (logprobs or self._rules.stop_strings or self._may_end(token_ids)):
             self.count += len(token_ids)
-            drafted = [OutputToken(one, "", True, None, source) for one in token_ids[:accepted_count]]
-            return drafted + [OutputToken(one, "", False) for one in token_ids[accepted_count:]]
+            texts = map(self._detokenizer.push, token_ids) if self._detokenizer else [""] * len(token_ids)
+            return [
+                OutputToken(one, text, place < accepted_count, None, source if place < accepted_count else None)
+                for place, (one, text) in enumerate(zip(token_ids, texts, strict=True))
+            ]
         tokens: list[OutputToken] = []
         for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):
             accepted, text = position < accepted_count, self._push(token_id)

@@ -6,32 +6,14 @@ all output.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 from paceline.errors import PacelineError
-from paceline.types import GenerationFinish, OutputPiece, OutputToken, RoundSummary
+from paceline.types import OutputPiece, OutputToken
 
 UNREAD_TOKENS = 1024
 """A generation pauses when more of its tokens are unread."""
-
-
-class _Unread:
-    """The unread part of one output."""
-
-    def __init__(self) -> None:
-        self.tokens: list[OutputToken] = []
-        self.finish: GenerationFinish | None = None
-        self.rounds: deque[tuple[int, RoundSummary]] = deque()
-        """Rounds to be told, with the count of tokens that each committed."""
-
-    def take(self, completion_index: int) -> OutputPiece:
-        """Return all, or what one round committed where rounds are told."""
-        if not self.rounds:
-            return OutputPiece(tuple(self.tokens), self.finish, completion_index)
-        count, told = self.rounds.popleft()
-        tokens, self.tokens = self.tokens[:count], self.tokens[count:]
-        return OutputPiece(tuple(tokens), None if self.rounds else self.finish, completion_index, round=told)
 
 
 class Stream:
@@ -41,7 +23,8 @@ class Stream:
         self._sends_prompt = sends_prompt
         self._prompt: tuple[OutputToken, ...] = ()
         # A dict keeps the order: the output that has waited longest is read first.
-        self._unread: dict[int, _Unread] = {}
+        self._unread: dict[int, list[OutputPiece]] = {}
+        """Pieces of each output: one that grows, or one for each round where rounds are told."""
         self._error: PacelineError | None = None
         self._on_put: Callable[[], None] = lambda: None
         self._on_room: set[Callable[[], None]] = set()
@@ -49,14 +32,12 @@ class Stream:
     def put(self, event: OutputPiece | PacelineError) -> None:
         if isinstance(event, PacelineError):
             self._error = self._error or event
+        elif (unread := self._unread.get(event.completion_index)) is None:
+            self._unread[event.completion_index] = [event]
+        elif event.round:
+            unread.append(event)
         else:
-            unread = self._unread.get(event.completion_index)
-            if unread is None:
-                unread = self._unread[event.completion_index] = _Unread()
-            unread.tokens += event.tokens
-            unread.finish = event.finish
-            if event.round:
-                unread.rounds.append((len(event.tokens), event.round))
+            unread[-1] = replace(unread[-1], tokens=unread[-1].tokens + event.tokens, finish=event.finish)
         self._on_put()
 
     def put_prompt(self, tokens: tuple[OutputToken, ...]) -> None:
@@ -70,7 +51,7 @@ class Stream:
     def is_full(self, completion_index: int) -> bool:
         """Return whether so much of an output is unread that its generation should pause."""
         unread = self._unread.get(completion_index)
-        return unread is not None and len(unread.tokens) > UNREAD_TOKENS
+        return unread is not None and sum(len(piece.tokens) for piece in unread) > UNREAD_TOKENS
 
     def tell_room(self, on_room: Callable[[], None]) -> None:
         """Have `on_room` called whenever an output is no longer full."""
@@ -113,10 +94,9 @@ class Stream:
         return None
 
     def _take(self, completion_index: int) -> OutputPiece:
-        unread = self._unread.pop(completion_index)
-        was_full = len(unread.tokens) > UNREAD_TOKENS
-        piece = unread.take(completion_index)
-        if unread.rounds:
+        was_full, unread = self.is_full(completion_index), self._unread.pop(completion_index)
+        piece = unread.pop(0)
+        if unread:
             self._unread[completion_index] = unread
         if piece.finish:
             self._unfinished_count -= 1

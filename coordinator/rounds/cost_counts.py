@@ -80,7 +80,9 @@ class CostCounts:
     def _add_row(self, row: RowReport) -> None:
         if row.source and row.drafted_count:
             kind = (row.source, row.draft_model)
-            self._acceptances.setdefault(kind, _Acceptance()).add(row)
+            if kind not in self._acceptances:
+                self._acceptances[kind] = _Acceptance()
+            self._acceptances[kind].add(row)
 
     def snapshot(self) -> MeasuredCosts:
         return MeasuredCosts(

@@ -7,7 +7,7 @@ the sequence as owed.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 
 import structlog
 
@@ -28,11 +28,10 @@ class Residency:
         """Generations that a draft service may hold."""
         self._telling: dict[asyncio.Task[None], Releases] = {}
 
-    def hold(self, generations: Iterable[Generation], target: Verifier) -> None:
+    def hold(self, generations: Collection[Generation], target: Verifier) -> None:
         """Note that a round with the target begins for the generations."""
-        for generation in generations:
-            self._targets[generation] = target
-            self._drafted.add(generation)
+        self._targets.update(dict.fromkeys(generations, target))
+        self._drafted.update(generations)
 
     def leave_target(self, generations: Iterable[Generation]) -> None:
         """Free the generations at their target; another gets them whole. Their draft caches stay valid."""

@@ -160,9 +160,11 @@ async def run_round(
     )
 
 
-def _taking_part(wishes: Mapping[Generation, Wish], limits: RoundLimits) -> tuple[dict[Generation, Wish], list[int]]:
+def _taking_part(wishes: Mapping[Generation, Wish], limits: RoundLimits) -> tuple[Mapping[Generation, Wish], list[int]]:
     """Return the generations for which the chunk of prompts has room, with their wishes, and the share of each."""
     shares = prompt_shares([generation.target_lack for generation in wishes], limits.prefill_chunk_tokens)
+    if all(shares):
+        return wishes, shares
     taking_part = {one: wish for (one, wish), share in zip(wishes.items(), shares, strict=True) if share}
     return taking_part, [share for share in shares if share]
 

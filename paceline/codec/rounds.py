@@ -17,22 +17,20 @@ def _context(rows: Sequence[types.ProposeRow] | Sequence[types.VerifyRow]) -> co
 
 
 def propose_rows_to_pb(rows: Sequence[types.ProposeRow]) -> draft_service_pb2.ProposeTokensRequest:
-    return draft_service_pb2.ProposeTokensRequest(
-        rows=[
-            draft_service_pb2.ProposeTokensRow(
-                sequence_id=row.sequence_id,
-                base_length=row.base_length,
-                token_ids=row.token_ids,
-                draft_count=row.draft_count,
-                sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
-                following_count=row.following_count,
-                base_hash=row.base_hash,
-                prepare_count=row.prepare_count,
-            )
-            for row in rows
-        ],
-        context=_context(rows),
-    )
+    request = draft_service_pb2.ProposeTokensRequest(context=_context(rows))
+    for row in rows:
+        # Made in place: a separate message would be copied.
+        request.rows.add(
+            sequence_id=row.sequence_id,
+            base_length=row.base_length,
+            token_ids=row.token_ids,
+            draft_count=row.draft_count,
+            sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
+            following_count=row.following_count,
+            base_hash=row.base_hash,
+            prepare_count=row.prepare_count,
+        )
+    return request
 
 
 def propose_rows_from_pb(request: draft_service_pb2.ProposeTokensRequest) -> list[types.ProposeRow]:
@@ -119,25 +117,22 @@ def _timing_from_pb(message: common_pb2.CallTiming) -> types.CallTiming:
 
 
 def verify_rows_to_pb(rows: Sequence[types.VerifyRow]) -> target_service_pb2.VerifyTokensRequest:
-    return target_service_pb2.VerifyTokensRequest(
-        rows=[
-            target_service_pb2.VerifyTokensRow(
-                sequence_id=row.sequence_id,
-                base_length=row.base_length,
-                token_ids=row.token_ids,
-                draft_token_ids=row.draft_token_ids,
-                sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
-                following_count=row.following_count,
-                base_hash=row.base_hash,
-                top_logprob_count=row.top_logprob_count,
-                drafted_without_model=row.drafted_without_model,
-                scores_tokens=row.scores_tokens,
-                propose_count=row.propose_count,
-            )
-            for row in rows
-        ],
-        context=_context(rows),
-    )
+    request = target_service_pb2.VerifyTokensRequest(context=_context(rows))
+    for row in rows:
+        request.rows.add(
+            sequence_id=row.sequence_id,
+            base_length=row.base_length,
+            token_ids=row.token_ids,
+            draft_token_ids=row.draft_token_ids,
+            sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
+            following_count=row.following_count,
+            base_hash=row.base_hash,
+            top_logprob_count=row.top_logprob_count,
+            drafted_without_model=row.drafted_without_model,
+            scores_tokens=row.scores_tokens,
+            propose_count=row.propose_count,
+        )
+    return request
 
 
 def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list[types.VerifyRow]:

@@ -28,6 +28,14 @@ def test_accepted_tokens_are_marked() -> None:
     assert [token.accepted for token in tokens] == [True, True, False]
 
 
+def test_a_round_gives_its_tokens_the_texts_that_they_have_one_by_one() -> None:
+    single, rounds, token_ids = output(), output(), TOKENIZER.encode("aé😀b").ids
+    expected = [single.extend([one], 0)[0].text for one in token_ids]
+    tokens = [token for start in (0, 3, 6) for token in rounds.extend(token_ids[start : start + 3], 0)]
+    assert [(one.token_id, one.text) for one in tokens] == list(zip(token_ids, expected, strict=True))
+    assert rounds.count == single.count == len(token_ids)
+
+
 def test_the_limit_ends_the_output_and_flushes_a_broken_character() -> None:
     grown = output(max_new_tokens=2)
     tokens = grown.extend([*TOKENIZER.encode("a").ids, TOKENIZER.encode("é").ids[0], 5], accepted_count=0)
