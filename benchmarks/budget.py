@@ -16,7 +16,8 @@ import grpc
 import typer
 from rich.console import Console
 
-from benchmarks.memory import Configuration, Resident
+from benchmarks.memory import Configuration
+from benchmarks.resident import Resident
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.errors import PacelineError

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from benchmarks.resident import Resident
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.errors import PacelineError
 from paceline.measure.synthetic.pair import PairOrder, write_pair
@@ -90,28 +91,6 @@ CONFIGURATIONS = (
     Configuration("target", "builtin", "float32", 64, 8, 5, 16),
     Configuration("target", "builtin", "float32", 64, 8, TREE_DRAFTS, 16),
 )
-
-
-class Resident:
-    """Resident memory of a process, as Linux counts it."""
-
-    def __init__(self, process_id: int) -> None:
-        self._folder = Path(f"/proc/{process_id}")
-
-    def begin(self) -> int:
-        """Return what is resident now, from which the peak is counted from now on."""
-        (self._folder / "clear_refs").write_text("5")
-        return self._read("VmRSS")
-
-    def peak(self) -> int:
-        return self._read("VmHWM")
-
-    def parts(self) -> dict[str, int]:
-        return {name: self._read(name) for name in ("RssAnon", "RssFile")}
-
-    def _read(self, name: str) -> int:
-        (line,) = [line for line in (self._folder / "status").read_text().splitlines() if line.startswith(f"{name}:")]
-        return 1024 * int(line.split()[1])
 
 
 class Load:

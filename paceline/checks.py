@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from paceline.errors import DuplicateSequence, InvalidRequest, PacelineError
+from paceline.errors import DuplicateSequence, InvalidRequest, PacelineError, as_result
 from paceline.types import ChoiceRule, SamplingParameters
 
 MAX_SEQUENCE_ID_LENGTH = 128
@@ -60,7 +60,7 @@ def row_errors(rows: Sequence[RowT], check: Callable[[RowT], None]) -> dict[int,
             seen.add(row.sequence_id)
             check(row)
         except PacelineError as error:
-            errors[index] = error
+            errors[index] = as_result(error)
     return errors
 
 

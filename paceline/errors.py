@@ -28,7 +28,7 @@ Messages name the field, the value and the remedy.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import grpc
 
@@ -45,6 +45,19 @@ class PacelineError(Exception):
         super().__init__(message)
         self.message = message
         self.metadata = dict(metadata or {})
+
+
+ErrorT = TypeVar("ErrorT", bound=PacelineError)
+
+
+def as_result(error: ErrorT) -> ErrorT:
+    """Return an error that becomes a row's or a call's result, without the frames that it came through.
+
+    Frames know their callers and all that these have computed. A result that knows them holds itself, and with it a
+    call's tensors, until the garbage collector comes.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 class InvalidRequest(PacelineError):

@@ -1,6 +1,7 @@
 """Soak a cluster of processes: `python -m benchmarks.soak --duration-s 1200`.
 
-Exit status 1 when an output differs from its reference, a request fails, or something leaks.
+Exit status 1 when an output differs from its reference, a request fails, something leaks, or a service takes more
+than its memory.
 """
 
 import asyncio
@@ -39,6 +40,8 @@ def main(
     targets: int = 1,
     drafts: int = 1,
     dtype: Annotated[str, typer.Option(help="Type of the targets' weights and cache.")] = "auto",
+    target_memory: Annotated[str | None, typer.Option(help="For all that a target takes; more is a failure.")] = None,
+    draft_memory: Annotated[str | None, typer.Option(help="For all that a draft service takes.")] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Mutual TLS on every hop.")] = False,
     seed: int = 1,
     output: Annotated[Path | None, typer.Option(help="Write all of it as JSON.")] = None,
@@ -52,6 +55,8 @@ def main(
             targets,
             drafts,
             dtype=dtype,
+            target_memory=target_memory,
+            draft_memory=draft_memory,
             tls_flags=certificates.service_flags if certificates else (),
             coordinator_flags=certificates.coordinator_flags if certificates else (),
         )

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.soak.changing_model import ChangingModel
 from paceline.builtin import resolve_model
+from paceline.kv_memory import parse_memory
 from paceline.process.launcher import HOST, Endpoint, ServiceProcess
 
 ROLES = ("target", "draft", "coordinator")
@@ -30,6 +31,9 @@ class SoakOptions:
     """Dtype of the targets."""
     kv_memory: str = "64MiB"
     """Cache of each model service; small, so that all of it is in use before memory is first sampled."""
+    target_memory: str | None = None
+    """For all that each target takes, in place of its cache's memory."""
+    draft_memory: str | None = None
     sequence_ttl_s: float = 20.0
     """Seconds after which a model service forgets the sequences of a killed coordinator."""
     threads: int = 1
@@ -37,6 +41,12 @@ class SoakOptions:
     tls_flags: tuple[str, ...] = ()
     """TLS flags of every service."""
     coordinator_flags: tuple[str, ...] = ()
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Most bytes of a service's process by role, where they are bounded."""
+        given = {"target": self.target_memory, "draft": self.draft_memory}
+        return {role: parse_memory(memory) for role, memory in given.items() if memory}
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,11 @@ class Member:
     role: str
     process: ServiceProcess
     endpoint: Endpoint
+
+
+def role_of(name: str) -> str:
+    """Return the role of the member of this name."""
+    return name.partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -69,8 +84,9 @@ async def running_processes(options: SoakOptions) -> AsyncIterator[ProcessCluste
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         target_model = ChangingModel(resolve_model(options.target_model), folder)
-        target_flags = [*_model_flags(options, str(target_model.path)), "--dtype", options.dtype]
-        draft_flags = _model_flags(options, options.draft_model)
+        target_flags = _model_flags(options, str(target_model.path), options.target_memory)
+        target_flags += ["--dtype", options.dtype]
+        draft_flags = _model_flags(options, options.draft_model, options.draft_memory)
         models = await asyncio.gather(
             *(_start(stack, f"target-{n}", "target", target_flags) for n in range(options.target_count)),
             *(_start(stack, f"draft-{n}", "draft", draft_flags) for n in range(options.draft_count)),
@@ -90,10 +106,10 @@ async def _start(stack: AsyncExitStack, name: str, role: str, flags: Sequence[st
     return Member(name, role, process, await process.start())
 
 
-def _model_flags(options: SoakOptions, model: str) -> list[str]:
+def _model_flags(options: SoakOptions, model: str, memory: str | None) -> list[str]:
     return [
-        *("--model", model),
-        *("--kv-memory", options.kv_memory, "--threads", str(options.threads)),
+        *("--model", model, "--threads", str(options.threads)),
+        *(("--memory", memory) if memory else ("--kv-memory", options.kv_memory)),
         *("--sequence-ttl-s", str(options.sequence_ttl_s)),
         *options.tls_flags,
     ]

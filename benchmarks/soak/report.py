@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.soak.clients import Failure
 from benchmarks.soak.run import Result
-from benchmarks.soak.samples import broken_requests, growth
+from benchmarks.soak.samples import broken_requests, growth, peaks
 
 AFTERMATH_S = 30.0
 """Seconds after a fault for which it is still to blame, because connections come back with delay."""
@@ -27,7 +27,8 @@ def untolerated(result: Result) -> list[Failure]:
 
 
 def is_sound(result: Result) -> bool:
-    return not (untolerated(result) or result.tally.mismatches or result.leaks) and result.tally.request_count > 0
+    wrong = untolerated(result) or result.tally.mismatches or result.leaks or result.exceeding
+    return not wrong and result.tally.request_count > 0
 
 
 def summary(result: Result) -> dict[str, object]:
@@ -44,6 +45,7 @@ def summary(result: Result) -> dict[str, object]:
         "failures": [asdict(one) for one in tally.failures],
         "failures_untolerated": len(untolerated(result)),
         "leaks": result.leaks,
+        "exceeding": result.exceeding,
         "rss_bytes": {name: {"first": first, "last": last} for name, (first, last) in growth(result.calm).items()},
         "samples": [asdict(one) for one in result.samples],
         "fault_times": [asdict(one) for one in result.faults],
@@ -70,6 +72,8 @@ def table(result: Result) -> Table:
     rows.append(("leaks", len(result.leaks)))
     for name, (first, last) in growth(result.calm).items():
         rows.append((f"  memory of {name}, first and last", f"{first >> 20} and {last >> 20} MiB"))
+    rows.append(("over their memory", len(result.exceeding)))
+    rows += [(f"  most of {name}", f"{peak >> 20} MiB") for name, peak in peaks(result.samples).items()]
     for name, value in rows:
         shown.add_row(name, str(value))
     return shown
@@ -78,4 +82,4 @@ def table(result: Result) -> Table:
 def problems(result: Result) -> list[str]:
     """Return the first few problems of each kind, one line each."""
     failures = [f"failed: {one.asked}: {one.reason}: {one.message}" for one in untolerated(result)]
-    return [*result.tally.mismatches[:SHOWN], *failures[:SHOWN], *result.leaks[:SHOWN]]
+    return [*result.tally.mismatches[:SHOWN], *failures[:SHOWN], *result.leaks[:SHOWN], *result.exceeding[:SHOWN]]

@@ -9,7 +9,7 @@ from benchmarks.soak.clients import Soaker, Tally
 from benchmarks.soak.cluster import ProcessCluster, SoakOptions, running_processes
 from benchmarks.soak.faults import KINDS, Fault, Faults
 from benchmarks.soak.requests import make_requests, with_references
-from benchmarks.soak.samples import Sample, keep_sampling, leaks, left_behind, sample_all
+from benchmarks.soak.samples import Sample, exceeding, keep_sampling, leaks, left_behind, sample_all
 from paceline.client import Client
 
 SAMPLE_EVERY_S = 1.0
@@ -42,6 +42,8 @@ class Result:
     samples: list[Sample]
     calm: list[Sample]
     leaks: list[str] = field(default_factory=list)
+    exceeding: list[str] = field(default_factory=list)
+    """Members that took more than their memory."""
 
 
 Connect = Callable[[str], Client]
@@ -60,7 +62,8 @@ async def soak(options: SoakOptions, plan: Plan, connect: Connect) -> Result:
         calm_from_s = await _load(cluster, soaker, faults, samples, plan, began_s)
         after = await _settled(cluster, idle, began_s, options.sequence_ttl_s)
         calm = [one for one in samples if one.at_s >= calm_from_s]
-        return Result(plan, soaker.tally, faults.done, samples, calm, leaks(calm, idle, after))
+        over = exceeding([*samples, *after], options.memory_bytes)
+        return Result(plan, soaker.tally, faults.done, samples, calm, leaks(calm, idle, after), over)
 
 
 async def _load(

@@ -1,4 +1,4 @@
-"""Samples of what could leak, from the services' metrics: memory, open files, tasks, sequences."""
+"""Samples of what could leak or take too much: memory, open files, tasks, sequences."""
 
 import asyncio
 import time
@@ -11,8 +11,9 @@ from statistics import median
 
 from prometheus_client.samples import Sample as MetricSample
 
+from benchmarks.resident import Resident
 from benchmarks.scrapes import scraped
-from benchmarks.soak.cluster import Member, ProcessCluster
+from benchmarks.soak.cluster import Member, ProcessCluster, role_of
 
 GROWTH_SHARE = 0.05
 GROWTH_BYTES = 24 << 20
@@ -38,10 +39,12 @@ class Sample:
     """Sequences cached in a model service, or generations running and waiting in the coordinator."""
     broken_requests: int = 0
     """Requests that the coordinator ended with UNAVAILABLE or INTERNAL since it started."""
+    peak_bytes: int = 0
+    """Most that its process ever had resident."""
 
 
 async def sample(member: Member, began_s: float) -> Sample:
-    """Read one service's metrics. Raise OSError when it is away."""
+    """Read one service's metrics, and its peak. Raise OSError when it is away."""
     at_s = time.perf_counter() - began_s
     values = _summed(await scraped(member.endpoint.metrics_url or ""))
     names = ("sequences_running", "sequences_waiting") if member.role == "coordinator" else ("kv_sequences",)
@@ -53,6 +56,7 @@ async def sample(member: Member, began_s: float) -> Sample:
         int(values["paceline_tasks"]),
         int(sum(values[f"paceline_{name}"] for name in names)),
         int(values.get("paceline_requests_total", 0)),
+        Resident(member.process.pid).peak(),
     )
 
 
@@ -94,6 +98,23 @@ def growth(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:
         if third:
             found[name] = (int(median(own[third : 2 * third])), int(median(own[2 * third :])))
     return found
+
+
+def peaks(samples: Iterable[Sample]) -> dict[str, int]:
+    """Return the most bytes that any process of each member took."""
+    found: dict[str, int] = {}
+    for one in samples:
+        found[one.member] = max(one.peak_bytes, found.get(one.member, 0))
+    return found
+
+
+def exceeding(samples: Iterable[Sample], memory_bytes: Mapping[str, int]) -> list[str]:
+    """Return a line for each member that took more than its role was given."""
+    return [
+        f"{name}: took {peak >> 20} MiB of {most >> 20}"
+        for name, peak in peaks(samples).items()
+        if peak > (most := memory_bytes.get(role_of(name), peak))
+    ]
 
 
 def leaks(calm: Sequence[Sample], idle_before: Iterable[Sample], idle_after: Iterable[Sample]) -> list[str]:

@@ -13,7 +13,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.owners import Owners, fair_split
 from paceline.engine.passes import Piece
 from paceline.engine.room import CacheRoom
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, as_result
 from paceline.scope import Caller
 
 SCORED_LOGITS = 1 << 25
@@ -111,7 +111,7 @@ class Placing:
             self._room.check(row.sequence_id, is_relying=row.base_length > 0)
             base_length = self._cache.keep(row.sequence_id, row.base_length, shareable)
         except PacelineError as error:
-            return error
+            return as_result(error)
         return _Wish(row, base_length, row.token_ids[base_length - row.base_length :])
 
     def _shares(self, prompts: Sequence[_Wish]) -> dict[str, int]:
@@ -167,13 +167,13 @@ class Placing:
         try:
             self._room.check(row.sequence_id, is_relying=True)
         except PacelineError as error:
-            return error  # an older row of this pass took its cache
+            return as_result(error)  # an older row of this pass took its cache
         try:
             if count:
                 self._room.append(row.sequence_id, wish.token_ids[:count], self._placed)
         except PacelineError as error:
             let_go(self._cache, row.sequence_id, row.base_length)
-            return error
+            return as_result(error)
         self._placed.add(row.sequence_id)
         logit_count = row.logit_count if count == len(wish.token_ids) else 0
         return Piece(row.sequence_id, wish.base_length, wish.token_ids[:count], count if row.is_scored else logit_count)

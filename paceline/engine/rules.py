@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from paceline.checks import check_rule, row_errors
-from paceline.errors import PacelineError, RuleUnknown
+from paceline.errors import PacelineError, RuleUnknown, as_result
 from paceline.scope import RowT, scoped
 from paceline.types import ChoiceRule, ProposeRow, ResponseFormat, VerifyRow
 
@@ -41,7 +41,7 @@ class SequenceRules:
                     self._check_prefix(row)
                     named[index] = replace(row, rule=self._rule(row))
                 except PacelineError as error:
-                    errors[index] = error
+                    errors[index] = as_result(error)
         return named, errors
 
     def forget(self, sequence_id: str) -> None:

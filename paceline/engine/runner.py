@@ -35,7 +35,7 @@ from paceline.engine.placing import PackedRow, Placing
 from paceline.engine.room import CacheRoom
 from paceline.engine.rules import SequenceRules
 from paceline.engine.sampling import Choice, Choosing, choose
-from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError
+from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError, as_result
 from paceline.scope import RowT
 from paceline.types import ChoiceRule, ModelDescription, ModelIdentity, Prefilled, RolledBack, SequenceLength
 
@@ -247,7 +247,7 @@ class Runner:
             self.on_changed(scope + one.sequence_id)
             self.cache.truncate(scope + one.sequence_id, one.length)
         except PacelineError as error:
-            return error
+            return as_result(error)
         self.owners.named([scope + one.sequence_id], self.owners.caller(scope + one.sequence_id))
         return RolledBack(one.length, held_bytes - self.cache.held_bytes)
 

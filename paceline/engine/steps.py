@@ -17,7 +17,7 @@ from paceline.engine.passes import Piece
 from paceline.engine.placing import PackedRow
 from paceline.engine.row_choice import is_by_logits
 from paceline.engine.runner import PassSize, Runner, ScoredPart
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, as_result
 from paceline.types import ChoiceRule, Prefilled
 
 
@@ -135,7 +135,7 @@ class Steps:
             # Zeros stand for the tokens to come, which are known only afterwards.
             room.append(row.sequence_id, row.token_ids + (0,) * (one.count - 1), held)
         except PacelineError as error:
-            return error
+            return as_result(error)
         return Piece(row.sequence_id, row.base_length, row.token_ids, 1)
 
 

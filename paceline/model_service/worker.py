@@ -21,7 +21,7 @@ import torch
 
 from paceline.engine.calls import Call
 from paceline.engine.memory import is_out_of_memory
-from paceline.errors import Overloaded, PacelineError, PeerUnavailable
+from paceline.errors import Overloaded, PacelineError, PeerUnavailable, as_result
 from paceline.model_service.call_queue import ANY_CALLS, CallQueue, TurnBound
 from paceline.model_service.turns import Turns
 from paceline.observe.spans.request_spans import record_work
@@ -210,7 +210,7 @@ class ModelWorker:
             return self._run(items)
         except BaseException as error:
             if len(items) == 1:
-                return [_Failure(error)]
+                return [_Failure(as_result(error) if isinstance(error, PacelineError) else error)]
             return [outcome for item in items for outcome in self._outcomes([item])]
 
     def _timings(self, items: Sequence[_Item], began_s: float, ended_s: float) -> list[CallTiming]:

@@ -1,8 +1,11 @@
 """The memory that an engine may use: a budget for all, and calls in parts whose results are those of the whole."""
 
+import gc
 import re
 from dataclasses import replace
 from threading import Thread
+from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -15,10 +18,10 @@ from paceline.engine.runner import PassSize, Runner
 from paceline.engine.sampling import Choosing, choose, ranked
 from paceline.engine.scratch import Scratch
 from paceline.engine.steps import StepRow, Steps
-from paceline.errors import StartupError
+from paceline.errors import PacelineError, StartupError
 from paceline.kv_memory import parse_memory
 from paceline.planning.memory import MIB, choice_places
-from paceline.types import GREEDY, ChoiceRule, SamplingParameters, VerifyRow
+from paceline.types import GREEDY, ChoiceRule, SamplingParameters, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
 
@@ -39,6 +42,30 @@ def test_a_call_in_parts_gives_what_the_whole_call_gives(pairs: dict[str, PairOf
         runner._logit_count = logit_count
         assert Verifier(runner).verify(ROWS) == whole
         assert [size.row_count for size in sizes] == [len(ROWS[part]) for part in runner.parts([1, 2, 3, 4])]
+
+
+def test_a_refused_row_keeps_nothing_of_its_call_until_the_garbage_collector_comes(
+    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, made = load_model(str(pairs["Llama"].target)), list[ref[Choosing]]()
+    small = replace(OPTIONS, kv_memory=str(64 * model.kv_shape.token_bytes), prefill_chunk_tokens=64)
+    runner = Runner(model, small)
+    verifier, choosing = Verifier(runner), runner.choosing
+
+    def noted(*args: Any) -> Choosing:
+        one = choosing(*args)
+        made.append(ref(one))
+        return one
+
+    monkeypatch.setattr(runner, "choosing", noted)
+    gc.disable()
+    try:
+        for refused in (VerifyRow("long", 0, (9,) * 64, (), GREEDY), VerifyRow("unknown", 7, (9,), (), GREEDY)):
+            verdict, error = verifier.verify([ROWS[3], refused])
+            assert isinstance(verdict, Verdict) and isinstance(error, PacelineError)
+            assert len(made) == 1 and made.pop()() is None, f"{error.reason} holds the logits of its call"
+    finally:
+        gc.enable()
 
 
 def test_parts_hold_all_rows_in_order_and_few_logits_or_one_row(pairs: dict[str, PairOfCheckpoints]) -> None:

@@ -14,12 +14,12 @@ from benchmarks.overload.arrivals import Watched
 from benchmarks.soak import clients, faults
 from benchmarks.soak.changing_model import WEIGHTS, ChangingModel
 from benchmarks.soak.clients import Failure, Soaker, Tally
-from benchmarks.soak.cluster import Member, ProcessCluster
+from benchmarks.soak.cluster import Member, ProcessCluster, SoakOptions
 from benchmarks.soak.faults import KINDS, TWIN_KINDS, Fault, Faults
 from benchmarks.soak.report import is_sound, problems, summary, table, untolerated
 from benchmarks.soak.requests import Asked, make_requests, with_references
 from benchmarks.soak.run import Plan, Result
-from benchmarks.soak.samples import Sample, broken_requests, growth, leaks
+from benchmarks.soak.samples import Sample, broken_requests, exceeding, growth, leaks
 from benchmarks.soak.troubles import ERRORS, HANG, Trouble
 from paceline.builtin import resolve_model
 from paceline.client import Client
@@ -124,6 +124,17 @@ def test_growing_memory_and_what_is_left_behind_are_leaks() -> None:
         "target-0: 6 tasks",
         "target-0: 99 open files",
     ]
+
+
+def test_only_a_service_that_took_more_than_it_was_given_exceeds_its_memory() -> None:
+    taken = [replace(IDLE, peak_bytes=size << 20) for size in (700, 705, 690)]
+    taken += [replace(IDLE, member="draft-1", peak_bytes=592 << 20)]
+    assert exceeding(taken, SoakOptions(target_memory="704MiB", draft_memory="592MiB").memory_bytes) == [
+        "target-0: took 705 MiB of 704"
+    ]
+    assert exceeding(taken, SoakOptions().memory_bytes) == []
+    over = replace(result(Tally()), exceeding=["target-0: took 705 MiB of 704"])
+    assert not is_sound(over) and problems(over) == over.exceeding
 
 
 def test_broken_requests_are_summed_over_the_processes_of_a_coordinator() -> None:
