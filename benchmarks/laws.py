@@ -41,8 +41,8 @@ def report(points: Path, plot: Path = Path("benchmarks/results/laws.png")) -> No
     """Show the law of acceptance, and how far it is from cells that were held out."""
     known = DraftLaws(read_points(points))
     law = known.acceptance
-    slopes = " and ".join(f"{one.value:.3f} ± {one.margin:.3f}" for one in law.coefficients[1:])
-    console.print(f"R2 {law.r_squared:.3f}; slopes by ln(tokens) and ln(depth): {slopes}")
+    slopes = ", ".join(f"{one.value:.3f} ± {one.margin:.3f}" for one in law.coefficients[1:])
+    console.print(f"R2 {law.r_squared:.3f}; slopes by ln(tokens), ln(depth), and both if that helps: {slopes}")
     console.print(f"the paper's slopes, of accepted tokens a cycle: {PAPER[0]} and {PAPER[1]}", style="dim")
     for one in known.held_out:
         error = known.draft(one.depth, one.token_count).acceptance.value - one.acceptance

@@ -53,9 +53,11 @@ def fit_laws(
 
 def _show_law(console: Console, known: DraftLaws) -> None:
     law = known.acceptance
-    first, by_tokens, by_depth = map(_shown, law.coefficients)
-    console.print(f"acceptance = {first} + {by_tokens} ln(tokens) + {by_depth} ln(depth)")
+    names = ("", " ln(tokens)", " ln(depth)", " ln(tokens) ln(depth)")
+    parts = [f"{_shown(one)}{name}" for one, name in zip(law.coefficients, names, strict=False)]
+    console.print(f"acceptance = {' + '.join(parts)}")
     console.print(f"R2 {law.r_squared:.3f}, {len(known.used)} points, each within {law.deviation:.3f} on average")
+    console.print(f"each point foreseen by the others: within {law.left_out_error:.3f}")
     for one in known.held_out:
         found = known.draft(one.depth, one.token_count).acceptance
         console.print(

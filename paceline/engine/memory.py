@@ -15,6 +15,7 @@ from paceline.kv_memory import parse_kv_memory, parse_memory
 from paceline.planning.dimensions import ModelDimensions
 from paceline.planning.memory import (
     CONTEXT_BYTES,
+    KEPT_BYTES,
     STARTED_BYTES,
     CallSize,
     WeightForm,
@@ -23,6 +24,12 @@ from paceline.planning.memory import (
     serving_work_bytes,
 )
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's `mallopt`."""
+LEAST_MAPPED_BYTES = 1 << 20
+"""Size from which each block is a mapping of its own, which the system has back once it is freed."""
+MOST_FREE_BYTES = 1 << 17
+"""Most that is kept free at the end of a heap: glibc's own choice at first."""
 CGROUP = Path("/sys/fs/cgroup")
 NO_MEMORY_WORDS = (
     "can't allocate memory",  # torch on a CPU, Linux and macOS
@@ -86,13 +93,24 @@ def taken_bytes(device: torch.device) -> int:
         torch.cuda.empty_cache()
         return int(torch.cuda.memory_reserved(device)) + CONTEXT_BYTES
     give_back()
-    return int(psutil.Process().memory_info().rss) + STARTED_BYTES
+    return int(psutil.Process().memory_info().rss) + STARTED_BYTES + KEPT_BYTES
 
 
 def give_back() -> None:
     """Give the system what the C library keeps of freed memory. Loading leaves as much as a large weight."""
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_free_lists_short() -> None:
+    """Have the C library keep little of what is freed. Call it before there are threads.
+
+    It would learn from the largest block that was freed to keep tens of MiB of such blocks, in pieces between others.
+    """
+    with suppress(OSError, AttributeError):  # another C library
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, LEAST_MAPPED_BYTES)
+        library.mallopt(M_TRIM_THRESHOLD, MOST_FREE_BYTES)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,7 +1,9 @@
 """What the laws say of drafts: acceptance of one that was not trained, the best for a budget, and counts by batch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import log
 from statistics import fmean
 
 from paceline.errors import InvalidRequest
@@ -11,6 +13,8 @@ from paceline.simulate.measured_rounds import MeasuredRounds
 from paceline.simulate.saved_costs import SavedCosts
 
 LEAST_ACCEPTANCE, MOST_ACCEPTANCE = 0.0, 0.99
+DECIMALS = 3
+"""Of errors of acceptance by which laws are compared. Of equals the simpler one is taken."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,30 @@ class Choice:
     tokens_per_s: float
 
 
+Quantities = Callable[[int, float], tuple[float, ...]]
+"""What a law sums the logarithms of, from depth and tokens."""
+
+
+def _apart(depth: int, token_count: float) -> tuple[float, ...]:
+    return token_count, depth
+
+
+def _together(depth: int, token_count: float) -> tuple[float, ...]:
+    return token_count, depth, token_count ** log(depth)  # whose logarithm is the product of the two
+
+
+def _law_of(points: Sequence[Point]) -> tuple[Quantities, LogLinearLaw]:
+    """Return the law of tokens and depth, with a part for both together where that foresees points better.
+
+    Each point is foreseen by the others; those that are held out have no say.
+    """
+    values = [one.acceptance for one in points]
+    laws = [(_apart, fit([_apart(one.depth, one.token_count) for one in points], values))]
+    with suppress(InvalidRequest):  # too few points for a number more
+        laws.append((_together, fit([_together(one.depth, one.token_count) for one in points], values)))
+    return min(laws, key=lambda one: round(one[1].left_out_error, DECIMALS))
+
+
 class DraftLaws:
     """Laws of acceptance, of training time and of drafting time."""
 
@@ -39,9 +67,7 @@ class DraftLaws:
         """Raise InvalidRequest where points are too few, or too alike, for the law of acceptance."""
         self.used = [one for one in points if not one.held_out]
         self.held_out = [one for one in points if one.held_out]
-        self.acceptance: LogLinearLaw = fit(
-            [(one.token_count, one.depth) for one in self.used], [one.acceptance for one in self.used]
-        )
+        self._quantities, self.acceptance = _law_of(self.used)
         self._token_s = _Line((one.depth, one.train_s / one.token_count) for one in self.used if one.train_s)
         self._step_s = _Line((one.depth, one.step_s) for one in self.used if one.step_s)
 
@@ -50,7 +76,7 @@ class DraftLaws:
         return sorted({one.depth for one in self.used})
 
     def draft(self, depth: int, token_count: float) -> Draft:
-        found = self.acceptance.predict((token_count, depth))
+        found = self.acceptance.predict(self._quantities(depth, token_count))
         within = min(max(found.value, LEAST_ACCEPTANCE), MOST_ACCEPTANCE)
         return Draft(depth, token_count, Estimate(within, found.margin))
 

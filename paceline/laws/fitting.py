@@ -8,6 +8,8 @@ from statistics import NormalDist, fmean
 from paceline.errors import InvalidRequest
 
 CONFIDENCE = 0.95
+LEAST_FREEDOM = 1e-9
+"""Stands for none, where a law goes through a point whatever its value."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,14 @@ class LogLinearLaw:
     """Of the normal equations' matrix."""
     freedom: int
     """Points beyond coefficients."""
+    left_out_error: float
+    """Root of the mean square of what each point is missed by when the law is fitted to the others."""
 
     def predict(self, quantities: Sequence[float]) -> Estimate:
         """Return what to expect of a new point; its margin holds the point itself, and not only the mean."""
         row = _row(quantities)
         value = sum(one.value * x for one, x in zip(self.coefficients, row, strict=True))
-        spread = sum(
-            x * entry * other
-            for x, entries in zip(row, self.inverse, strict=True)
-            for other, entry in zip(row, entries, strict=True)
-        )
+        spread = _leverage(self.inverse, row)
         return Estimate(value, student_quantile(self.freedom) * self.deviation * sqrt(1 + spread))
 
 
@@ -61,6 +61,7 @@ def fit(quantities: Sequence[Sequence[float]], values: Sequence[float]) -> LogLi
     freedom, mean = len(rows) - width, fmean(values)
     deviation = sqrt(sum(rest**2 for rest in rests) / freedom)
     total = sum((value - mean) ** 2 for value in values)
+    left_out = [rest / max(LEAST_FREEDOM, 1 - _leverage(inverse, row)) for rest, row in zip(rests, rows, strict=True)]
     margins = [student_quantile(freedom) * deviation * sqrt(max(0.0, inverse[i][i])) for i in range(width)]
     return LogLinearLaw(
         tuple(map(Estimate, found, margins)),
@@ -68,6 +69,16 @@ def fit(quantities: Sequence[Sequence[float]], values: Sequence[float]) -> LogLi
         deviation,
         tuple(map(tuple, inverse)),
         freedom,
+        sqrt(fmean(one**2 for one in left_out)),
+    )
+
+
+def _leverage(inverse: Sequence[Sequence[float]], row: Sequence[float]) -> float:
+    """Return how much a point's own value moves the law there; 1 if it is all that the law knows of there."""
+    return sum(
+        x * entry * other
+        for x, entries in zip(row, inverse, strict=True)
+        for other, entry in zip(row, entries, strict=True)
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from paceline.engine.heads.loading import LoadedHeads
 from paceline.engine.loading import load_model
-from paceline.engine.memory import give_back
+from paceline.engine.memory import give_back, keep_free_lists_short
 from paceline.engine.model.loader import resolve_device
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
@@ -63,6 +63,8 @@ async def serve_model(
     role = name.removesuffix("_service")
     if ranks.place.rank:
         return await follow(settings, engine_options(settings), ranks)
+    if settings.memory is not None:
+        keep_free_lists_short()
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         watched.registry.register(CertificateCollector(role, options.certificates))

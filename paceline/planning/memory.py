@@ -8,7 +8,7 @@ It knows nothing of the memory that is there.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.checks import MAX_DRAFT_COUNT
+from paceline.checks import DECODED_TOKENS, MAX_DRAFT_COUNT
 from paceline.planning.dimensions import VALUE_BYTES, ModelDimensions
 
 Device = Literal["cpu", "cuda"]
@@ -30,10 +30,14 @@ SERVING_BYTES = 1 << 20
 """What calls take beside the model's work: messages, threads, and what Python keeps of sequences."""
 CONTEXT_BYTES = 600 << 20
 """What the driver and libraries take of a CUDA device for a process; not seen yet."""
-PROCESS_BYTES = 528 << 20
+PROCESS_BYTES = 540 << 20
 """What Python and the libraries take of a CPU's memory, parts of files that are mapped included."""
-STARTED_BYTES = 6 << 20
-"""What of it comes after the model is loaded: gRPC's server, and the code that first calls bring. 3 MiB were seen."""
+STARTED_BYTES = 12 << 20
+"""What of it comes after the model is loaded: runner, gRPC's server, and the code that calls bring. 11.5 MiB were seen.
+"""
+KEPT_BYTES = 24 << 20
+"""What a process with a budget keeps of freed memory, of calls that wait, and of calls that ended and are no garbage
+yet. 17 MiB were seen under random calls."""
 RECORDED_TOKENS = 512
 """Tokens of the largest recorded pass on a CUDA device."""
 WORK_SHARE = 8
@@ -64,11 +68,13 @@ class CallSize:
     """Tokens of prompts beside them."""
     drawn_count: int = LEAST_LOGITS
     """Places of a sequence, for which tokens are drawn together; 0 where none are drawn."""
+    lacking_count: int = 0
+    """Rows that may lack as many tokens as decoding rows do. Those that run together have logits of a place each."""
 
     @staticmethod
     def of_rows(row_count: int, chunk_tokens: int) -> "CallSize":
-        """Return the size of a call of so many rows, of which each may have the most drafts."""
-        return CallSize(row_count * LEAST_LOGITS, chunk_tokens)
+        """Return the size of a call of so many rows, each with the most drafts and lacking the most tokens."""
+        return CallSize(row_count * LEAST_LOGITS, chunk_tokens, lacking_count=row_count)
 
 
 def weight_bytes(model: ModelDimensions, form: WeightForm) -> int:
@@ -113,7 +119,8 @@ def work_bytes(model: ModelDimensions, form: WeightForm, call: CallSize) -> int:
         logits *= 2  # the product has gaps between rows, and is copied without
     places = min(call.drawn_count, choice_places(model.vocabulary_size))
     drawn = places * model.vocabulary_size * CHOICE_BYTES
-    tokens = call.logit_count + call.chunk_tokens
+    lacking = min(call.lacking_count, call.logit_count) * (DECODED_TOKENS - 1)
+    tokens = call.logit_count + call.chunk_tokens + lacking
     recorded = RECORDED_TOKENS * (model.vocabulary_size * FLOAT_BYTES + layer_token_bytes(model, form))
     kept = recorded if form.device == "cuda" else 0
     return kept + tokens * layer_token_bytes(model, form) + logits + drawn

@@ -1,5 +1,6 @@
 """The memory that an engine may use: a budget for all, and calls in parts whose results are those of the whole."""
 
+import ctypes
 import gc
 import re
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from paceline.engine.loading import load_model
-from paceline.engine.memory import taken_bytes
+from paceline.engine.memory import keep_free_lists_short, taken_bytes
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
@@ -24,6 +25,13 @@ from paceline.planning.memory import MIB, choice_places
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
+
+
+class Allocated(ctypes.Structure):
+    """What glibc's `mallinfo2` returns."""
+
+    _fields_ = (("before", ctypes.c_size_t * 4), ("mapped_bytes", ctypes.c_size_t), ("after", ctypes.c_size_t * 5))
+
 
 OPTIONS = EngineOptions(kv_memory="1MiB", page_tokens=4, max_rows=8, prefill_chunk_tokens=32)
 DRAWN = ChoiceRule(SamplingParameters(temperature=0.9, top_p=0.9, repetition_penalty=1.2), seed=5)
@@ -102,6 +110,21 @@ def test_a_memory_for_all_leaves_the_cache_what_process_and_calls_do_not_take(
     taken = taken_bytes(model.kv_shape.device)  # without what earlier tests have left
     runner = Runner(model, replace(OPTIONS, memory=f"{taken // MIB + 200}MiB"))
     assert 100 * MIB < runner.describe().cache.capacity_bytes < 250 * MIB
+
+
+def test_with_short_free_lists_the_system_has_large_blocks_back_whatever_was_freed_before() -> None:
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("another C library")
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes, library.mallinfo2.restype = [ctypes.c_void_p], Allocated
+    keep_free_lists_short()
+    library.free(library.malloc(16 * MIB))  # from which it would learn to keep blocks of this size
+    before = library.mallinfo2().mapped_bytes
+    block = library.malloc(2 * MIB)
+    assert library.mallinfo2().mapped_bytes >= before + 2 * MIB
+    library.free(block)
+    assert library.mallinfo2().mapped_bytes == before
 
 
 def test_a_memory_that_is_too_little_is_refused_with_what_would_do(pairs: dict[str, PairOfCheckpoints]) -> None:

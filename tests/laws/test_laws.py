@@ -2,8 +2,9 @@
 
 import random
 from dataclasses import replace
-from math import log
+from math import log, sqrt
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from scipy.stats import t as student
@@ -70,6 +71,26 @@ def test_a_point_that_was_held_out_changes_no_law_and_is_foreseen() -> None:
 def test_points_that_say_too_little_are_refused(few: list[Point]) -> None:
     with pytest.raises(InvalidRequest, match="give|vary"):
         DraftLaws(few)
+
+
+def test_what_is_missed_of_a_point_left_out_is_what_a_law_of_the_others_misses() -> None:
+    xs, rng = [(one,) for one in (1.0, 2.0, 3.0, 5.0, 9.0, 20.0)], random.Random(3)
+    ys = [rng.random() for _ in xs]
+    others = [fit([*xs[:n], *xs[n + 1 :]], [*ys[:n], *ys[n + 1 :]]).predict(x).value for n, x in enumerate(xs)]
+    missed = [found - y for found, y in zip(others, ys, strict=True)]
+    assert fit(xs, ys).left_out_error == pytest.approx(sqrt(fmean(one**2 for one in missed)))
+
+
+def test_depth_that_gains_with_tokens_is_seen_and_foreseen() -> None:
+    def grown(one: Point) -> Point:
+        return replace(one, acceptance=one.acceptance + 0.02 * log(one.depth) * log(one.token_count / 500_000))
+
+    made = [replace(grown(one), held_out=number == 11) for number, one in enumerate(points(0.002))]
+    known = DraftLaws(made)
+    assert known.acceptance.coefficients[3].value == pytest.approx(0.02, abs=0.003)
+    found = known.draft(made[11].depth, made[11].token_count).acceptance
+    assert found.value == pytest.approx(made[11].acceptance, abs=0.01)
+    assert len(DraftLaws(points(0.002)).acceptance.coefficients) == 3, "depth and tokens apart say as much"
 
 
 def test_a_budget_buys_a_deeper_draft_fewer_tokens() -> None:

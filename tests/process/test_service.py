@@ -25,3 +25,23 @@ def test_a_service_says_on_one_line_where_it_listens(capsys: pytest.CaptureFixtu
     announce("target_service", "127.0.0.1:7701", "http://127.0.0.1:9701/metrics")
     listening = "target_service listening on 127.0.0.1:7701, metrics on http://127.0.0.1:9701/metrics\n"
     assert capsys.readouterr().out == listening
+
+
+@pytest.mark.usefixtures("heap")
+def test_the_size_of_what_is_frozen_does_not_put_off_the_garbage_collector() -> None:
+    at_start, whole = [list[int]() for _ in range(200_000)], list[str]()
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        if about["generation"] == 2:
+            whole.append(phase)
+
+    known = gc.get_threshold()
+    freeze_heap()
+    try:
+        gc.set_threshold(100, 5, 5)
+        gc.callbacks.append(note)
+        later = [list[int]() for _ in range(len(at_start) // 10)]
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*known)
+    assert whole and len(later) < len(at_start)
