@@ -126,6 +126,8 @@ class _Promise:
     """Tokens that the target verifies."""
     bend_count: float
     """Bends in the time of a verify by which its drafts were priced, the last perhaps in part."""
+    catching_up: float
+    """Time in which draft services take in what they have missed, in all. A round's `time` has its share alone."""
 
     @property
     def goodput(self) -> float:
@@ -233,6 +235,9 @@ class _Search:
         time = cycle_s / self._costs.unit_s
         self._spent += time
         self._heads_trials.passed(time)
+        if not self._best and self._count in self._trials:
+            # Nobody else needs what draft services take in for a trial.
+            self._trials[self._count].lost += self._costs.catching_up(work)
         if not is_decoding:
             return  # prompts come with any count
         if self._count == self._best:
@@ -315,15 +320,15 @@ class _Search:
         chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count), expecting_heads=True)
         options = [ask if ask.count else own for ask, own in chosen]
         tokens = len(outlooks) + sum(one.tokens for one in options)
+        missed = [self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count if one.model else 0.0 for one in options]
         catching_up = sum(
-            self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count / outlook.rounds_left(one.tokens)
-            for outlook, one in zip(outlooks, options, strict=True)
-            if one.model
+            time / outlook.rounds_left(one.tokens)
+            for outlook, one, time in zip(outlooks, options, missed, strict=True)
         )
         heads_count = sum(one.count for one in options if one.source is DraftSource.HEADS)
         work = _work(options, heads_count)
         time = self._costs.predict(work) + catching_up
-        return _Promise(tokens, time, work.row_count + work.drafted_count, bend_count)
+        return _Promise(tokens, time, work.row_count + work.drafted_count, bend_count, sum(missed))
 
     def _missing(self, promises: Sequence[_Promise]) -> list[int]:
         """Return the first counts that were not measured yet and that may be the best."""
@@ -350,6 +355,7 @@ class _Search:
             trial = self._trials.setdefault(count, _Trial(ended=self._spent))
             lost = promises[count].time - promises[count].tokens / goodputs[best]
             expected = WINDOW * self._lanes * max(lost, HYSTERESIS * promises[best].time)
+            expected += promises[count].catching_up if not best else 0.0
             is_near = count == other or abs(count - best) == 1
             share = NONE_SHARE if not count else NEAR_SHARE if is_near else FAR_SHARE
             if share * (self._spent - trial.ended) > max(expected, trial.lost):

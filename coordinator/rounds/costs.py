@@ -192,6 +192,12 @@ class RoundCosts:
         """Return the time of a round with this work."""
         return max(LEAST, self._sum(work.amounts()) + self._rest(work.step_count))
 
+    def catching_up(self, work: RoundWork) -> float:
+        """Return the time in which draft services take in what they had missed."""
+        return sum(
+            self.price(CAUGHT_UP, model) * call.caught_up_count for model, call in (work.draft_calls or {}).items()
+        )
+
     def add(self, work: RoundWork, cycle_s: float) -> None:
         amounts = work.amounts()
         self._recent.append(amounts)
