@@ -320,10 +320,11 @@ class _Search:
         chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count), expecting_heads=True)
         options = [ask if ask.count else own for ask, own in chosen]
         tokens = len(outlooks) + sum(one.tokens for one in options)
-        missed = [self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count if one.model else 0.0 for one in options]
+        missed = [
+            self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count if one.model else 0.0 for one in options
+        ]
         catching_up = sum(
-            time / outlook.rounds_left(one.tokens)
-            for outlook, one, time in zip(outlooks, options, missed, strict=True)
+            time / outlook.rounds_left(one.tokens) for outlook, one, time in zip(outlooks, options, missed, strict=True)
         )
         heads_count = sum(one.count for one in options if one.source is DraftSource.HEADS)
         work = _work(options, heads_count)

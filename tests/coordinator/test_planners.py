@@ -21,6 +21,7 @@ from tests.fakes.draft_worlds import (
     MODEL,
     RIGHT,
     SETTLED_ROUNDS,
+    ConstantPlanner,
     World,
     best_fixed,
     goodput,
@@ -142,6 +143,21 @@ def test_what_prompts_cost_without_drafts_is_learned_where_drafts_would_seem_to_
     """The share was 0.89: a prompt in a trial without drafts counted as that trial's loss, or came in none."""
     world = replace(REAL["prompts that a draft computes too"], group_size=4, life_rounds=12)
     assert reached(world, seeds=range(seed_count), rounds=2000, settled=1000) >= CLOSE
+
+
+@pytest.mark.parametrize(("catch_up_token_s", "draft_prompt_s"), [(0.0002, 0.03), (0.0004, 0.06)])
+def test_trials_of_a_draft_that_has_missed_everything_cost_what_it_takes_in(
+    catch_up_token_s: float, draft_prompt_s: float
+) -> None:
+    """The share was 0.97 and 0.95: a round's share of that stood for all of it, and its rounds counted as no loss."""
+    costs = {"catch_up_token_s": catch_up_token_s, "draft_prompt_s": draft_prompt_s, "prompt_s": 0.03}
+    world = World(0.45, 0.001, 0.0015, 0.008, 0.0002, group_size=8, jitter=0.1, **costs)  # type: ignore[arg-type]
+    shares = [
+        goodput(simulate([world] * 1500, AutoPlanner(1), seed)[400:])
+        / goodput(simulate([world] * 1500, ConstantPlanner(0), seed)[400:])
+        for seed in range(2)
+    ]
+    assert fmean(shares) >= 0.985
 
 
 @pytest.mark.parametrize("name", ["a draft ten times as slow", "a target whose first tokens are free", "two lanes"])
