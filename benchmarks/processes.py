@@ -1,12 +1,33 @@
-"""The processes that a benchmark started, and their processor time."""
+"""The processes that a benchmark started, with variables of its own, and their processor time."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import psutil
 
 
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Start processes with these variables beside this one's."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def coordinator_process() -> psutil.Process:
     """Return the coordinator that this process started last."""
+    return latest_process("coordinator")
+
+
+def latest_process(module: str) -> psutil.Process:
+    """Return the process of a service that this process started last."""
     return max(
-        (one for one in psutil.Process().children() if "coordinator" in one.cmdline()),
+        (one for one in psutil.Process().children() if module in one.cmdline()),
         key=lambda process: process.create_time(),
     )
 

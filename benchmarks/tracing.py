@@ -11,12 +11,11 @@ timed alone and compared with the time of a round.
 
 import asyncio
 import json
-import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -28,6 +27,7 @@ from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from rich.console import Console
 
+from benchmarks.processes import environment
 from coordinator.door.tracer import TOLD_WITHIN_S, RequestTracer, begin_request
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
@@ -145,23 +145,12 @@ async def _cluster(exporter: str, batch_size: int) -> AsyncIterator[Cluster]:
             variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = await stack.enter_async_context(SINKS[exporter]())
         trace_dir = stack.enter_context(tempfile.TemporaryDirectory()) if exporter == "file" else None
         others = {process.pid for process in psutil.Process().children()}
-        with _environment(variables):
+        with environment(variables):
             addresses = await stack.enter_async_context(
                 running_cluster(ClusterOptions(batch_size=batch_size, prefix_sharing=False, trace_dir=trace_dir))
             )
         own = [process for process in psutil.Process().children() if process.pid not in others]
         yield Cluster(await stack.enter_async_context(Client(addresses.coordinator, tracer=trace.NoOpTracer())), own)
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 async def _run(client: Client, max_new_tokens: int) -> tuple[int, float]:

@@ -1,8 +1,8 @@
 """Bytes of one model service: weights, cache, and the work of its largest call.
 
 The sums follow what the engine allocates on a CPU with compiled kernels, operation by operation; `benchmarks.memory`
-compares them with what processes of the services take. On CUDA the same tensors are made, and no GPU has been seen.
-It knows nothing of the memory that is there.
+compares them with what processes of the services take. On CUDA the same tensors are made, and their memory was not
+measured. It knows nothing of the memory that is there.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ MOST_LOGITS = 1 << 27
 SERVING_BYTES = 1 << 20
 """What calls take beside the model's work: messages, threads, and what Python keeps of sequences."""
 CONTEXT_BYTES = 600 << 20
-"""What the driver and libraries take of a CUDA device for a process; not seen yet."""
+"""What the driver and libraries take of a CUDA device for a process; not measured yet."""
 PROCESS_BYTES = 540 << 20
 """What Python and the libraries take of a CPU's memory, parts of files that are mapped included."""
 STARTED_BYTES = 12 << 20
@@ -170,8 +170,8 @@ def held_logit_count(
 
 
 def process_bytes(device: Device) -> int:
-    """Return what a service takes of the device before it has a model."""
-    return CONTEXT_BYTES if device == "cuda" else PROCESS_BYTES
+    """Return what a service takes of the device beside its model, with what it keeps of freed memory."""
+    return CONTEXT_BYTES if device == "cuda" else PROCESS_BYTES + KEPT_BYTES
 
 
 def rounded_mib(size_bytes: int) -> int:

@@ -5,14 +5,17 @@ import gc
 import re
 from dataclasses import replace
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
+import psutil
 import pytest
 import torch
 
+from benchmarks.chats import fitting
 from paceline.engine.loading import load_model
-from paceline.engine.memory import keep_free_lists_short, taken_bytes
+from paceline.engine.memory import keep_free_lists_short, shares_of, taken_bytes
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
@@ -21,10 +24,11 @@ from paceline.engine.scratch import Scratch
 from paceline.engine.steps import StepRow, Steps
 from paceline.errors import PacelineError, StartupError
 from paceline.kv_memory import parse_memory
-from paceline.planning.memory import MIB, choice_places
+from paceline.planning.memory import MIB, PROCESS_BYTES, STARTED_BYTES, CallSize, choice_places
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
+from tests.planning.pairs import BUILTIN
 
 
 class Allocated(ctypes.Structure):
@@ -110,6 +114,20 @@ def test_a_memory_for_all_leaves_the_cache_what_process_and_calls_do_not_take(
     taken = taken_bytes(model.kv_shape.device)  # without what earlier tests have left
     runner = Runner(model, replace(OPTIONS, memory=f"{taken // MIB + 200}MiB"))
     assert 100 * MIB < runner.describe().cache.capacity_bytes < 250 * MIB
+
+
+@pytest.mark.parametrize("budget_mib", [64, 256])
+def test_the_memory_that_is_planned_leaves_the_cache_what_is_planned(
+    budget_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan did not count what services leave free, so the smallest did not start."""
+    chosen = fitting(BUILTIN, 128, 5, budget_mib * MIB).chosen(budget_mib * MIB)
+    need, setting = chosen.target, chosen.setting
+    loaded = SimpleNamespace(rss=PROCESS_BYTES - STARTED_BYTES + need.weights)
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda process: loaded)
+    call, form = CallSize.of_rows(setting.row_count, setting.chunk_tokens), BUILTIN.target_form(setting.int8)
+    taken = taken_bytes(torch.device("cpu"))
+    assert shares_of(f"{need.total}", taken, BUILTIN.target, form, call).kv_bytes >= need.kv
 
 
 def test_with_short_free_lists_the_system_has_large_blocks_back_whatever_was_freed_before() -> None:
