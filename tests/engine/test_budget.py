@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from threading import Thread
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import torch
 
 from benchmarks.chats import fitting
 from paceline.engine.loading import load_model
-from paceline.engine.memory import keep_free_lists_short, shares_of, taken_bytes
+from paceline.engine.memory import shares_of, taken_bytes
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
@@ -30,13 +32,25 @@ from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
 from tests.planning.pairs import BUILTIN
 
+MAPPED = """
+import ctypes
+from paceline.engine.memory import keep_free_lists_short
 
 class Allocated(ctypes.Structure):
-    """What glibc's `mallinfo2` returns."""
-
     _fields_ = (("before", ctypes.c_size_t * 4), ("mapped_bytes", ctypes.c_size_t), ("after", ctypes.c_size_t * 5))
 
-
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.free.argtypes, library.mallinfo2.restype = [ctypes.c_void_p], Allocated
+keep_free_lists_short()
+library.free(library.malloc(16 << 20))  # from which it would learn to keep blocks of this size
+before = library.mallinfo2().mapped_bytes
+block = library.malloc(8 << 20)
+held = library.mallinfo2().mapped_bytes
+library.free(block)
+print(before, held, library.mallinfo2().mapped_bytes)
+"""
+"""Prints what the system has given as mappings: before, with, and after a block of 8 MiB. `mallinfo2` is glibc's."""
 OPTIONS = EngineOptions(kv_memory="1MiB", page_tokens=4, max_rows=8, prefill_chunk_tokens=32)
 DRAWN = ChoiceRule(SamplingParameters(temperature=0.9, top_p=0.9, repetition_penalty=1.2), seed=5)
 ROWS = [
@@ -131,18 +145,13 @@ def test_the_memory_that_is_planned_leaves_the_cache_what_is_planned(
 
 
 def test_with_short_free_lists_the_system_has_large_blocks_back_whatever_was_freed_before() -> None:
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallinfo2"):
+    """In a process of its own: a heap with room for a block would give that."""
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
         pytest.skip("another C library")
-    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    library.free.argtypes, library.mallinfo2.restype = [ctypes.c_void_p], Allocated
-    keep_free_lists_short()
-    library.free(library.malloc(16 * MIB))  # from which it would learn to keep blocks of this size
-    before = library.mallinfo2().mapped_bytes
-    block = library.malloc(2 * MIB)
-    assert library.mallinfo2().mapped_bytes >= before + 2 * MIB
-    library.free(block)
-    assert library.mallinfo2().mapped_bytes == before
+    found = subprocess.check_output([sys.executable, "-c", MAPPED], text=True)
+    before, while_held, after = map(int, found.split())
+    assert while_held >= before + 8 * MIB
+    assert after == before
 
 
 def test_a_memory_that_is_too_little_is_refused_with_what_would_do(pairs: dict[str, PairOfCheckpoints]) -> None:
