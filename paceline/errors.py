@@ -47,14 +47,14 @@ class PacelineError(Exception):
         self.metadata = dict(metadata or {})
 
 
-ErrorT = TypeVar("ErrorT", bound=PacelineError)
+ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def as_result(error: ErrorT) -> ErrorT:
-    """Return an error that becomes a row's or a call's result, without the frames that it came through.
+    """Return an error that is kept, such as a row's or a call's result, without the frames that it came through.
 
     Frames know their callers and all that these have computed. A result that knows them holds itself, and with it a
-    call's tensors, until the garbage collector comes.
+    call's message and tensors, until the garbage collector comes.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error

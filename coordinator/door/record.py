@@ -13,7 +13,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from coordinator.requests.generation import Request
-from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed
+from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed, as_result
 from paceline.observe.logs import active_span
 from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
 from paceline.types import FinishReason, GenerationFinish, OutputPiece, SourceUsage, added_up
@@ -114,7 +114,7 @@ class RequestRecord:
 
     def fail(self, error: Exception) -> None:
         """Note that the request is about to end with this error."""
-        self._error = error if isinstance(error, PacelineError) else PeerFailed("unexpected")
+        self._error = as_result(error) if isinstance(error, PacelineError) else PeerFailed("unexpected")
 
     def end(self, code: grpc.StatusCode) -> None:
         """Count the request's end, of any kind, and write its log line."""

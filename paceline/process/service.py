@@ -57,8 +57,8 @@ def freeze_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-    # Python collects all once a quarter more is there than the last time. It shall not count what is exempt: calls that
-    # gRPC aborts lie in circles with all they were sent, and tens of MiB of them waited.
+    # Python collects all once a quarter more is there than the last time. It shall not count what is exempt: gRPC's
+    # states of ended calls lie in circles, and what they know waits with them.
     gc.collect()
 
 

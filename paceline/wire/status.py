@@ -12,7 +12,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from paceline.codec.status import error_from_pb, error_to_pb
-from paceline.errors import InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
+from paceline.errors import InvalidRequest, PacelineError, PeerFailed, PeerUnavailable, as_result
 from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 
 log = structlog.get_logger()
@@ -88,7 +88,13 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -
     """End the call with the status of the error."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    await context.abort_with_status(rpc_status.to_status(error_to_pb(as_told(error))))
+    try:
+        await context.abort_with_status(rpc_status.to_status(error_to_pb(as_told(error))))
+    except grpc.aio.AbortError as aborted:
+        # gRPC's state of the call keeps this error, and its frames know that state. Only the garbage collector would
+        # end that, and with it the request, which may have megabytes. The frames are left when the loop goes on.
+        asyncio.get_running_loop().call_soon(as_result, aborted)
+        raise
 
 
 def as_told(error: Exception) -> PacelineError:

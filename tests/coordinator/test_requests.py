@@ -1,9 +1,11 @@
 """The record of a request at its end, however it ends: one log line, and its times."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -126,6 +128,22 @@ async def test_the_first_message_says_before_any_token_what_a_client_needs_to_co
         GenerationAccepted(line["request_id"], told.seed, 3, "", "target", told.prompt_time_s, 10)
     )
     assert first.accepted.seed
+
+
+async def test_a_refused_request_keeps_nothing_of_its_message_until_the_garbage_collector_comes() -> None:
+    message = request_to_pb(replace(TEN_TOKENS, max_new_tokens=-1)).SerializeToString()
+    gc.disable()
+    try:
+        async with (
+            fake_server(FakeDrafter(1.0), FakeVerifier(), new_registry("coordinator")) as server,
+            open_channel(server.address) as channel,
+        ):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await anext(aiter(channel.unary_stream("/paceline.v1.GenerationService/GenerateText")(message)))
+        frames: list[Any] = [one for one in gc.get_objects() if type(one) is FrameType]
+        assert not [one for one in frames if one.f_locals.get("request") == message]
+    finally:
+        gc.enable()
 
 
 async def test_a_refused_request_says_which_field_was_wrong() -> None:
