@@ -23,12 +23,8 @@ class ChannelSecurity:
 
     def check(self, address: str) -> None:
         """Raise StartupError for no HOST:PORT, and when plaintext would leave the machine without permission."""
-        if not address.startswith("unix:") and not address.rpartition(":")[2].isdecimal():
-            raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
-        if not is_name(host_of(address)):
-            raise StartupError(
-                f"{address!r} names no host: parts between points have 1 to {LONGEST_LABEL} characters; correct it"
-            )
+        if not address.startswith("unix:"):
+            _check_host_and_port(address)
         if self.certificates is None and not self.plaintext and not is_loopback(host_of(address)):
             raise StartupError(
                 f"{address} is not on this machine, and calls to it would be plaintext; give the CA of its certificate "
@@ -73,9 +69,14 @@ def channel_security(
     )
 
 
-def is_name(host: str) -> bool:
-    """Return whether a host may be looked up: libraries fail otherwise by errors that are none of the network."""
-    return all(0 < len(label) <= LONGEST_LABEL for label in host.removesuffix(".").split("."))
+def _check_host_and_port(address: str) -> None:
+    """Raise StartupError for a host that libraries cannot look up: they fail by errors that are none of the network."""
+    if not address.rpartition(":")[2].isdecimal():
+        raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
+    if not all(0 < len(label) <= LONGEST_LABEL for label in host_of(address).removesuffix(".").split(".")):
+        raise StartupError(
+            f"{address!r} names no host: parts between points have 1 to {LONGEST_LABEL} characters; correct it"
+        )
 
 
 def host_of(address: str) -> str:

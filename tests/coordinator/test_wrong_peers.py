@@ -106,6 +106,11 @@ def test_names_and_addresses_are_hosts(host: str) -> None:
     ChannelSecurity(plaintext=True).check(f"{host}:7700")
 
 
+@pytest.mark.parametrize("address", ["unix:/run/target..socket", "unix:///run/target.socket"])
+def test_a_socket_in_the_file_system_has_no_host(address: str) -> None:
+    ChannelSecurity(plaintext=True).check(address)
+
+
 async def test_a_coordinator_says_at_once_that_its_target_is_a_draft() -> None:
     """review G6"""
     async with serving(DRAFT_SERVICE) as server:
