@@ -1,5 +1,6 @@
 """`paceline laws`: laws of drafts, fitted to measured points."""
 
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +58,8 @@ def _show_law(console: Console, known: DraftLaws) -> None:
     parts = [f"{_shown(one)}{name}" for one, name in zip(law.coefficients, names, strict=False)]
     console.print(f"acceptance = {' + '.join(parts)}")
     console.print(f"R2 {law.r_squared:.3f}, {len(known.used)} points, each within {law.deviation:.3f} on average")
-    console.print(f"each point foreseen by the others: within {law.left_out_error:.3f}")
+    if isfinite(law.left_out_error):
+        console.print(f"each point foreseen by the others: within {law.left_out_error:.3f}")
     for one in known.held_out:
         found = known.draft(one.depth, one.token_count).acceptance
         console.print(

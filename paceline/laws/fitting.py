@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 from statistics import NormalDist, fmean
 
 from paceline.errors import InvalidRequest
 
 CONFIDENCE = 0.95
 LEAST_FREEDOM = 1e-9
-"""Stands for none, where a law goes through a point whatever its value."""
+"""Less is none but for rounding: the law goes through a point whatever its value, and the others foresee nothing there.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class LogLinearLaw:
     freedom: int
     """Points beyond coefficients."""
     left_out_error: float
-    """Root of the mean square of what each point is missed by when the law is fitted to the others."""
+    """Root of the mean square of what each point is missed by when the law is fitted to the others; infinite where one
+    is all that the law knows of its kind."""
 
     def predict(self, quantities: Sequence[float]) -> Estimate:
         """Return what to expect of a new point; its margin holds the point itself, and not only the mean."""
@@ -61,7 +63,7 @@ def fit(quantities: Sequence[Sequence[float]], values: Sequence[float]) -> LogLi
     freedom, mean = len(rows) - width, fmean(values)
     deviation = sqrt(sum(rest**2 for rest in rests) / freedom)
     total = sum((value - mean) ** 2 for value in values)
-    left_out = [rest / max(LEAST_FREEDOM, 1 - _leverage(inverse, row)) for rest, row in zip(rests, rows, strict=True)]
+    left_out = [_left_out(rest, 1 - _leverage(inverse, row)) for rest, row in zip(rests, rows, strict=True)]
     margins = [student_quantile(freedom) * deviation * sqrt(max(0.0, inverse[i][i])) for i in range(width)]
     return LogLinearLaw(
         tuple(map(Estimate, found, margins)),
@@ -71,6 +73,11 @@ def fit(quantities: Sequence[Sequence[float]], values: Sequence[float]) -> LogLi
         freedom,
         sqrt(fmean(one**2 for one in left_out)),
     )
+
+
+def _left_out(rest: float, freedom: float) -> float:
+    """Return by how much the others miss a point, of what a law that knows it leaves of it."""
+    return rest / freedom if freedom > LEAST_FREEDOM else inf
 
 
 def _leverage(inverse: Sequence[Sequence[float]], row: Sequence[float]) -> float:

@@ -93,6 +93,14 @@ def test_depth_that_gains_with_tokens_is_seen_and_foreseen() -> None:
     assert len(DraftLaws(points(0.002)).acceptance.coefficients) == 3, "depth and tokens apart say as much"
 
 
+def test_what_two_points_alone_say_of_depth_and_tokens_together_is_no_law() -> None:
+    """A part for both goes through the two deep points whatever they are, so nothing foresees them."""
+    rng, tokens = random.Random(1), [count for depth, count in GRID if depth == 1]
+    made = [Point(1, one, acceptance(1, one) + rng.gauss(0, 0.01)) for one in tokens]
+    made += [Point(2, one, acceptance(2, one) + rng.choice((-0.02, 0.02))) for one in tokens[:2]]
+    assert len(DraftLaws(made).acceptance.coefficients) == 3
+
+
 def test_a_budget_buys_a_deeper_draft_fewer_tokens() -> None:
     drafts = DraftLaws(points()).affordable(60)
     assert [one.depth for one in drafts] == [1, 2, 3, 5]
