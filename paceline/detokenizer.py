@@ -60,11 +60,14 @@ class TokenDecoder:
         return _ByteDetokenizer(self) if self._is_byte_level else _ContextDetokenizer(self, self._last_text(after))
 
     def _last_text(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the last token that has text; none where that is, or may be, a part of a character."""
-        found = next((one for one in reversed(token_ids) if self.token(one) is not None), None)
-        if found is None or (self.has_byte_tokens and _BYTE_TOKEN.fullmatch(self.token(found) or "")):
-            return []
-        return [] if self.may_end_in_parts and self.decode([found]).endswith(_REPLACEMENT) else [found]
+        """Return the last token that has whole characters: after it no token begins a text. None if there is none."""
+        return next(([one] for one in reversed(token_ids) if self._is_whole(one)), [])
+
+    def _is_whole(self, token_id: int) -> bool:
+        token = self.token(token_id)
+        if token is None or (self.has_byte_tokens and _BYTE_TOKEN.fullmatch(token)):
+            return False
+        return not (self.may_end_in_parts and self.decode([token_id]).endswith(_REPLACEMENT))
 
     def token(self, token_id: int) -> str | None:
         """Return the vocabulary's spelling of a token; None for a special or unknown token, which has no text."""

@@ -47,8 +47,8 @@ MAX_STOP_CHARACTERS = 1024
 """Most characters of all stop strings of a request together: every output is searched for each string."""
 MAX_STOP_TOKEN_IDS = 1024
 """Limited because every row of every round carries them."""
-TAIL_TOKENS = 8
-"""Tokens of a prompt of which one has text, if any has; the others are special."""
+TAIL_TOKENS = 64
+"""Tokens of a prompt of which one has whole characters, if any has; the others are special, or bytes of characters."""
 MAX_ECHOED_TOKENS = 16_384
 """Most tokens of a prompt that is sent back: with 20 likeliest tokens at each place that takes 40 MiB here, and 6.5
 MiB of the one message, with the tokens' bytes."""

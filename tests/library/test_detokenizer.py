@@ -51,6 +51,14 @@ def test_what_goes_on_with_a_text_joins_to_the_text_of_both(name: str, before: l
     assert joined(OTHERS[name], before) + "".join(rest) == at_once(OTHERS[name], [*before, *after])
 
 
+@pytest.mark.parametrize("ending", [as_bytes("é😀".encode()), [FIRST_BYTE + BYTE_COUNT + 1]])
+def test_a_text_that_ends_with_bytes_or_a_special_token_is_gone_on_with(ending: list[int]) -> None:
+    before, after = [0, *ending], [1, 0]
+    detokenizer = TokenDecoder(OTHERS["llama"]).detokenizer(before)
+    rest = "".join(map(detokenizer.push, after)) + detokenizer.flush()
+    assert joined(OTHERS["llama"], before) + rest == at_once(OTHERS["llama"], [*before, *after])
+
+
 @given(SOME_IDS)
 def test_pieces_join_to_the_whole_decoded_at_once(token_ids: list[int]) -> None:
     assert joined(BYTES, token_ids) == at_once(BYTES, token_ids)
