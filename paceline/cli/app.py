@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -80,11 +81,20 @@ for _name, _module in {
 app.add_typer(laws.app, name="laws")
 
 
+def _run() -> None:
+    try:
+        app()
+    except SystemExit:
+        with suppress(BrokenPipeError):
+            sys.stdout.flush()  # when Python does so at exit, nobody can tell of a full disk
+        raise
+
+
 def main() -> None:
     """Run the command line. A PacelineError becomes one line on stderr and exit status 1."""
     try:
         with named_extras():
-            app()
+            _run()
     except PacelineError as error:
         print(f"paceline: {error.message}", file=sys.stderr)
         sys.exit(1)
@@ -92,5 +102,7 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         print(f"paceline: nothing more can be written: {error}; make room and run it again", file=sys.stderr)
+        with suppress(OSError):
+            sys.stdout.flush()  # the full disk may be another file's
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at exit
         sys.exit(1)

@@ -212,10 +212,34 @@ def test_wrong_words_about_drafts_are_named_before_anything_starts(flags: list[s
     assert words in result.exception.message
 
 
-def test_a_full_disk_under_standard_output_is_said_in_one_line() -> None:
+@pytest.fixture
+def buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands keep what they print until they end or have much of it, as they do for people."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
+
+@pytest.mark.usefixtures("buffered")
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_a_full_disk_under_standard_output_is_said_in_one_line(flag: str) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-m", "paceline", "--version"], stdout=full, stderr=PIPE, text=True)
+        done = subprocess.run([sys.executable, "-m", "paceline", flag], stdout=full, stderr=PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr == (
         "paceline: nothing more can be written: [Errno 28] No space left on device; make room and run it again\n"
     )
+
+
+@pytest.mark.usefixtures("buffered")
+def test_a_full_disk_under_another_file_keeps_what_was_printed() -> None:
+    program = """
+from pathlib import Path
+from paceline.cli import app
+def command():
+    print("printed")
+    Path("/dev/full").write_text("x")
+app.app = command
+app.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "printed\n")
+    assert done.stderr.startswith("paceline: nothing more can be written: [Errno 28]")
