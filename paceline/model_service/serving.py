@@ -61,10 +61,10 @@ async def serve_model(
     Raise PeerUnavailable when the device is lost meanwhile: a supervisor is to start the service anew.
     """
     role = name.removesuffix("_service")
-    if ranks.place.rank:
-        return await follow(settings, engine_options(settings), ranks)
     if settings.memory is not None:
         keep_free_lists_short()
+    if ranks.place.rank:
+        return await follow(settings, engine_options(settings), ranks)
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         watched.registry.register(CertificateCollector(role, options.certificates))

@@ -26,8 +26,10 @@ from paceline.engine.scratch import Scratch
 from paceline.engine.steps import StepRow, Steps
 from paceline.errors import PacelineError, StartupError
 from paceline.kv_memory import parse_memory
+from paceline.model_service import serving
 from paceline.planning.memory import MIB, PROCESS_BYTES, STARTED_BYTES, CallSize, choice_places
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, Verdict, VerifyRow
+from paceline.wire import ServerOptions
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
 from tests.planning.pairs import BUILTIN
@@ -152,6 +154,21 @@ def test_with_short_free_lists_the_system_has_large_blocks_back_whatever_was_fre
     before, while_held, after = map(int, found.split())
     assert while_held >= before + 8 * MIB
     assert after == before
+
+
+async def test_ranks_that_follow_keep_free_lists_short_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    async def follow(*_: object) -> None:
+        done.append("follow")
+
+    monkeypatch.setattr(serving, "keep_free_lists_short", lambda: done.append("short"))
+    monkeypatch.setattr(serving, "engine_options", lambda _: OPTIONS)
+    monkeypatch.setattr(serving, "follow", follow)
+    settings: Any = SimpleNamespace(memory="1GiB")
+    second: Any = SimpleNamespace(place=SimpleNamespace(rank=1))
+    await serving.serve_model("target_service", settings, ServerOptions(), second, "", lambda *_: None)
+    assert done == ["short", "follow"]
 
 
 def test_a_memory_that_is_too_little_is_refused_with_what_would_do(pairs: dict[str, PairOfCheckpoints]) -> None:
