@@ -138,8 +138,9 @@ async def test_a_refused_request_keeps_nothing_of_its_message_until_the_garbage_
             fake_server(FakeDrafter(1.0), FakeVerifier(), new_registry("coordinator")) as server,
             open_channel(server.address) as channel,
         ):
+            call: Any = channel.unary_stream("/paceline.v1.GenerationService/GenerateText")
             with pytest.raises(grpc.aio.AioRpcError):
-                await anext(aiter(channel.unary_stream("/paceline.v1.GenerationService/GenerateText")(message)))
+                await anext(aiter(call(message)))
         frames: list[Any] = [one for one in gc.get_objects() if type(one) is FrameType]
         assert not [one for one in frames if one.f_locals.get("request") == message]
     finally:
