@@ -40,8 +40,8 @@ def test_the_size_of_what_is_frozen_does_not_put_off_the_garbage_collector() -> 
     try:
         gc.set_threshold(100, 5, 5)
         gc.callbacks.append(note)
-        later = [list[int]() for _ in range(len(at_start) // 10)]
+        _later = [list[int]() for _ in range(len(at_start) // 10)]
     finally:
         gc.callbacks.remove(note)
         gc.set_threshold(*known)
-    assert whole and len(later) < len(at_start)
+    assert whole

@@ -95,7 +95,7 @@ inline void help(int thread) {
 }
 
 // Does all of the work, in at most `threads` threads. Alone, if the crew is at work for another caller. Nobody waits for
-// a thread that has no core: the others do its pieces.
+// a thread that has no core and no piece: the others do its pieces.
 inline void share(Work work, const void *of, int threads) {
     const bool alone = threads < 2 || us.busy.exchange(true);
     if (alone || !us.count) {
@@ -117,8 +117,10 @@ inline int64_t wait(uint32_t seen, bool spins_first) {
     for (int spins = 0; spins_first && us.offer.load().turn == seen && spins < SPINS; spins++) pause();
     int64_t called_ns = 0;
     while (us.offer.load().turn == seen) {
+        const int64_t asleep_ns = now_ns(CLOCK_MONOTONIC);
         sleep_unless(seen);
         called_ns = us.called_ns.exchange(0);
+        if (called_ns < asleep_ns) called_ns = 0;  // an older call was for another
     }
     return called_ns ? called_ns : now_ns(CLOCK_MONOTONIC);
 }
