@@ -320,9 +320,7 @@ class _Search:
         chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count), expecting_heads=True)
         options = [ask if ask.count else own for ask, own in chosen]
         tokens = len(outlooks) + sum(one.tokens for one in options)
-        missed = [
-            self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count if one.model else 0.0 for one in options
-        ]
+        missed = [self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count for one in options]
         catching_up = sum(
             time / outlook.rounds_left(one.tokens) for outlook, one, time in zip(outlooks, options, missed, strict=True)
         )
@@ -356,7 +354,8 @@ class _Search:
             trial = self._trials.setdefault(count, _Trial(ended=self._spent))
             lost = promises[count].time - promises[count].tokens / goodputs[best]
             expected = WINDOW * self._lanes * max(lost, HYSTERESIS * promises[best].time)
-            expected += promises[count].catching_up if not best else 0.0
+            if not best:
+                expected += promises[count].catching_up
             is_near = count == other or abs(count - best) == 1
             share = NONE_SHARE if not count else NEAR_SHARE if is_near else FAR_SHARE
             if share * (self._spent - trial.ended) > max(expected, trial.lost):
