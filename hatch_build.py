@@ -15,7 +15,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("paceline/engine/native/kernels.cpp")
-HEADERS = tuple(SOURCE.with_name(name) for name in ("crew.h", "lanes.h", "products.h"))
+HEADERS = tuple(SOURCE.with_name(name) for name in ("choices.h", "crew.h", "lanes.h", "products.h"))
 LIBRARY = SOURCE.with_name("libkernels.so")
 # No -ffast-math: a number that is none must stay one.
 OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-Wno-psabi")

@@ -80,6 +80,10 @@ class LayerKernels(Protocol):
         """Multiply the silu of the first half of [T, 2 N] by the second: [T, N] (SwiGLU; Shazeer, arXiv 2002.05202)."""
         ...
 
+    def take(self, values: torch.Tensor, places: torch.Tensor, memory: Memory = new_memory) -> torch.Tensor:
+        """Return the rows [W, N] of `values` [T, N] at `places` [W]."""
+        ...
+
     def attend(
         self,
         rows: Any,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -13,6 +13,7 @@ from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.taps import Taps
 from paceline.engine.threads import kernels_alone, pass_threads
 from paceline.engine.transfer import to_device
+from paceline.types import ChoiceRule
 
 STRICT_ROWS = 64
 """Tokens in every model call of strict numerics, padding included."""
@@ -55,6 +56,26 @@ class Features(Protocol):
 
     def take(self, pieces: Sequence[Piece], features: torch.Tensor) -> None:
         """Take the features [T, H] of the pieces' tokens, or [T, (1 + layers) * H] with tapped layers."""
+        ...
+
+
+@runtime_checkable
+class StepPasses(Protocol):
+    """Passes that can make several steps of a row, each choice the one token of the next step."""
+
+    def can_step(self, token_count: int, rule: ChoiceRule) -> bool:
+        """Return whether a row of so many tokens can take part in `steps`, and be chosen for by this rule."""
+        ...
+
+    def most_rows(self, token_count: int) -> int:
+        """Return how many rows of so many tokens can take steps together."""
+        ...
+
+    def steps(self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], counts: Sequence[int]) -> list[list[int]]:
+        """Return `counts` choices after each piece, each choice made after the ones before; fewer if one fails.
+
+        The cache must have room for all of a piece's choices but the last, and holds their keys and values afterwards.
+        """
         ...
 
 

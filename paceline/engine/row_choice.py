@@ -25,6 +25,16 @@ def is_by_logits(rule: ChoiceRule) -> bool:
     return sampling == filters and rule.response_format is None
 
 
+def is_plain(rule: ChoiceRule) -> bool:
+    """Return whether nothing but the temperature changes the logits."""
+    return rule.sampling == SamplingParameters(rule.sampling.temperature) and rule.response_format is None
+
+
+def up_to_none(choices: Sequence[int]) -> list[int]:
+    """Return the choices before the first that could not be made."""
+    return [*choices[: choices.index(NO_TOKEN)]] if NO_TOKEN in choices else [*choices]
+
+
 @dataclass(frozen=True)
 class RowRules:
     """Rules of N rows, of which `is_by_logits` holds, on the device."""

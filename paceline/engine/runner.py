@@ -27,6 +27,8 @@ from paceline.engine.masks import Masks
 from paceline.engine.memory import is_out_of_memory, refusing_to_start
 from paceline.engine.model.identity import kernels_of, model_digest
 from paceline.engine.model.model import LoadedModel
+from paceline.engine.model.native_decoder import NativeDecoder
+from paceline.engine.native_passes import NativePasses
 from paceline.engine.numerics import resolved_numerics
 from paceline.engine.options import EngineOptions
 from paceline.engine.owners import Owners
@@ -93,7 +95,8 @@ class Runner:
         self._rules = SequenceRules(model.description.vocabulary_size, self._check_cached, self._masks.check)
         """Rules of the sequences in the cache; freed with them."""
         self._options = options
-        self._setting, self._logit_count = budget.setting, budget.logit_count
+        self._setting, self.most_logits = budget.setting, budget.logit_count
+        """Of how many places a pass may hold logits at a time."""
         self._heads = HeadsDrafts(heads, model, self.cache, self.choosing, self.choose) if heads else None
         self.passes = make_passes(model, self.cache, options, self._heads)
         self._clock = clock
@@ -139,7 +142,7 @@ class Runner:
         """
         start, held = 0, 0
         for stop, count in enumerate(logit_counts):
-            if stop > start and held + count > self._logit_count:
+            if stop > start and held + count > self.most_logits:
                 yield slice(start, stop)
                 start, held = stop, 0
             held += count
@@ -152,7 +155,7 @@ class Runner:
         were run. When the run itself fails, every row's sequence is cut to `base_length`.
         """
         vocabulary_size = self.model.description.vocabulary_size
-        placing = Placing(self.cache, self.owners, self.room, self._options, vocabulary_size, self._logit_count)
+        placing = Placing(self.cache, self.owners, self.room, self._options, vocabulary_size, self.most_logits)
         pieces = dict(enumerate(placing.place(rows)))
         running = {index: piece for index, piece in pieces.items() if isinstance(piece, Piece) and piece.token_ids}
         try:
@@ -296,6 +299,8 @@ def make_passes(
     if has_fixed_shapes(model, options):
         assert isinstance(cache, KvPool)
         return BlockPasses(model, cache, features)
+    if isinstance(model.decoder, NativeDecoder) and isinstance(cache, KvPool) and not features:
+        return NativePasses(model, cache)
     return FastPasses(model, cache, features)
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from paceline.engine.noise import gumbel, gumbel_at, signed64, stream_starts
-from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits
+from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits, is_plain
 from paceline.engine.threads import choice_threads
 from paceline.engine.transfer import to_device
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
@@ -185,7 +185,7 @@ def ranked(sequences: Sequence[Choosing], count: int) -> list[list[list[RankedTo
     another model has the same noise and other logits.
     """
     found: dict[int, list[list[RankedToken]]] = {}
-    plain = [index for index, one in enumerate(sequences) if _is_plain(one.rule)]
+    plain = [index for index, one in enumerate(sequences) if is_plain(one.rule)]
     with choice_threads(max(one.logits.numel() for one in sequences)):
         for indices in _few_at_once(plain, sequences):
             together = [sequences[index] for index in indices]
@@ -207,11 +207,6 @@ def _few_at_once(indices: Sequence[int], sequences: Sequence[Choosing]) -> Itera
         places += one.shape[0]
     if together:
         yield together
-
-
-def _is_plain(rule: ChoiceRule) -> bool:
-    """Return whether nothing but the temperature changes the logits."""
-    return rule.sampling == SamplingParameters(rule.sampling.temperature) and rule.response_format is None
 
 
 def _plain_scores(sequences: Sequence[Choosing]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,13 +9,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from paceline.checks import MAX_PROPOSED_COUNT
-from paceline.engine.fixed_shapes import BlockPasses
-from paceline.engine.fixed_shapes.passes import MAX_NEW_TOKENS
-from paceline.engine.fixed_shapes.rows import most_rows
+from paceline.engine.cache.paged import KvPool
 from paceline.engine.interfaces import let_go
-from paceline.engine.passes import Piece
+from paceline.engine.passes import Piece, StepPasses
 from paceline.engine.placing import PackedRow
-from paceline.engine.row_choice import is_by_logits
 from paceline.engine.runner import PassSize, Runner, ScoredPart
 from paceline.errors import PacelineError, as_result
 from paceline.types import ChoiceRule, Prefilled
@@ -40,12 +37,13 @@ StepOutcome = list[int] | Prefilled | PacelineError
 class Steps:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        passes: object = runner.passes
+        self._at_once = passes if isinstance(passes, StepPasses) else None
 
     def run(self, rows: Sequence[StepRow]) -> list[StepOutcome]:
         """Run the rows and return their outcomes. All chosen tokens but the last are cached afterwards.
 
-        A row that has its tokens leaves the later passes. Where passes are recorded, all steps of short rows are made
-        without the host in between.
+        A row that has its tokens leaves the later passes. Where passes can, they make all steps of short rows at once.
         """
         at_once = {index: row for index, row in enumerate(rows) if self.can_run_at_once(row)}
         apart = {index: row for index, row in enumerate(rows) if index not in at_once}
@@ -53,8 +51,9 @@ class Steps:
         return [outcomes[index] for index in range(len(rows))]
 
     def can_run_at_once(self, one: StepRow) -> bool:
-        is_short = len(one.row.token_ids) <= MAX_NEW_TOKENS and not one.row.following_count
-        return isinstance(self._runner.passes, BlockPasses) and is_short and is_by_logits(one.rule)
+        passes, row = self._at_once, one.row
+        can_step = passes is not None and passes.can_step(len(row.token_ids), one.rule)
+        return can_step and not row.following_count
 
     def _one_by_one(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
         chosen: dict[int, list[int]] = {index: [] for index in rows}
@@ -89,27 +88,31 @@ class Steps:
         return [next(choices) if isinstance(outcome, Tensor) else outcome for outcome in outcomes]
 
     def _in_parts(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
-        size = most_rows(max((len(one.row.token_ids) for one in rows.values()), default=1))
-        indices, outcomes = list(rows), dict[int, StepOutcome]()
+        passes, indices, outcomes = self._at_once, list(rows), dict[int, StepOutcome]()
+        if not passes or not rows:
+            return outcomes
+        longest = max(len(one.row.token_ids) for one in rows.values())
+        size = min(passes.most_rows(longest), self._runner.most_logits)
         for start in range(0, len(indices), size):
-            outcomes |= self._all_at_once({index: rows[index] for index in indices[start : start + size]})
+            outcomes |= self._all_at_once({index: rows[index] for index in indices[start : start + size]}, passes)
         return outcomes
 
-    def _all_at_once(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
+    def _all_at_once(self, rows: Mapping[int, StepRow], passes: StepPasses) -> dict[int, StepOutcome]:
         """Run rows that share as many passes as the largest count."""
         placed: dict[int, Piece | PacelineError] = {}
         for index in sorted(rows, key=lambda one: self._runner.owners.age_order(rows[one].row.sequence_id)):
             held = {piece.sequence_id for piece in placed.values() if isinstance(piece, Piece)}
             placed[index] = self._placed(rows[index], held)
         pieces = {index: piece for index, piece in placed.items() if isinstance(piece, Piece)}
-        made = self._made([*pieces.values()], [rows[index] for index in pieces])
+        made = self._made([*pieces.values()], [rows[index] for index in pieces], passes)
         outcomes: dict[int, StepOutcome] = {i: one for i, one in placed.items() if isinstance(one, PacelineError)}
         return outcomes | dict(zip(pieces, made, strict=True))
 
-    def _made(self, pieces: Sequence[Piece], rows: Sequence[StepRow]) -> Sequence[list[int] | PacelineError]:
+    def _made(
+        self, pieces: Sequence[Piece], rows: Sequence[StepRow], passes: StepPasses
+    ) -> Sequence[list[int] | PacelineError]:
         """Return the tokens chosen after each piece, which stands for the row."""
-        runner, passes = self._runner, self._runner.passes
-        assert isinstance(passes, BlockPasses)
+        runner = self._runner
         rules, counts = [one.rule for one in rows], [one.count for one in rows]
         try:
             made = runner.guarded(pieces, lambda: passes.steps(pieces, rules, counts))
@@ -118,13 +121,22 @@ class Steps:
                 let_go(runner.cache, piece.sequence_id, piece.base_length)
             raise
         for step in range(max(counts, default=0)):
-            runner.on_pass(PassSize(len(pieces), len(pieces) if step else sum(len(one.token_ids) for one in pieces), 0))
+            active = sum(count > step for count in counts)
+            runner.on_pass(PassSize(active, active if step else sum(len(one.token_ids) for one in pieces), 0))
         for piece, outcome in zip(pieces, made, strict=True):
             if isinstance(outcome, PacelineError):
                 let_go(runner.cache, piece.sequence_id, piece.base_length)
             else:
-                runner.cache.seal(piece.sequence_id, piece.length)
+                self._settle(piece, outcome)
         return made
+
+    def _settle(self, piece: Piece, chosen: Sequence[int]) -> None:
+        """Write the choices into the cache, where zeros stand for them."""
+        cache = self._runner.cache
+        assert isinstance(cache, KvPool)
+        cache.truncate(piece.sequence_id, piece.length + max(0, len(chosen) - 1))
+        cache.fill(piece.sequence_id, chosen[:-1])
+        cache.seal(piece.sequence_id, piece.length)
 
     def _placed(self, one: StepRow, held: Collection[str]) -> Piece | PacelineError:
         """Make room for the row and its tokens to come; the sequences in `held` keep their cache."""

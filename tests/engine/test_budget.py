@@ -67,7 +67,7 @@ def test_a_call_in_parts_gives_what_the_whole_call_gives(pairs: dict[str, PairOf
     for logit_count in (1, 4, 7):
         sizes: list[PassSize] = []
         runner = Runner(model, OPTIONS, on_pass=sizes.append)
-        runner._logit_count = logit_count
+        runner.most_logits = logit_count
         assert Verifier(runner).verify(ROWS) == whole
         assert [size.row_count for size in sizes] == [len(ROWS[part]) for part in runner.parts([1, 2, 3, 4])]
 
@@ -98,7 +98,7 @@ def test_a_refused_row_keeps_nothing_of_its_call_until_the_garbage_collector_com
 
 def test_parts_hold_all_rows_in_order_and_few_logits_or_one_row(pairs: dict[str, PairOfCheckpoints]) -> None:
     runner = Runner(load_model(str(pairs["Llama"].target)), OPTIONS)
-    runner._logit_count = 6
+    runner.most_logits = 6
     assert [*runner.parts([])] == [slice(0, 0)]
     assert [*runner.parts([3, 3, 1, 9, 2])] == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
 
@@ -107,7 +107,7 @@ def test_steps_in_parts_choose_the_same(pairs: dict[str, PairOfCheckpoints]) -> 
     model = load_model(str(pairs["Llama"].draft))
     rows = [StepRow(PackedRow(row.sequence_id, 0, row.token_ids), row.rule or GREEDY, 3) for row in ROWS]
     whole, runner = Steps(Runner(model, OPTIONS)).run(rows), Runner(model, OPTIONS)
-    runner._logit_count = 1
+    runner.most_logits = 1
     assert Steps(runner).run(rows) == whole
 
 

@@ -26,7 +26,7 @@ from paceline.engine.fixed_shapes.steps import FirstStep, NextSteps
 from paceline.engine.model.decoder import FeatureDecoder
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.passes import FastPasses, Features, Piece
-from paceline.engine.row_choice import NO_TOKEN, RowRules
+from paceline.engine.row_choice import RowRules, is_by_logits, up_to_none
 from paceline.types import ChoiceRule
 
 MAX_NEW_TOKENS = QUERY_COUNTS[-1]
@@ -110,24 +110,18 @@ class BlockPasses(FastPasses):
             [self._features_memory[stop - count : stop] for stop, count in zip(stops, counts, strict=True)]
         )
 
+    def can_step(self, token_count: int, rule: ChoiceRule) -> bool:
+        return token_count <= MAX_NEW_TOKENS and is_by_logits(rule)
+
+    def most_rows(self, token_count: int) -> int:
+        return most_rows(token_count)
+
     @torch.inference_mode()
     def steps(self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], counts: Sequence[int]) -> list[list[int]]:
-        """Return `counts` choices after each piece, each choice made after the ones before; fewer if one fails.
-
-        `is_by_logits` holds of the rules, and a block holds the pieces (`most_rows`). The cache must have room for all
-        of a piece's choices but the last, and holds them afterwards.
-        """
         step = self._first_step(self._shape_of(pieces, max(counts) - 1))
         counted = list(zip(pieces, counts, strict=True))
         made = step.run([self._row(piece, count - 1) for piece, count in counted], rules, counts).tolist()
-        return [self._settle(piece, chosen[:count]) for (piece, count), chosen in zip(counted, made, strict=True)]
-
-    def _settle(self, piece: Piece, chosen: list[int]) -> list[int]:
-        """Write the choices into the cache, up to the first that could not be made, and return them."""
-        made = chosen[: chosen.index(NO_TOKEN)] if NO_TOKEN in chosen else chosen
-        self._pool.truncate(piece.sequence_id, piece.length + max(0, len(made) - 1))
-        self._pool.fill(piece.sequence_id, made[:-1])
-        return made
+        return [up_to_none(chosen[:count]) for count, chosen in zip(counts, made, strict=True)]
 
     def _shape_of(self, pieces: Sequence[Piece], later_count: int) -> BlockShape:
         """Return the shape that holds the pieces, with tables for `later_count` more tokens."""

@@ -69,7 +69,9 @@ class CompiledLayers:
             attended = self._attend(layer, projected, rows, attention.memory(layer.number))
             if layer is self._layers[-1] and wanted is not None:
                 # As in a plain decoder, the last layer's output is needed for the wanted tokens alone.
-                hidden, attended = hidden[wanted], attended[wanted]
+                # Callers keep the former.
+                hidden = self._kernels.take(hidden, wanted)
+                attended = self._kernels.take(attended, wanted, room("attended of wanted"))
             added = self._normed(layer.output(attended, room("added")), layer.after_attention)
             assert layer.before_feed_forward  # see `can_compile`
             normed = self.add_and_norm(hidden, added, layer.before_feed_forward, room("normed"))

@@ -4,7 +4,17 @@
 `products.py` multiplies with it. Without it torch does the same, slower.
 """
 
-from paceline.engine.native.kernels import HEAD_SIZES, Kernels, PassRows, find_kernels
+from paceline.engine.native.kernels import HEAD_SIZES, Kernels, PassRows, check_positions, find_kernels
 from paceline.engine.native.products import PackedWeight, packed
+from paceline.engine.native.recording import Program
 
-__all__ = ["HEAD_SIZES", "Kernels", "PackedWeight", "PassRows", "find_kernels", "packed"]
+__all__ = [
+    "HEAD_SIZES",
+    "Kernels",
+    "PackedWeight",
+    "PassRows",
+    "Program",
+    "check_positions",
+    "find_kernels",
+    "packed",
+]

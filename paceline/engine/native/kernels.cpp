@@ -8,6 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "choices.h"
 #include "crew.h"
 #include "lanes.h"
 #include "products.h"
@@ -31,12 +32,12 @@ INLINE float inverse_root(const float *values, int64_t size, float epsilon) {
 }
 
 struct Norm {
-    float *hidden;       // [tokens, size]
-    const float *added;  // [tokens, size], or null
-    const float *weight;  // [size]
-    float epsilon;
     int64_t token_count, size;
-    void *normed;  // [tokens, size]
+    float *hidden;        // [tokens, size]
+    const float *added;   // [tokens, size], or null
+    const float *weight;  // [size]
+    void *normed;         // [tokens, size]
+    float epsilon;
 };
 
 template <class V, class T>
@@ -58,9 +59,9 @@ BY_WIDTH(add_and_norm_float, (const Norm *call, int64_t begin, int64_t end), (ca
 BY_WIDTH(add_and_norm_half, (const Norm *call, int64_t begin, int64_t end), (call, begin, end), add_and_norm, Half)
 
 struct Gate {
-    const float *gate_and_up;  // [tokens, 2, size]
     int64_t token_count, size;
-    void *gated;  // [tokens, size]
+    const float *gate_and_up;  // [tokens, 2, size]
+    void *gated;               // [tokens, size]
 };
 
 template <class V, class T>
@@ -94,13 +95,36 @@ void share_tokens(const Call *call, int threads) {
 }
 
 // Adds `added`, unless null, to `hidden`, and puts its root mean square norm into `normed`.
-extern "C" void paceline_add_and_norm(const Norm *call, int is_half, int threads) {
-    (is_half ? share_tokens<Norm, add_and_norm_half> : share_tokens<Norm, add_and_norm_float>)(call, threads);
+extern "C" void paceline_add_and_norm(const void *of, int is_half, int threads) {
+    (is_half ? share_tokens<Norm, add_and_norm_half> : share_tokens<Norm, add_and_norm_float>)(static_cast<const Norm *>(of), threads);
 }
 
 // silu(gate) * up.
-extern "C" void paceline_gate(const Gate *call, int is_half, int threads) {
-    (is_half ? share_tokens<Gate, gate_half> : share_tokens<Gate, gate_float>)(call, threads);
+extern "C" void paceline_gate(const void *of, int is_half, int threads) {
+    (is_half ? share_tokens<Gate, gate_half> : share_tokens<Gate, gate_float>)(static_cast<const Gate *>(of), threads);
+}
+
+struct Take {
+    int64_t count, size;
+    const int64_t *places;  // [count]
+    const void *values;     // [any, size]
+    void *taken;            // [count, size], of the values' type, or float32
+    int64_t from_half, to_half;
+};
+
+// Copies the rows of `values` at `places`; widens them where the types differ.
+extern "C" void paceline_take(const void *of, int, int) {
+    const Take &call = *static_cast<const Take *>(of);
+    for (int64_t row = 0; row < call.count; row++) {
+        const int64_t from = call.places[row] * call.size, to = row * call.size;
+        if (call.from_half == call.to_half) {
+            const int64_t bytes = call.from_half ? sizeof(Half) : sizeof(float);
+            std::memcpy(static_cast<char *>(call.taken) + to * bytes, static_cast<const char *>(call.values) + from * bytes, call.size * bytes);
+        } else {
+            const Half *halves = static_cast<const Half *>(call.values) + from;
+            for (int64_t i = 0; i < call.size; i++) static_cast<float *>(call.taken)[to + i] = widened(halves[i]);
+        }
+    }
 }
 
 // How many numbers a vector has, which decides the order of sums; 0 where the processor cannot run the kernels.
@@ -118,22 +142,26 @@ struct Row {
     int64_t length;         // cached tokens of the sequence, the new ones included
     int64_t page_count;     // pages that hold the cached tokens
 };
+// What all layers of a pass share.
+struct Rows {
+    int64_t row_count;
+    int64_t page_tokens, page_slots;  // token i of a page is in slot page * page_slots + i
+    Row *rows;
+    const int64_t *pages;             // those of the first row, then of the second, and so on
+    int64_t *slots;                   // working memory of each thread: as many numbers as the longest sequence has tokens,
+    float *scores;                    // rounded up to WIDEST, and QUERIES times that number
+    int64_t longest;
+};
 struct Attend {
-    int64_t row_count, head_count, kv_head_count, head_size, slot_count;
-    int64_t page_tokens, page_slots;     // token i of a page is in slot page * page_slots + i
-    const Row *rows;
-    const int64_t *pages;                // those of the first row, then of the second, and so on
+    const Rows *rows;
+    int64_t head_count, kv_head_count, head_size, slot_count;
     const float *cosines, *signed_sines;  // [positions, D]
     const float *query_norm, *key_norm;   // [D], or null
-    float epsilon, scaling;
     void *keys, *values;  // [KV heads, slots, D]
     float *projected;     // [T, H + 2 KV heads, D]: queries, keys, values
     void *attended;       // [T, H, D]
-    int64_t *slots;       // working memory of each thread: as many numbers as the longest sequence has tokens, rounded up
-    float *scores;        // to WIDEST, and QUERIES times that number
-    int64_t longest;
+    float epsilon, scaling;
 };
-static_assert(sizeof(Attend) == 168, "no padding but where ctypes has it");
 
 INLINE int64_t padded_length(int64_t length) { return (length + WIDEST - 1) / WIDEST * WIDEST; }
 
@@ -153,12 +181,12 @@ INLINE int64_t keys_of(const Attend &call, const Row &row) {
 }
 static int64_t all_keys(const Attend &call) {
     int64_t keys = 0;
-    for (int64_t row = 0; row < call.row_count; row++) keys += keys_of(call, call.rows[row]);
+    for (int64_t row = 0; row < call.rows->row_count; row++) keys += keys_of(call, call.rows->rows[row]);
     return keys;
 }
 static int64_t all_tokens(const Attend &call) {
     int64_t tokens = 0;
-    for (int64_t row = 0; row < call.row_count; row++) tokens += call.rows[row].count;
+    for (int64_t row = 0; row < call.rows->row_count; row++) tokens += call.rows->rows[row].count;
     return tokens;
 }
 
@@ -287,7 +315,7 @@ INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64
         std::memcpy(queries + q * D, call.projected + (row.first + token) * width + own * D, sizeof(float) * D);
         out[q] = static_cast<T *>(call.attended) + ((row.first + token) * call.head_count + own) * D;
     }
-    attend_some<V, D, T, COUNT>(queries, read, seen, scores, padded_length(call.longest), out);
+    attend_some<V, D, T, COUNT>(queries, read, seen, scores, padded_length(call.rows->longest), out);
 }
 
 // Norms and turns queries and keys of the row's tokens [begin, end), and stores their keys and values.
@@ -314,20 +342,21 @@ INLINE void place(const Attend &call, const Row &row, const int64_t *slots, int6
 }
 
 // Puts the slots of the row's cached tokens into `slots`, as `Keys` has them.
-INLINE void find_slots(const Attend &call, const Row &row, const int64_t *page, int64_t *slots) {
+INLINE void find_slots(const Rows &rows, const Row &row, const int64_t *page, int64_t *slots) {
     int64_t length = 0;
     for (; length < row.length; page++)
-        for (int64_t i = 0; i < call.page_tokens && length < row.length; i++) slots[length++] = *page * call.page_slots + i;
+        for (int64_t i = 0; i < rows.page_tokens && length < row.length; i++) slots[length++] = *page * rows.page_slots + i;
     for (int64_t padded = padded_length(length); length < padded; length++) slots[length] = slots[length - 1];
 }
 
 // Places new tokens [begin, end) of all rows, which follow each other.
 template <class V, int D, class T>
 INLINE void place_tokens(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *) {
-    const int64_t *page = call.pages;
-    for (const Row *row = call.rows; row < call.rows + call.row_count && end > 0; page += row->page_count, row++) {
+    const Rows &all = *call.rows;
+    const int64_t *page = all.pages;
+    for (const Row *row = all.rows; row < all.rows + all.row_count && end > 0; page += row->page_count, row++) {
         if (begin < row->count) {
-            find_slots(call, *row, page, slots);
+            find_slots(*call.rows, *row, page, slots);
             place<V, D, T>(call, *row, slots, begin > 0 ? begin : 0, end < row->count ? end : row->count);
         }
         begin -= row->count, end -= row->count;
@@ -337,15 +366,16 @@ INLINE void place_tokens(const Attend &call, int64_t begin, int64_t end, int64_t
 // Attends for the blocks whose keys begin in [begin, end): all blocks follow each other, row by row and head by head.
 template <class V, int D, class T>
 INLINE void attend_blocks(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
-    const int64_t *page = call.pages;
+    const Rows &all = *call.rows;
+    const int64_t *page = all.pages;
     int64_t done = 0;
-    for (const Row *row = call.rows; row < call.rows + call.row_count && done < end; page += row->page_count, row++) {
+    for (const Row *row = all.rows; row < all.rows + all.row_count && done < end; page += row->page_count, row++) {
         const int64_t count = query_count(call, *row), keys = keys_of(call, *row);
         if (done + keys <= begin) {
             done += keys;
             continue;
         }
-        find_slots(call, *row, page, slots);
+        find_slots(*call.rows, *row, page, slots);
         for (int64_t head = 0; head < call.kv_head_count; head++) {
             const int64_t at = head * call.slot_count * D;
             const Keys<T> read{static_cast<T *>(call.keys) + at, static_cast<T *>(call.values) + at, slots};
@@ -389,8 +419,9 @@ void share_attending(const Attend *call, int threads) {
         [](const void *of, int piece, int pieces, int thread) {
             const auto *own = static_cast<const Attend *>(of);
             const Share some(Count(*own), 1, piece, pieces);
-            const int64_t memory = thread * padded_length(own->longest);
-            if (some.begin < some.end) Do(own, some.begin, some.end, own->slots + memory, own->scores + QUERIES * memory);
+            const Rows &rows = *own->rows;
+            const int64_t memory = thread * padded_length(rows.longest);
+            if (some.begin < some.end) Do(own, some.begin, some.end, rows.slots + memory, rows.scores + QUERIES * memory);
         },
         call, threads);
 }
@@ -404,6 +435,60 @@ void attend_with(const Attend *call, int threads) {
 }
 
 // Does everything of one layer between its first projection and its output projection: norms, rotation, attention.
-extern "C" void paceline_attend(const Attend *call, int is_half, int threads) {
-    (is_half ? attend_with<place_any_half, attend_any_half> : attend_with<place_any_float, attend_any_float>)(call, threads);
+extern "C" void paceline_attend(const void *of, int is_half, int threads) {
+    (is_half ? attend_with<place_any_half, attend_any_half> : attend_with<place_any_float, attend_any_float>)(static_cast<const Attend *>(of), threads);
+}
+
+// The choices after some rows, and the rows of the next step, which has the chosen token of each.
+struct Choose {
+    int64_t row_count, vocabulary_size, stride;  // `stride` numbers from one row of logits to the next
+    const float *logits;
+    const int64_t *seeds;
+    const float *temperatures;  // 0 is greedy
+    Row *rows;
+    int64_t *token_ids;  // [row_count], of the next step
+    int64_t *chosen;     // [row_count], NO_TOKEN for none
+};
+
+template <class V, class T>
+INLINE void choose(const Choose *of, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+        const float *logits = of->logits + i * of->stride, temperature = of->temperatures[i];
+        Row &row = of->rows[i];
+        const uint64_t stream = mix64(mix64(of->seeds[i]) + row.length * GOLDEN);
+        const int64_t token = temperature > 0 ? drawn<V>(logits, of->vocabulary_size, temperature, stream)
+                                              : likeliest<V>(logits, of->vocabulary_size);
+        of->chosen[i] = token;
+        // A row without a choice has failed, so any token will do for it.
+        of->token_ids[i] = token == NO_TOKEN ? 0 : token;
+        row = {i, 1, row.length + 1, row.page_count};
+    }
+}
+BY_WIDTH(choose_some, (const Choose *call, int64_t begin, int64_t end), (call, begin, end), choose, float)
+
+extern "C" void paceline_choose(const void *of, int, int threads) {
+    constexpr int64_t WORTH = 1 << 17;  // logits: some 20 us
+    const auto *call = static_cast<const Choose *>(of);
+    crew::share(
+        [](const void *of, int piece, int pieces, int) {
+            const auto *own = static_cast<const Choose *>(of);
+            const Share rows(own->row_count, 1, piece, pieces);
+            choose_some(own, rows.begin, rows.end);
+        },
+        call, call->row_count * call->vocabulary_size < WORTH ? 1 : threads);
+}
+
+// A call of one of the functions above, to be made again and again.
+struct Recorded {
+    void (*function)(const void *call, int is_half, int threads);
+    int64_t *call;     // begins with the number of its rows, unless `which` is negative
+    int64_t is_half, which;
+};
+
+// Makes the calls in their order, each with as many rows as `counts[which]` says.
+extern "C" void paceline_replay(const Recorded *calls, int64_t call_count, const int64_t *counts, int threads) {
+    for (const Recorded *one = calls; one < calls + call_count; one++) {
+        if (one->which >= 0) *one->call = counts[one->which];
+        one->function(one->call, one->is_half, threads);
+    }
 }

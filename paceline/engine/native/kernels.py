@@ -7,10 +7,13 @@ functions' arguments, and not when to use them. Other Python threads run during 
 import ctypes
 import threading
 import zlib
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
@@ -18,13 +21,23 @@ import torch
 from paceline.engine.attention.dense import DenseAttention
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.interfaces import Attention, Span
+from paceline.engine.native.recording import Program, Recording
+from paceline.engine.native.structures import (
+    AttendCall,
+    AttendedRows,
+    ChooseCall,
+    GateCall,
+    NormCall,
+    ProductCall,
+    TakeCall,
+)
 from paceline.engine.plan import Places
 from paceline.engine.scratch import Memory, new_memory
 from paceline.engine.threads import kernel_threads
 
 log = structlog.get_logger()
 
-SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "crew.h", "lanes.h", "products.h")]
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "choices.h", "crew.h", "lanes.h", "products.h")]
 LIBRARY = Path(__file__).with_name("libkernels.so")
 HEAD_SIZES = (16, 32, 48, 64, 80, 96, 128)
 """Head sizes that `paceline_attend` has a version for."""
@@ -33,79 +46,46 @@ ROUNDING = 2
 WIDEST, QUERIES = 16, 4
 """As in `lanes.h` and `kernels.cpp`, for the size of working memory."""
 
-_pointer, _number, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class _NormCall(ctypes.Structure):
-    """`Norm` in `kernels.cpp`."""
-
-    _fields_ = (
-        *((name, _pointer) for name in ("hidden", "added", "weight")),
-        ("epsilon", _real),
-        *((name, _number) for name in ("token_count", "size")),
-        ("normed", _pointer),
-    )
-
-
-class _GateCall(ctypes.Structure):
-    """`Gate` in `kernels.cpp`."""
-
-    _fields_ = (("gate_and_up", _pointer), ("token_count", _number), ("size", _number), ("gated", _pointer))
-
-
-class _AttendCall(ctypes.Structure):
-    """`Attend` in `kernels.cpp`."""
-
-    _fields_ = (
-        *((name, _number) for name in ("row_count", "head_count", "kv_head_count", "head_size", "slot_count")),
-        *((name, _number) for name in ("page_tokens", "page_slots")),
-        *((name, _pointer) for name in ("rows", "pages", "cosines", "signed_sines", "query_norm", "key_norm")),
-        *((name, _real) for name in ("epsilon", "scaling")),
-        *((name, _pointer) for name in ("keys", "values", "projected", "attended", "slots", "scores")),
-        ("longest", _number),
-    )
-
-
-class _ProductCall(ctypes.Structure):
-    """`Product` in `products.h`."""
-
-    _fields_ = (
-        ("way", _pointer),
-        *((name, _number) for name in ("row_count", "size", "column_count")),
-        *((name, _pointer) for name in ("rows", "weights", "scales", "bias", "out")),
-    )
+_pointer, _flag = ctypes.c_void_p, ctypes.c_int
 
 
 class PassRows:
     """Rows and pages of a pass in the form that `paceline_attend` reads, and its working memory."""
 
-    def __init__(self, spans: Sequence[Span], places: Places) -> None:
+    def __init__(self, spans: Sequence[Span], places: Places, later_count: int = 0) -> None:
+        """`later_count` is by how many tokens sequences may grow while these rows are read."""
         numbers: list[int] = []
         for span, pages in zip(spans, places.pages, strict=True):
             assert len(pages) * places.page_tokens >= span.length  # the functions do not check it
             numbers += (span.start, span.count, span.length, len(pages))
-        self.row_count = len(spans)
-        self.rows = torch.tensor(numbers)
-        self.pages = torch.tensor([*chain.from_iterable(places.pages)])
-        self.page_tokens, self.page_slots = places.page_tokens, places.page_slots
-        self.longest = max(span.length for span in spans)
+        self._rows, self._pages = array("q", numbers), array("q", chain.from_iterable(places.pages))
+        self.longest = max(span.length for span in spans) + later_count
         self.thread_count = kernel_threads()
         padded = -(-self.longest // WIDEST) * WIDEST
-        self.slots = torch.empty((self.thread_count, padded), dtype=torch.int64)
-        self.scores = torch.empty((self.thread_count, QUERIES, padded))
+        self._slots = torch.empty((self.thread_count, padded), dtype=torch.int64)
+        self._scores = torch.empty((self.thread_count, QUERIES, padded))
+        self.call = AttendedRows(
+            *(len(spans), places.page_tokens, places.page_slots),
+            *(one.buffer_info()[0] for one in (self._rows, self._pages)),
+            *(one.data_ptr() for one in (self._slots, self._scores)),
+            self.longest,
+        )
 
 
 class Kernels:
-    """The functions, run by `kernel_threads`: `LayerKernels` in float32 and bfloat16, and products."""
+    """The functions, run by `kernel_threads`: `LayerKernels` in float32 and bfloat16, products, and greedy choices."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._helper_count = 0
-        for name in ("add_and_norm", "gate", "attend"):
+        self._recordings = _Recordings()
+        self._functions: dict[str, Callable[..., None]] = {}
+        for name in ("add_and_norm", "gate", "take", "attend", "product", "choose"):
             function = getattr(library, f"paceline_{name}")
-            function.argtypes, function.restype = (_pointer, ctypes.c_int, ctypes.c_int), None
-        library.paceline_product.argtypes = (_pointer, ctypes.c_int)
-        library.paceline_product.restype = None
+            function.argtypes, function.restype = (_pointer, _flag, _flag), None
+            self._functions[name] = function
+        library.paceline_replay.argtypes = (_pointer, ctypes.c_int64, _pointer, _flag)
+        library.paceline_replay.restype = None
         library.paceline_product_way.argtypes = (ctypes.c_char_p,)
         library.paceline_product_way.restype = _pointer
 
@@ -119,13 +99,13 @@ class Kernels:
     def is_row_independent(self, layout: str) -> bool:
         return True
 
-    def rows_of(self, attention: Attention) -> PassRows | None:
+    def rows_of(self, attention: Attention, later_count: int = 0) -> PassRows | None:
         if not isinstance(attention, PagedAttention | DenseAttention):
             return None
         keys, _ = attention.memory(0)
         # Unlike torch the functions do not check what they are given.
         can_read = keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16)
-        return PassRows(attention.spans, attention.places) if can_read else None
+        return PassRows(attention.spans, attention.places, later_count) if can_read else None
 
     def add_and_norm(
         self,
@@ -138,8 +118,9 @@ class Kernels:
     ) -> torch.Tensor:
         normed = memory(hidden.shape, dtype)
         added_at = None if added is None else added.data_ptr()
-        call = _NormCall(hidden.data_ptr(), added_at, weight.data_ptr(), epsilon, *hidden.shape, normed.data_ptr())
-        self._library.paceline_add_and_norm(ctypes.byref(call), dtype == torch.bfloat16, self._threads())
+        places = hidden.data_ptr(), added_at, weight.data_ptr(), normed.data_ptr()
+        call = NormCall(*hidden.shape, *places, epsilon)
+        self._do("add_and_norm", call, is_half=dtype == torch.bfloat16, held=(hidden, added, normed))
         return normed
 
     def gate(
@@ -147,9 +128,27 @@ class Kernels:
     ) -> torch.Tensor:
         token_count, size = gate_and_up.shape[0], gate_and_up.shape[1] // 2
         gated = memory((token_count, size), dtype)
-        call = _GateCall(gate_and_up.data_ptr(), token_count, size, gated.data_ptr())
-        self._library.paceline_gate(ctypes.byref(call), dtype == torch.bfloat16, self._threads())
+        call = GateCall(token_count, size, gate_and_up.data_ptr(), gated.data_ptr())
+        self._do("gate", call, is_half=dtype == torch.bfloat16, held=(gate_and_up, gated))
         return gated
+
+    def take(
+        self,
+        values: torch.Tensor,
+        places: torch.Tensor,
+        memory: Memory = new_memory,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Return the rows of `values` [T, N] at `places` [W], in their dtype or in float32."""
+        kept = dtype or values.dtype
+        assert kept in (values.dtype, torch.float32)
+        taken = memory((len(places), values.shape[1]), kept)
+        are_half = (one == torch.bfloat16 for one in (values.dtype, kept))
+        call = TakeCall(*taken.shape, places.data_ptr(), values.data_ptr(), taken.data_ptr(), *are_half)
+        if recording := self._recordings.current:
+            recording.taking(places)
+        self._do("take", call, held=(values, places, taken))
+        return taken
 
     def attend(
         self,
@@ -163,23 +162,21 @@ class Kernels:
         scaling: float,
         memory: Memory = new_memory,
     ) -> torch.Tensor:
-        (kv_head_count, slot_count, head_size), position_count = keys.shape, len(rotation[0])
+        kv_head_count, slot_count, head_size = keys.shape
         assert head_size in HEAD_SIZES
-        if rows.longest > position_count:
-            raise IndexError(f"a sequence of {rows.longest} tokens has no positions beyond {position_count}")
+        check_positions(rows, len(rotation[0]))
         head_count = projected.shape[1] // head_size - 2 * kv_head_count
         attended = memory((projected.shape[0], head_count * head_size), keys.dtype)
         query_norm, key_norm = (one.data_ptr() for one in norms) if norms else (None, None)
         # In the order of the fields.
-        call = _AttendCall(
-            *(rows.row_count, head_count, kv_head_count, head_size, slot_count, rows.page_tokens, rows.page_slots),
-            *(one.data_ptr() for one in (rows.rows, rows.pages, *rotation)),
-            *(query_norm, key_norm, epsilon, scaling),
-            *(one.data_ptr() for one in (keys, values, projected, attended, rows.slots, rows.scores)),
-            rows.longest,
+        call = AttendCall(
+            *(ctypes.pointer(rows.call), head_count, kv_head_count, head_size, slot_count),
+            *(*(one.data_ptr() for one in rotation), query_norm, key_norm),
+            *(one.data_ptr() for one in (keys, values, projected, attended)),
+            *(epsilon, scaling),
         )
-        self._start_helpers(rows.thread_count - 1)
-        self._library.paceline_attend(ctypes.byref(call), keys.dtype == torch.bfloat16, rows.thread_count)
+        held = rows, projected, attended
+        self._do("attend", call, keys.dtype == torch.bfloat16, held, has_count=False, thread_count=rows.thread_count)
         return attended
 
     def product_way(self, name: str) -> int | None:
@@ -198,28 +195,69 @@ class Kernels:
     ) -> torch.Tensor:
         """Multiply `rows` [M, K] by arranged `weights` [N / 16, ., 16, .] and the sums by `scales` [N]; add `bias` [N].
 
-        `way` is one of `product_way`, and decides the dtype of rows and weights. All else, the result [M, N] too, is
-        float32.
+        `way` is one of `product_way`, and decides the dtype of rows and weights; beside weights of int8, rows may be
+        float32 or bfloat16. All else, the result [M, N] too, is float32.
         """
         (row_count, size), column_count = rows.shape, weights.shape[0] * weights.shape[2]
         out = memory((row_count, column_count), torch.float32)
         scales_at, bias_at = (None if one is None else one.data_ptr() for one in (scales, bias))
-        places = rows.data_ptr(), weights.data_ptr(), scales_at, bias_at, out.data_ptr()
-        call = _ProductCall(way, row_count, size, column_count, *places)
-        self._library.paceline_product(ctypes.byref(call), self._threads())
+        places = way, rows.data_ptr(), weights.data_ptr(), scales_at, bias_at, out.data_ptr()
+        call = ProductCall(row_count, size, column_count, *places, rows.dtype == torch.bfloat16)
+        self._do("product", call, held=(rows, out))
         return out
 
-    def _threads(self) -> int:
-        """Return how many threads may share a piece of work."""
-        count = kernel_threads()
+    def choose(self, call: ChooseCall) -> None:
+        """Make the choices that the call asks for, and the rows of the next step."""
+        self._do("choose", call)
+
+    @contextmanager
+    def recording(self, wanted: torch.Tensor) -> Iterator[Recording]:
+        """Note this thread's calls inside, in place of making them; see `Recording`."""
+        assert self._recordings.current is None
+        self._recordings.current = recording = Recording(wanted)
+        try:
+            yield recording
+        finally:
+            self._recordings.current = None
+
+    def replay(self, program: Program, token_count: int, wanted_count: int, thread_count: int) -> None:
+        """Make the calls of a program for so many tokens, of which so many are wanted."""
+        self._start_helpers(thread_count - 1)
+        counts = (ctypes.c_int64 * 2)(token_count, wanted_count)
+        self._library.paceline_replay(program.calls, len(program.calls), counts, thread_count)
+
+    def _do(
+        self,
+        name: str,
+        call: ctypes.Structure,
+        is_half: bool = False,
+        held: Sequence[Any] = (),
+        *,
+        has_count: bool = True,
+        thread_count: int = 0,
+    ) -> None:
+        """Make a call, or note it and hold what it reads and writes; `has_count` if it begins with a number of rows."""
+        if recording := self._recordings.current:
+            recording.add(self._functions[name], call, is_half, held, has_count=has_count)
+            return
+        count = thread_count or kernel_threads()
         self._start_helpers(count - 1)
-        return count
+        self._functions[name](ctypes.byref(call), is_half, count)
 
     def _start_helpers(self, count: int) -> None:
         """Start the threads that are missing; they wait in the library for as long as the process lives."""
         for number in range(self._helper_count, count):
             threading.Thread(target=self._library.paceline_work, name=f"kernels-{number}", daemon=True).start()
         self._helper_count = max(self._helper_count, count)
+
+
+class _Recordings(threading.local):
+    current: Recording | None = None
+
+
+def check_positions(rows: PassRows, position_count: int) -> None:
+    if rows.longest > position_count:
+        raise IndexError(f"a sequence of {rows.longest} tokens has no positions beyond {position_count}")
 
 
 @cache

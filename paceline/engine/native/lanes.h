@@ -55,6 +55,13 @@ static bool can_run() {
 
 typedef uint16_t Half;
 
+INLINE float widened(Half value) {
+    const uint32_t bits = static_cast<uint32_t>(value) << 16;
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
 // Types of vectors of WIDTH numbers. GCC takes no width from a template's parameter.
 template <int WIDTH>
 struct Types;

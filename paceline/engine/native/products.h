@@ -1,5 +1,5 @@
 // Products of rows with weights, added up in float32; `products.py` calls them. Rows and weights are both bfloat16 or both
-// float32, or else rows are float32 and weights int8 with a scale for each column.
+// float32, or else rows are either and weights int8 with a scale for each column.
 //
 // A row's result depends on that row and on the weights alone, to the last bit: each number is one sum over K in a fixed
 // order, whatever other rows there are and however many threads share the columns. See docs/numerics.md.
@@ -30,13 +30,14 @@ typedef void (*ProductOf)(const Product *, int64_t begin, int64_t end);
 
 // As `kernels.py` fills it in.
 struct Product {
-    ProductOf way;                          // one of `paceline_product_way`
     int64_t row_count, size, column_count;  // M; K, in bfloat16 a multiple of STEP, in int8 of 4; N, a multiple of COLUMNS
+    ProductOf way;                          // one of `paceline_product_way`
     const void *rows;                       // [M, K]
     const void *weights;                    // [N / COLUMNS, K / 2, COLUMNS, 2]; in float32 1 in place of 2, in int8 4
     const float *scales;                    // [N], by which sums are multiplied, or null
     const float *bias;                      // [N], or null
     float *out;                             // [M, N]
+    int64_t is_half;                        // whether the rows are of bfloat16
 };
 
 // Makes results of the sums in columns [begin, end).
@@ -171,24 +172,25 @@ WIDE void add_wide_int8(const Product *call, const Part *part) { WITH_WIDE_SHAPE
 #else
 #define ADD(T) add_narrow_##T
 #endif
+// The call with its rows in float32: widened once for all columns, for a row's number is multiplied with each of them.
+static Product with_floats(const Product &call) {
+    if (!call.is_half) return call;
+    static thread_local std::vector<float> floats;
+    floats.resize(call.row_count * call.size);
+    const Half *rows = static_cast<const Half *>(call.rows);
+    for (int64_t i = 0; i < call.row_count * call.size; i++) floats[i] = widened(rows[i]);
+    Product own = call;
+    own.rows = floats.data();
+    return own;
+}
 static void widened_product(const Product *call, int64_t begin, int64_t end) {
-    // Once for all columns: a row's number is multiplied with each of them.
-    static thread_local std::vector<float> widened;
-    widened.resize(call->row_count * call->size);
-    const Half *rows = static_cast<const Half *>(call->rows);
-    for (int64_t i = 0; i < call->row_count * call->size; i++) {
-        const uint32_t bits = static_cast<uint32_t>(rows[i]) << 16;
-        std::memcpy(&widened[i], &bits, sizeof bits);
-    }
-    Product own = *call;
-    own.rows = widened.data();
-    add_parts(own, ADD(half), sizeof(float), begin, end);
+    add_parts(with_floats(*call), ADD(half), sizeof(float), begin, end);
 }
 static void float_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, ADD(float), sizeof(float), begin, end);
 }
 static void int8_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(*call, ADD(int8), sizeof(float), begin, end);
+    add_parts(with_floats(*call), ADD(int8), sizeof(float), begin, end);
 }
 
 #if defined(__x86_64__)
@@ -299,15 +301,16 @@ extern "C" ProductOf paceline_product_way(const char *name) {
 }
 
 // Computes the product with at most `threads` threads.
-extern "C" void paceline_product(const Product *call, int threads) {
+extern "C" void paceline_product(const void *of, int, int threads) {
     constexpr int64_t WORTH = 1 << 20, READING_ROWS = 6;  // multiply-adds: some 10 us; rows that take as long as the weights
-    const int64_t rows = std::max(call->row_count, READING_ROWS);
-    if (rows * call->size * call->column_count < WORTH) threads = 1;
+    const Product &call = *static_cast<const Product *>(of);
+    const int64_t rows = std::max(call.row_count, READING_ROWS);
+    if (rows * call.size * call.column_count < WORTH) threads = 1;
     crew::share(
         [](const void *of, int piece, int pieces, int) {
             const auto *own = static_cast<const Product *>(of);
             const Share columns(own->column_count, 2 * COLUMNS, piece, pieces);
             if (columns.begin < columns.end) own->way(own, columns.begin, columns.end);
         },
-        call, threads);
+        of, threads);
 }

@@ -49,22 +49,26 @@ class PackedWeight:
         assert kernels and can_pack(weight) and way in (None, *WAYS[numbers.dtype])
         self._kernels, self.way = kernels, way or best_way(kernels, numbers.dtype)
         self._way = _found(kernels, self.way)
-        self._column_count, self._dtype = len(numbers), weight.dtype
+        self.column_count, self.dtype = len(numbers), weight.dtype
+        """The dtype is the one that rows are rounded to."""
         self._weights = arranged(numbers)
+        self.padded_count = self._weights.shape[0] * COLUMNS
         self._bias = None if bias is None else self._padded(bias)
         self._scales = self._padded(weight.scales) if isinstance(weight, QuantizedWeight) else None
 
     def __call__(self, values: torch.Tensor, memory: Memory = new_memory) -> torch.Tensor:
         """Turn [M, K] of any dtype into [M, N] of float32."""
-        rows = values.to(self._dtype).contiguous()
-        if self._scales is not None:
-            rows = rows.float()  # what is multiplied by int8 is rounded as beside other weights, and then widened
-        product = self._kernels.product(self._way, rows, self._weights, self._bias, self._scales, memory)
         # The compiled operations that read the result know no gaps between its rows.
-        return product[:, : self._column_count].contiguous()
+        return self.padded(values, memory)[:, : self.column_count].contiguous()
+
+    def padded(self, values: torch.Tensor, memory: Memory = new_memory) -> torch.Tensor:
+        """Return the product with `padded_count` columns, of which the last mean nothing."""
+        # Beside weights of int8 rows are rounded as beside others.
+        rows = values.to(self.dtype).contiguous()
+        return self._kernels.product(self._way, rows, self._weights, self._bias, self._scales, memory)
 
     def _padded(self, values: torch.Tensor) -> torch.Tensor:
-        return F.pad(values.float(), (0, -self._column_count % COLUMNS)).contiguous()
+        return F.pad(values.float(), (0, -self.column_count % COLUMNS)).contiguous()
 
 
 def _numbers(weight: Weight) -> torch.Tensor:

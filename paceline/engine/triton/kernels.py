@@ -75,6 +75,9 @@ class TritonKernels:
         )
         return gated
 
+    def take(self, values: torch.Tensor, places: torch.Tensor, memory: Memory = new_memory) -> torch.Tensor:
+        return values[places]
+
     def attend(
         self,
         rows: TableRows,

@@ -1,0 +1,78 @@
+// The token that comes next after a row of logits, without filters: the rule of `engine/sampling.py`, by the noise of
+// `engine/noise.py`.
+
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "lanes.h"
+
+constexpr int64_t NO_TOKEN = -1;
+constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
+constexpr double LN2 = 0.6931471805599454;  // a little more than it is, for what must be an upper bound
+
+// SplitMix64's finaliser.
+INLINE uint64_t mix64(uint64_t value) {
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB;
+    return value ^ (value >> 31);
+}
+
+// The Gumbel variable of 64 random bits.
+INLINE double gumbel(uint64_t bits) {
+    const double uniform = (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
+    return -std::log(-std::log(uniform));
+}
+
+// At least `gumbel(bits)`: after n leading ones 1 - u >= 2^-(n + 1), and -ln u >= 1 - u.
+INLINE double most_noise(uint64_t bits) {
+    const uint64_t zeros = ~bits;
+    return (zeros ? __builtin_clzll(zeros) + 1 : 64) * LN2;
+}
+
+// The lowest token of the highest logit; none where a logit is not a number or plus infinity, or all are minus infinity.
+template <class V>
+INLINE int64_t likeliest(const float *logits, int64_t size) {
+    typename V::Floats largest = V::all(-INFINITY);
+    typename V::Ints fine = ~typename V::Ints{};
+    int64_t i = 0;
+    for (; i + V::LANES <= size; i += V::LANES) {
+        const typename V::Floats own = V::load(logits + i);
+        largest = V::larger(own, largest);
+        fine &= own <= FLT_MAX;
+    }
+    float top = -INFINITY;
+    bool are_fine = true;
+    for (int lane = 0; lane < V::LANES; lane++) {
+        top = largest[lane] > top ? largest[lane] : top;
+        are_fine &= fine[lane] != 0;
+    }
+    for (; i < size; i++) {
+        top = logits[i] > top ? logits[i] : top;
+        are_fine &= logits[i] <= FLT_MAX;
+    }
+    if (!are_fine || top < -FLT_MAX) return NO_TOKEN;
+    int64_t token = 0;
+    while (logits[token] != top) token++;
+    return token;
+}
+
+// The token of the highest sum of logit over temperature and noise. Where noise cannot lift a token over the best one so
+// far, its logarithms are not computed.
+template <class V>
+INLINE int64_t drawn(const float *logits, int64_t size, float temperature, uint64_t stream) {
+    int64_t best = likeliest<V>(logits, size);
+    if (best == NO_TOKEN) return NO_TOKEN;
+    double highest = static_cast<double>(logits[best] / temperature) + gumbel(mix64(stream + best * GOLDEN));
+    if (!std::isfinite(highest)) return NO_TOKEN;
+    for (int64_t token = 0; token < size; token++) {
+        const uint64_t bits = mix64(stream + token * GOLDEN);
+        const double scaled = logits[token] / temperature;
+        if (scaled + most_noise(bits) < highest) continue;
+        const double score = scaled + gumbel(bits);
+        if (score > highest || (score == highest && token < best)) best = token, highest = score;
+    }
+    return best;
+}

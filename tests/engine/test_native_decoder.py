@@ -1,0 +1,198 @@
+"""A native decoder's passes, made at once, give what their operations give one by one; steps choose as passes do."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.engine.loading import load_model
+from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.model import LoadedModel
+from paceline.engine.model.native_decoder import NativeDecoder
+from paceline.engine.native.structures import ChooseCall
+from paceline.engine.noise import signed64
+from paceline.engine.options import EngineOptions
+from paceline.engine.passes import FastPasses
+from paceline.engine.placing import PackedRow
+from paceline.engine.row_choice import NO_TOKEN
+from paceline.engine.runner import Runner
+from paceline.engine.sampling import Choosing, choose
+from paceline.engine.steps import StepOutcome, StepRow, Steps
+from paceline.engine.threads import using_threads
+from paceline.types import GREEDY, ChoiceRule, SamplingParameters
+from tests.checkpoints import write_model
+from tests.tools import built_kernels
+
+OPTIONS = EngineOptions(kv_memory="1MiB", page_tokens=4)
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "float32": ("Llama", {}, {}),
+    "a vocabulary of another size": ("Llama", {"vocab_size": 101}, {}),
+    "bfloat16": ("Llama", {}, {"dtype": "bfloat16"}),
+    "int8 beside float32": ("Qwen3", {"attention_bias": True}, {"quantization": "int8"}),
+    "int8 beside bfloat16": ("Llama", {}, {"dtype": "bfloat16", "quantization": "int8"}),
+    "norms behind attention": ("Glm4", {}, {}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=list(CASES), name="model")
+def model_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    built_kernels()
+    family, changes, loading = request.param
+    return load_model(str(write_model(tmp_path_factory.mktemp("model"), family, **changes)), **loading)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    built_kernels()
+    return load_model(str(write_model(tmp_path_factory.mktemp("llama"), "Llama")))
+
+
+def one_by_one(model: LoadedModel) -> LoadedModel:
+    """Return the model with a decoder that calls operation by operation."""
+    assert isinstance(model.decoder, NativeDecoder)
+    return replace(model, decoder=CompiledDecoder(model.decoder.plain, built_kernels()))
+
+
+def logits(runner: Runner, call: Sequence[PackedRow]) -> Iterator[torch.Tensor]:
+    for outcome in runner.forward(call):
+        assert isinstance(outcome, torch.Tensor)
+        yield outcome
+
+
+def test_passes_of_all_sizes_give_the_same_bits(model: LoadedModel) -> None:
+    runner, other = (Runner(one, OPTIONS) for one in (model, one_by_one(model)))
+    tokens = tuple(3 + n * 7 % 90 for n in range(80))
+    calls = [
+        [PackedRow("a", 0, tokens[:5])],
+        [PackedRow("b", 0, tokens[:40]), PackedRow("a", 5, tokens[5:9], draft_count=3)],
+        [PackedRow("a", 8, tokens[40:41]), PackedRow("b", 40, tokens[40:44], draft_count=2)],
+        [PackedRow("c", 0, tokens[7:80], draft_count=6)],
+        [PackedRow("c", 73, (9,)), PackedRow("b", 42, (8, 7), draft_count=1), PackedRow("a", 9, (6,))],
+    ]
+    for call in calls:
+        for one, same in zip(logits(runner, call), logits(other, call), strict=True):
+            assert torch.equal(one, same)
+
+
+def test_caches_that_take_turns_are_kept_apart(llama: LoadedModel) -> None:
+    runners = [Runner(llama, OPTIONS), Runner(llama, replace(OPTIONS, kv_memory="2MiB"))]
+    first = [next(logits(one, [PackedRow("a", 0, (index, 5, 6))])) for index, one in enumerate(runners)]
+    second = [next(logits(one, [PackedRow("a", 3, (7,))])) for one in runners]
+    for index in range(2):
+        alone = Runner(one_by_one(llama), OPTIONS)
+        assert torch.equal(first[index], next(logits(alone, [PackedRow("a", 0, (index, 5, 6))])))
+        assert torch.equal(second[index], next(logits(alone, [PackedRow("a", 3, (7,))])))
+
+
+def chosen(model: LoadedModel, calls: Sequence[Sequence[StepRow]], *, at_once: bool) -> list[list[StepOutcome]]:
+    """Return what the steps choose, and check what the cache holds afterwards."""
+    runner = Runner(model, OPTIONS)
+    if not at_once:
+        runner.passes = FastPasses(model, runner.cache)
+    steps, found = Steps(runner), []
+    for call in calls:
+        assert all(steps.can_run_at_once(one) == at_once for one in call)
+        found.append(steps.run(call))
+        for one, outcome in zip(call, found[-1], strict=True):
+            assert isinstance(outcome, list)
+            kept = [*one.row.token_ids, *outcome[:-1]]
+            assert [*runner.cache.token_ids(one.row.sequence_id)[one.row.base_length :]] == kept
+    return found
+
+
+def sampled(seed: int, temperature: float = 0.8) -> ChoiceRule:
+    return ChoiceRule(SamplingParameters(temperature), seed=seed)
+
+
+def test_steps_choose_what_passes_one_by_one_choose(model: LoadedModel) -> None:
+    rows = [
+        StepRow(PackedRow("a", 0, (5, 6, 7)), GREEDY, 3),
+        StepRow(PackedRow("b", 0, (8,)), sampled(1), 7),
+        StepRow(PackedRow("c", 0, tuple(range(9, 25))), sampled(2**64 - 3, 1.7), 1),
+        StepRow(PackedRow("d", 0, (9, 8)), GREEDY, 7),
+    ]
+    later = [StepRow(PackedRow("b", 4, (3,)), sampled(1), 2), StepRow(PackedRow("a", 2, (4, 5)), GREEDY, 6)]
+    found = chosen(model, [rows, later], at_once=True)
+    assert found == chosen(model, [rows, later], at_once=False)
+    with using_threads(3):
+        assert chosen(model, [rows, later], at_once=True) == found
+
+
+def test_a_row_ends_where_no_token_can_be_chosen_and_the_others_go_on(llama: LoadedModel) -> None:
+    decoder = llama.decoder
+    assert isinstance(decoder, NativeDecoder)
+    rows = [StepRow(PackedRow(name, 0, (first,)), GREEDY, 5) for name, first in (("a", 5), ("b", 6), ("c", 7))]
+    whole = chosen(llama, [rows], at_once=True)[0]
+    third = whole[1]
+    assert isinstance(third, list)
+    vector = decoder.plain.embedding[third[2]].clone()
+    try:
+        decoder.plain.embedding[third[2]] = float("nan")
+        found = chosen(llama, [rows], at_once=True)[0]
+    finally:
+        decoder.plain.embedding[third[2]] = vector
+    assert found[1] == third[:3]
+    for outcome, before in zip(found, whole, strict=True):
+        assert isinstance(outcome, list)
+        assert isinstance(before, list)
+        assert outcome == before[: len(outcome)]
+
+
+def test_rules_with_more_than_a_temperature_and_long_rows_go_one_by_one(llama: LoadedModel) -> None:
+    steps = Steps(Runner(llama, OPTIONS))
+
+    def is_at_once(sampling: SamplingParameters, token_count: int = 2, following: int = 0) -> bool:
+        row = PackedRow("a", 0, tuple(range(token_count)), following_count=following)
+        return steps.can_run_at_once(StepRow(row, ChoiceRule(sampling), 3))
+
+    assert is_at_once(SamplingParameters(0.8), 15)
+    assert not is_at_once(SamplingParameters(0.8, top_k=3))
+    assert not is_at_once(SamplingParameters(logit_bias=((4, 1.0),)))
+    assert not is_at_once(SamplingParameters(), 100)
+    assert not is_at_once(SamplingParameters(), following=1)
+
+
+def native_choices(logits: torch.Tensor, rules: Sequence[ChoiceRule], lengths: Sequence[int]) -> list[int]:
+    """Choose after sequences of these lengths, by the compiled rule; check the rows that it makes for the next step."""
+    count = len(logits)
+    rows = array("q", [number for length in lengths for number in (7, 5, length, 11)])
+    seeds = array("q", [signed64(rule.seed) for rule in rules])
+    temperatures = array("f", [rule.sampling.temperature for rule in rules])
+    token_ids, found = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
+    places = [one.buffer_info()[0] for one in (seeds, temperatures, rows)]
+    sizes = count, logits.shape[1], logits.shape[1]
+    built_kernels().choose(ChooseCall(*sizes, logits.data_ptr(), *places, token_ids.data_ptr(), found.data_ptr()))
+    assert [*rows] == [number for row, length in enumerate(lengths) for number in (row, 1, length + 1, 11)]
+    assert token_ids.tolist() == [max(0, one) for one in found.tolist()]
+    return found.tolist()
+
+
+@settings(max_examples=60)
+@given(
+    size=st.sampled_from([1, 7, 16, 100, 4099]),
+    spread=st.sampled_from([0.0, 0.5, 6.0]),
+    temperature=st.sampled_from([0.0, 0.05, 1.0, 1.7]),
+    seed=st.integers(0, 2**64 - 1),
+    length=st.integers(1, 5000),
+    odd=st.sampled_from([None, float("nan"), float("inf"), float("-inf")]),
+)
+def test_choices_are_those_of_the_rule(
+    size: int, spread: float, temperature: float, seed: int, length: int, odd: float | None
+) -> None:
+    rules = [ChoiceRule(SamplingParameters(temperature), seed=seed), GREEDY]
+    logits = (torch.randn(2, size, generator=torch.Generator().manual_seed(length)) * spread).contiguous()
+    if odd is not None:
+        logits[0, seed % size] = odd
+    lengths = [length, length + 3]
+    expected = [
+        choose([Choosing(logits[row : row + 1], rule, range(one))])[0][0]
+        for row, (rule, one) in enumerate(zip(rules, lengths, strict=True))
+    ]
+    with using_threads(2):
+        found = native_choices(logits, rules, lengths)
+    assert found == [one if isinstance(one, int) else NO_TOKEN for one in expected]
