@@ -13,7 +13,7 @@ from functools import partial
 from coordinator.door.call import Call
 from paceline.codec.generation import add_piece
 from paceline.errors import PacelineError
-from paceline.types import OutputPiece
+from paceline.types import OutputPiece, TokenRun
 from paceline.v1 import generation_service_pb2 as pb
 
 MOST_UPDATES = 1024
@@ -143,14 +143,15 @@ class Outbox:
         """
         call, stream, added_count = sending.call, sending.call.stream, 0
         while added_count < room:
-            piece = stream.next_piece()
-            if piece is None:
+            pieces = stream.take()
+            if not pieces:
                 del self._ready[sending]
                 break
-            call.deliver(piece)
             update = message.updates.add(call_id=sending.call_id)
-            add_piece(update.response, piece, in_runs=True)
-            added_count += _token_count(piece)
+            for piece in pieces:
+                call.deliver(piece)
+                add_piece(update.response, piece, in_runs=True)
+                added_count += _token_count(piece)
             if stream.is_over:
                 update.ended.SetInParent()
                 sending.has_told_end = True
@@ -161,5 +162,6 @@ class Outbox:
 
 def _token_count(piece: OutputPiece) -> int:
     """Return the tokens of a piece, the likeliest ones in the place of each counted too."""
-    logprobs = piece.tokens[0].logprobs if piece.tokens else None
-    return len(piece.tokens) * (1 + (len(logprobs.top) if logprobs else 0))
+    tokens = piece.tokens
+    logprobs = tokens[0].logprobs if tokens and not isinstance(tokens, TokenRun) else None
+    return len(tokens) * (1 + (len(logprobs.top) if logprobs else 0))

@@ -1,5 +1,6 @@
 """Estimates of how often draft tokens are right, learned round by round."""
 
+from collections.abc import Mapping
 from itertools import accumulate
 
 ROUND_MEMORY = 0.98
@@ -70,3 +71,8 @@ class PlaceAcceptance:
     def _places(rows: list[float]) -> list[float]:
         """Return the number of rows that came as far as each place."""
         return list(accumulate(reversed(rows[1:])))[::-1]
+
+
+def by_place(rows_by_count: Mapping[int, int], place_count: int) -> tuple[int, ...]:
+    """Return how many rows came as far as the first, second, ... place, from their numbers by how far they came."""
+    return tuple(accumulate(rows_by_count.get(place, 0) for place in range(place_count, 0, -1)))[::-1]

@@ -3,10 +3,11 @@
 The token list is the truth; the cached lengths are hints. Only the coordinator changes a generation.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.requests.acceptance import Acceptance
+from coordinator.requests.acceptance import Acceptance, by_place
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.guess import Guesser
 from coordinator.requests.output import Output
@@ -129,6 +130,8 @@ class Generation:
     """Hash of the tokens that rows to the draft service rely on."""
     target_prefix: PrefixHash = field(default_factory=PrefixHash)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    rounds_by_accepted_count: Counter[int] = field(default_factory=Counter)
+    """Rounds with drafts, by how many of them were accepted."""
     compared_counts: dict[object, tuple[int, int]] = field(default_factory=dict)
     """Its right and compared drafts, by what adds them up at its end."""
     ready_since_s: float = 0.0
@@ -165,6 +168,11 @@ class Generation:
     def until_first_round_s(self) -> float | None:
         """Seconds from its submission to its first round; None before that."""
         return None if self.first_grouped_s is None else self.first_grouped_s - self.request.submitted_s
+
+    def begin_rounds(self, now_s: float) -> None:
+        """Note that its first round takes it now."""
+        self.first_grouped_s = now_s
+        self.usage.queued_s = now_s - self.request.submitted_s
 
     @property
     def draft_lack(self) -> Lack:
@@ -252,7 +260,7 @@ class Generation:
 
     def commit(
         self,
-        token_ids: Sequence[int],
+        token_ids: list[int],
         *,
         accepted_count: int,
         drafted_count: int,
@@ -269,26 +277,36 @@ class Generation:
         """
         tokens = self.output.extend(token_ids, accepted_count, logprobs, source)
         committed_count = len(tokens)
-        self.token_ids += list(token_ids[:committed_count])
+        self.token_ids += token_ids[:committed_count]
         if self.output.finish_reason:
             drafted_count = min(drafted_count, committed_count)
-        accepted_count = min(accepted_count, committed_count)
-        if source is DraftSource.DRAFT:
-            self.acceptance.add(accepted_count, drafted_count)
-        self._came_through()
-        usage = self.usage
-        usage.output_count = self.output.count
-        usage.round_count += 1
-        usage.queued_s = self.until_first_round_s or 0.0
+            accepted_count = min(accepted_count, committed_count)
+        if self.is_suspect or self.loss_count:
+            self._came_through()
+        self.usage.output_count = self.output.count
+        self.usage.round_count += 1
         if source and drafted_count:
-            usage.drafted_count += drafted_count
-            usage.accepted_count += accepted_count
-            usage.accepted_counts_by_position = _one_more(usage.accepted_counts_by_position, accepted_count)
-            _count_drafts(usage, source, draft_model, drafted_count, accepted_count)
+            self._count_drafts(source, draft_model, drafted_count, accepted_count)
         if told:
             told = replace(told, drafted_count=drafted_count, accepted_count=accepted_count)
         self._send(tokens, told)
         return drafted_count, accepted_count, committed_count
+
+    def _count_drafts(self, source: DraftSource, model: str, drafted_count: int, accepted_count: int) -> None:
+        if source is DraftSource.DRAFT:
+            self.acceptance.add(accepted_count, drafted_count)
+        usage = self.usage
+        usage.drafted_count += drafted_count
+        usage.accepted_count += accepted_count
+        self.rounds_by_accepted_count[accepted_count] += 1
+        for one in usage.sources:
+            if one.source is source and one.model == model:
+                break
+        else:
+            one = SourceUsage(source, model)
+            usage.sources += (one,)
+        one.drafted_count += drafted_count
+        one.accepted_count += accepted_count
 
     def take_in(self, base_length: int, reused_count: int, cached_length: int) -> None:
         """Note a row's answer; count tokens of the prompt that the target had from earlier prompts.
@@ -305,40 +323,26 @@ class Generation:
     def _came_through(self) -> None:
         """Clear all suspicion, because it got a token. A prompt that another target prefills is no such progress."""
         self.runs_alone, self.loss_count = False, 0
-        if self.failed_at:
-            self.failed_at.clear()
+        self.failed_at.clear()
 
     def resume(self, token_ids: Sequence[int]) -> None:
         """Commit tokens that the client has already, up to the one that ends the output; they are not sent."""
-        self.token_ids += [token.token_id for token in self.output.extend(token_ids, 0)]
+        tokens = self.output.extend(token_ids, 0)
+        self.token_ids += list(token_ids[: len(tokens)])
         self.usage.output_count = self.output.count
         if self.output.finish_reason:
-            self._send([])
+            self._send(())
 
-    def _send(self, tokens: list[OutputToken], told: RoundSummary | None = None) -> None:
+    def _send(self, tokens: Sequence[OutputToken], told: RoundSummary | None = None) -> None:
         finish = None
         if self.output.finish_reason:
             self.ended = True
-            finish = GenerationFinish(self.output.finish_reason, self.usage.copy(), self.seed)
-        self.request.stream.put(OutputPiece(tuple(tokens), finish, self.completion_index, round=told))
+            usage, rounds = self.usage.copy(), self.rounds_by_accepted_count
+            usage.accepted_counts_by_position = by_place(rounds, max(rounds, default=0))
+            finish = GenerationFinish(self.output.finish_reason, usage, self.seed)
+        self.request.stream.put(OutputPiece(tokens, finish, self.completion_index, round=told))
 
     def fail(self, error: PacelineError) -> None:
         """End the generation; its client gets `error`."""
         self.ended = True
         self.request.stream.put(error)
-
-
-def _count_drafts(usage: Usage, source: DraftSource, model: str, drafted_count: int, accepted_count: int) -> None:
-    """Count a round's drafts as their source's."""
-    for one in usage.sources:
-        if one.source is source and one.model == model:
-            one.drafted_count += drafted_count
-            one.accepted_count += accepted_count
-            return
-    usage.sources += (SourceUsage(source, model, drafted_count, accepted_count),)
-
-
-def _one_more(counts: tuple[int, ...], place_count: int) -> tuple[int, ...]:
-    """Add one to the first `place_count` counts."""
-    padded = counts + (0,) * (place_count - len(counts))
-    return (*[count + 1 for count in padded[:place_count]], *padded[place_count:])

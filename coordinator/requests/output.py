@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from coordinator.requests.stop_strings import StopStringMatcher, StopStrings
 from paceline.detokenizer import TokenDecoder
-from paceline.types import DraftSource, FinishReason, OutputToken, TokenLogprobs
+from paceline.types import DraftSource, FinishReason, OutputToken, TokenLogprobs, TokenRun
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class StopRules:
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def all_end_token_ids(self) -> frozenset[int]:
         """Tokens after any of which the output ends."""
         return self.end_token_ids | self.stop_token_ids
@@ -66,15 +66,12 @@ class Output:
         accepted_count: int,
         logprobs: Sequence[TokenLogprobs] = (),
         source: DraftSource | None = None,
-    ) -> list[OutputToken]:
+    ) -> Sequence[OutputToken]:
         """Add a round's tokens up to the one that ends the output; `source` drafted the first `accepted_count`."""
         if not (logprobs or self._rules.stop_strings or self._may_end(token_ids)):
             self.count += len(token_ids)
-            texts = map(self._detokenizer.push, token_ids) if self._detokenizer else [""] * len(token_ids)
-            return [
-                OutputToken(one, text, place < accepted_count, None, source if place < accepted_count else None)
-                for place, (one, text) in enumerate(zip(token_ids, texts, strict=True))
-            ]
+            texts = [*map(self._detokenizer.push, token_ids)] if self._detokenizer else ()
+            return TokenRun(token_ids, texts, accepted_count, source)
         tokens: list[OutputToken] = []
         for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):
             accepted, text = position < accepted_count, self._push(token_id)
@@ -82,14 +79,13 @@ class Output:
             tokens.append(with_bytes(token, self._decoder) if own_logprobs and self._decoder else token)
             if self.finish_reason:
                 break
-        return tokens
+        return tuple(tokens)
 
     def _may_end(self, token_ids: Sequence[int]) -> bool:
         """Return whether the output may end with one of these tokens."""
         rules = self._rules
-        return self.remaining_count <= len(token_ids) or not (
-            rules.end_token_ids.isdisjoint(token_ids) and rules.stop_token_ids.isdisjoint(token_ids)
-        )
+        may_go_on = self.count + len(token_ids) < rules.max_new_tokens
+        return not (may_go_on and rules.all_end_token_ids.isdisjoint(token_ids))
 
     def _push(self, token_id: int) -> str:
         self.count += 1

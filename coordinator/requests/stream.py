@@ -8,6 +8,7 @@ all output.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from itertools import chain
 
 from paceline.errors import PacelineError
 from paceline.types import OutputPiece, OutputToken
@@ -24,7 +25,9 @@ class Stream:
         self._prompt: tuple[OutputToken, ...] = ()
         # A dict keeps the order: the output that has waited longest is read first.
         self._unread: dict[int, list[OutputPiece]] = {}
-        """Pieces of each output: one that grows, or one for each round where rounds are told."""
+        """Pieces of each output."""
+        self._unread_counts: dict[int, int] = {}
+        """Tokens of these."""
         self._error: PacelineError | None = None
         self._on_put: Callable[[], None] = lambda: None
         self._on_room: set[Callable[[], None]] = set()
@@ -32,12 +35,10 @@ class Stream:
     def put(self, event: OutputPiece | PacelineError) -> None:
         if isinstance(event, PacelineError):
             self._error = self._error or event
-        elif (unread := self._unread.get(event.completion_index)) is None:
-            self._unread[event.completion_index] = [event]
-        elif event.round:
-            unread.append(event)
         else:
-            unread[-1] = replace(unread[-1], tokens=unread[-1].tokens + event.tokens, finish=event.finish)
+            index = event.completion_index
+            self._unread.setdefault(index, []).append(event)
+            self._unread_counts[index] = self._unread_counts.get(index, 0) + len(event.tokens)
         self._on_put()
 
     def put_prompt(self, tokens: tuple[OutputToken, ...]) -> None:
@@ -50,8 +51,7 @@ class Stream:
 
     def is_full(self, completion_index: int) -> bool:
         """Return whether so much of an output is unread that its generation should pause."""
-        unread = self._unread.get(completion_index)
-        return unread is not None and sum(len(piece.tokens) for piece in unread) > UNREAD_TOKENS
+        return self._unread_counts.get(completion_index, 0) > UNREAD_TOKENS
 
     def tell_room(self, on_room: Callable[[], None]) -> None:
         """Have `on_room` called whenever an output is no longer full."""
@@ -71,36 +71,44 @@ class Stream:
         self.tell_put(put.set)
         while not self.is_over:
             put.clear()
-            if piece := self.next_piece():
-                yield piece
+            if pieces := self.take():
+                yield _joined(pieces)
             else:
                 await put.wait()
 
-    def next_piece(self) -> OutputPiece | None:
-        """Return the next piece that can be read now; None without one.
+    def take(self) -> list[OutputPiece]:
+        """Return the pieces of one output that can be sent now as one; none if there are none.
 
-        A piece is all of an output that was not read yet; of one round, where rounds are told.
+        They are all that was not read yet of it; those of one round, where rounds are told.
 
         Raise the error that ended an output early, if nothing comes before it.
         """
         if self._sends_prompt:
             if self._prompt:
                 prompt, self._prompt, self._sends_prompt = self._prompt, (), False
-                return OutputPiece((), prompt_tokens=prompt)
+                return [OutputPiece((), prompt_tokens=prompt)]
         elif self._unread:
             return self._take(next(iter(self._unread)))
         if self._error:
             raise self._error
-        return None
+        return []
 
-    def _take(self, completion_index: int) -> OutputPiece:
-        was_full, unread = self.is_full(completion_index), self._unread.pop(completion_index)
-        piece = unread.pop(0)
-        if unread:
-            self._unread[completion_index] = unread
-        if piece.finish:
+    def _take(self, completion_index: int) -> list[OutputPiece]:
+        pieces, count = self._unread.pop(completion_index), self._unread_counts.pop(completion_index)
+        left_count = 0
+        if pieces[0].round and len(pieces) > 1:
+            self._unread[completion_index] = pieces[1:]
+            left_count = self._unread_counts[completion_index] = count - len(pieces[0].tokens)
+            pieces = pieces[:1]
+        if pieces[-1].finish:
             self._unfinished_count -= 1
-        if was_full and not self.is_full(completion_index):
+        if count > UNREAD_TOKENS >= left_count:
             for on_room in self._on_room:
                 on_room()
-        return piece
+        return pieces
+
+
+def _joined(pieces: list[OutputPiece]) -> OutputPiece:
+    if len(pieces) == 1:
+        return pieces[0]
+    return replace(pieces[-1], tokens=tuple(chain.from_iterable(piece.tokens for piece in pieces)))

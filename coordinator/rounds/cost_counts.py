@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import sqrt
 from typing import NamedTuple
 
+from coordinator.requests.acceptance import by_place
 from coordinator.requests.generation import Generation
 from coordinator.rounds.round_report import RoundReport, RowReport
 from paceline.types import AcceptanceCounts, CallCosts, DraftSource, HopTime, MeasuredCosts
@@ -109,10 +109,8 @@ class _Acceptance:
             self.outputs.add(row.generation, row.accepted_count, compared_count)
 
     def counts(self, source: DraftSource, draft_model: str) -> AcceptanceCounts:
-        places = range(1, max(self.compared) + 1)
-        compared, right = (
-            tuple(accumulate(rows[place] for place in reversed(places)))[::-1] for rows in (self.compared, self.right)
-        )
+        most = max(self.compared)
+        compared, right = by_place(self.compared, most), by_place(self.right, most)
         return AcceptanceCounts(source, draft_model, compared, right, self.outputs.deviation)
 
 

@@ -109,7 +109,7 @@ class GenerationPool:
         now = self._clock()
         for generation in group:
             if generation.first_grouped_s is None:
-                generation.first_grouped_s = now
+                generation.begin_rounds(now)
             del self._live[generation]
             self._live[generation] = None
             self._in_flight.add(generation)

@@ -1,8 +1,8 @@
 """Statistics of all rounds since the start, read through `DescribeCluster`."""
 
 from collections import Counter
-from itertools import accumulate
 
+from coordinator.requests.acceptance import by_place
 from coordinator.rounds.cost_counts import CostCounts
 from coordinator.rounds.round_report import RoundReport
 from paceline.types import ClusterStatistics, HopTime, SourceUsage, added_up
@@ -49,10 +49,8 @@ class Statistics:
         self._preemption_count += count
 
     def snapshot(self) -> ClusterStatistics:
-        row_counts = [
-            self._rows_by_accepted_count[n] for n in range(1, 1 + max(self._rows_by_accepted_count, default=0))
-        ]
-        by_position = tuple(accumulate(reversed(row_counts)))[::-1]
+        rows = self._rows_by_accepted_count
+        by_position = by_place(rows, max(rows, default=0))
         return ClusterStatistics(
             round_count=self._round_count,
             fallback_round_count=self._fallback_round_count,

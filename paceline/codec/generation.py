@@ -1,7 +1,7 @@
 """Translation of the messages between the coordinator and its clients."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -246,13 +246,14 @@ def piece_to_pb(piece: types.OutputPiece, *, in_runs: bool = False) -> generatio
 
 
 def add_piece(message: generation_service_pb2.GenerateTextResponse, piece: types.OutputPiece, *, in_runs: bool) -> None:
-    """Write a piece into an empty message."""
+    """Write a piece into an empty message, or one with the pieces of the same output before it."""
     if piece.completion_index:
         message.completion_index = piece.completion_index
-    if in_runs and piece.tokens and piece.tokens[0].logprobs is None:
-        _add_runs(message.runs, piece.tokens)
+    tokens = piece.tokens
+    if in_runs and tokens and (isinstance(tokens, types.TokenRun) or tokens[0].logprobs is None):
+        _add_runs(message.runs, tokens)
     else:
-        _add_tokens(message.tokens, piece.tokens)
+        _add_tokens(message.tokens, tokens)
     if piece.prompt_tokens:
         _add_tokens(message.prompt_tokens, piece.prompt_tokens)
     if piece.round:
@@ -268,29 +269,32 @@ def add_piece(message: generation_service_pb2.GenerateTextResponse, piece: types
 def _add_runs(
     messages: RepeatedCompositeFieldContainer[generation_service_pb2.TokenRun], tokens: Sequence[types.OutputToken]
 ) -> None:
-    """Write tokens as runs, each of which ends with the first that was not drafted."""
-    start = 0
-    for place, token in enumerate(tokens, 1):
-        if token.accepted and place < len(tokens):
-            continue
-        run = tokens[start:place]
-        accepted_count = len(run) - (not token.accepted)
-        source, texts = run[0].source if accepted_count else None, [one.text for one in run]
+    for run in [tokens] if isinstance(tokens, types.TokenRun) else _runs_of(tokens):
+        source = run.source if run.accepted_count else None
         messages.add(
-            token_ids=[one.token_id for one in run],
-            texts=texts if any(texts) else None,
-            accepted_count=accepted_count,
+            token_ids=run.token_ids,
+            texts=run.texts if any(run.texts) else None,
+            accepted_count=run.accepted_count,
             source=_SOURCE_TO_PB[source] if source else None,
         )
-        start = place
 
 
-def _run_from_pb(run: generation_service_pb2.TokenRun) -> Iterator[types.OutputToken]:
+def _runs_of(tokens: Sequence[types.OutputToken]) -> Iterator[types.TokenRun]:
+    """Yield tokens as runs, each of which ends with the first that was not drafted."""
+    start = 0
+    for place, token in enumerate(tokens, 1):
+        if not token.accepted or place == len(tokens):
+            run = tokens[start:place]
+            accepted_count = len(run) - (not token.accepted)
+            yield types.TokenRun(
+                [one.token_id for one in run], [one.text for one in run], accepted_count, run[0].source
+            )
+            start = place
+
+
+def _run_from_pb(run: generation_service_pb2.TokenRun) -> types.TokenRun:
     source = _SOURCE_FROM_PB.get(run.source, types.DraftSource.UNSPECIFIED)
-    texts: Iterable[str] = run.texts or repeat("")
-    for place, (token_id, text) in enumerate(zip(run.token_ids, texts, strict=False)):
-        accepted = place < run.accepted_count
-        yield types.OutputToken(token_id, text, accepted, source=source if accepted else None)
+    return types.TokenRun(run.token_ids, run.texts, run.accepted_count, source)
 
 
 def _add_tokens(

@@ -1,7 +1,10 @@
 """Requests of clients and the answers to them."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import repeat
+from typing import overload
 
 from paceline.types.drafting import DraftingOptions, DraftSource, SourceUsage
 from paceline.types.rounds import HopTime
@@ -132,6 +135,35 @@ class OutputToken:
 
 
 @dataclass(slots=True)
+class TokenRun(Sequence[OutputToken]):
+    """Tokens that one round committed of an output, without log-probabilities. Each is made when it is looked at."""
+
+    token_ids: Sequence[int]
+    texts: Sequence[str]
+    """Texts of the tokens; none where text is left out."""
+    accepted_count: int
+    """Leading tokens that were drafted."""
+    source: DraftSource | None
+    """What drafted them."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __iter__(self) -> Iterator[OutputToken]:
+        texts = self.texts or repeat("")
+        for place, (token_id, text) in enumerate(zip(self.token_ids, texts, strict=False)):
+            accepted = place < self.accepted_count
+            yield OutputToken(token_id, text, accepted, None, self.source if accepted else None)
+
+    @overload
+    def __getitem__(self, place: int, /) -> OutputToken: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> Sequence[OutputToken]: ...
+    def __getitem__(self, place: int | slice, /) -> OutputToken | Sequence[OutputToken]:
+        return list(self)[place]
+
+
+@dataclass(slots=True)
 class Usage:
     prompt_count: int
     output_count: int = 0
@@ -201,7 +233,7 @@ class RoundSummary:
 class OutputPiece:
     """Tokens committed since the last piece; the last one of an output carries the finish."""
 
-    tokens: tuple[OutputToken, ...]
+    tokens: Sequence[OutputToken]
     finish: GenerationFinish | None = None
     completion_index: int = 0
     prompt_tokens: tuple[OutputToken, ...] = ()
