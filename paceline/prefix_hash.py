@@ -29,6 +29,11 @@ class PrefixHash:
 
     def of(self, token_ids: Sliced, length: int) -> int:
         """Return the hash of the first `length` tokens. When it grows, only tokens after the last answer are read."""
+        if 0 < self._length <= length and length // _BLOCK_TOKENS == self._length // _BLOCK_TOKENS:
+            if length > self._length:
+                self._value = extended_hash(self._value, token_ids[self._length : length])
+                self._length = length
+            return self._value
         block = min(length // _BLOCK_TOKENS, len(self._blocks) - 1)
         start, value = block * _BLOCK_TOKENS, self._blocks[block]
         if start < self._length <= length:

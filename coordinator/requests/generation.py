@@ -313,12 +313,13 @@ class Generation:
 
         What a target took in once before, and had to take in again, does not count.
         """
-        new_from = max(base_length, self.taken_in_length)
-        count = min(base_length + reused_count, self.usage.prompt_count) - new_from
-        self.taken_in_length = max(self.taken_in_length, cached_length)
+        if reused_count:
+            new_from = max(base_length, self.taken_in_length)
+            count = min(base_length + reused_count, self.usage.prompt_count) - new_from
+            self.usage.cached_prompt_count += max(0, count)
         self.target_cached_length = cached_length
-        if count > 0:
-            self.usage.cached_prompt_count += count
+        if cached_length > self.taken_in_length:
+            self.taken_in_length = cached_length
 
     def _came_through(self) -> None:
         """Clear all suspicion, because it got a token. A prompt that another target prefills is no such progress."""

@@ -177,7 +177,7 @@ def _take(
     failed: dict[Generation, PacelineError] = {}
     refusals: dict[Generation, Overloaded] = {}
     for (generation, draft), row, result in zip(drafts.items(), rows, verdicts.results, strict=True):
-        verdict = _scored(generation, row, result)
+        verdict = _scored(generation, row, result) if row.scores_tokens else result
         if isinstance(verdict, Verdict):
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
             reports.append(_commit(generation, row, draft, verdict, seen))
@@ -199,8 +199,8 @@ def _take(
 def _scored(
     generation: Generation, row: VerifyRow, result: VerifyOutcome | PacelineError
 ) -> VerifyOutcome | PacelineError:
-    """Take the log-probabilities of a row's tokens that were asked for. Return the result, or an error without them."""
-    if isinstance(result, PacelineError) or not row.scores_tokens:
+    """Take the log-probabilities of a row's tokens that it asked for. Return the result, or an error without them."""
+    if isinstance(result, PacelineError):
         return result
     if scored_count(row, result) and not result.token_logprobs:
         return PeerFailed(
@@ -345,7 +345,8 @@ def _most_drafts(generation: Generation, limits: RoundLimits) -> int:
 
 
 def _commit(generation: Generation, row: VerifyRow, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:
-    length, accepted_count, source = len(generation.token_ids), verdict.accepted_count, draft.source
+    accepted_count, source = verdict.accepted_count, draft.source
+    length = row.base_length + len(row.token_ids)
     generation.heads_draft = (
         HeadsDraft(length + accepted_count + 1, verdict.draft_token_ids, row.propose_count)
         if row.propose_count

@@ -19,17 +19,18 @@ def _context(rows: Sequence[types.ProposeRow] | Sequence[types.VerifyRow]) -> co
 def propose_rows_to_pb(rows: Sequence[types.ProposeRow]) -> draft_service_pb2.ProposeTokensRequest:
     request = draft_service_pb2.ProposeTokensRequest(context=_context(rows))
     for row in rows:
-        # Made in place: a separate message would be copied.
-        request.rows.add(
-            sequence_id=row.sequence_id,
-            base_length=row.base_length,
-            token_ids=row.token_ids,
-            draft_count=row.draft_count,
-            sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
-            following_count=row.following_count,
-            base_hash=row.base_hash,
-            prepare_count=row.prepare_count,
-        )
+        # Field by field, and only what is set: with all of them as arguments it takes half as long again.
+        message = request.rows.add() if row.rule is None else request.rows.add(sequence_rule=rule_to_pb(row.rule))
+        message.sequence_id = row.sequence_id
+        message.base_length = row.base_length
+        message.token_ids.extend(row.token_ids)
+        message.draft_count = row.draft_count
+        if row.base_hash is not None:
+            message.base_hash = row.base_hash
+        if row.following_count:
+            message.following_count = row.following_count
+        if row.prepare_count:
+            message.prepare_count = row.prepare_count
     return request
 
 
@@ -119,19 +120,23 @@ def _timing_from_pb(message: common_pb2.CallTiming) -> types.CallTiming:
 def verify_rows_to_pb(rows: Sequence[types.VerifyRow]) -> target_service_pb2.VerifyTokensRequest:
     request = target_service_pb2.VerifyTokensRequest(context=_context(rows))
     for row in rows:
-        request.rows.add(
-            sequence_id=row.sequence_id,
-            base_length=row.base_length,
-            token_ids=row.token_ids,
-            draft_token_ids=row.draft_token_ids,
-            sequence_rule=None if row.rule is None else rule_to_pb(row.rule),
-            following_count=row.following_count,
-            base_hash=row.base_hash,
-            top_logprob_count=row.top_logprob_count,
-            drafted_without_model=row.drafted_without_model,
-            scores_tokens=row.scores_tokens,
-            propose_count=row.propose_count,
-        )
+        message = request.rows.add() if row.rule is None else request.rows.add(sequence_rule=rule_to_pb(row.rule))
+        message.sequence_id = row.sequence_id
+        message.base_length = row.base_length
+        message.token_ids.extend(row.token_ids)
+        message.draft_token_ids.extend(row.draft_token_ids)
+        if row.base_hash is not None:
+            message.base_hash = row.base_hash
+        if row.top_logprob_count is not None:
+            message.top_logprob_count = row.top_logprob_count
+        if row.following_count:
+            message.following_count = row.following_count
+        if row.drafted_without_model:
+            message.drafted_without_model = True
+        if row.scores_tokens:
+            message.scores_tokens = True
+        if row.propose_count:
+            message.propose_count = row.propose_count
     return request
 
 
@@ -189,31 +194,30 @@ def verdicts_to_pb(
 def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse, *, are_plain: bool = False) -> types.Verdicts:
     """Read verdicts. `are_plain` says that no row asked for log-probabilities or drafts: nobody looks for them then."""
 
-    def one(result: target_service_pb2.VerifyTokensResult) -> types.VerifyOutcome | PacelineError:
-        if result.HasField("status"):
-            return error_from_pb(result.status)
-        if are_plain and result.HasField("next_token_id"):
-            return types.Verdict(
-                result.accepted_count,
-                result.next_token_id,
-                result.cached_length,
-                reused_count=result.reused_count,
-            )
-        token_logprobs = tuple(map(logprobs_from_pb, result.token_logprobs))
-        if not result.HasField("next_token_id"):
-            return types.Prefilled(result.cached_length, token_logprobs, result.reused_count)
-        return types.Verdict(
-            result.accepted_count,
-            result.next_token_id,
-            result.cached_length,
-            tuple(map(logprobs_from_pb, result.logprobs)),
-            token_logprobs,
-            result.reused_count,
-            tuple(result.draft_token_ids),
-        )
-
-    results = [one(result) for result in response.results]
+    results = [
+        types.Verdict(one.accepted_count, one.next_token_id, one.cached_length, (), (), one.reused_count)
+        if are_plain and one.HasField("next_token_id") and not one.HasField("status")
+        else _outcome_from_pb(one)
+        for one in response.results
+    ]
     return types.Verdicts(results, _timing_from_pb(response.timing), identity_from_pb(response.identity))
+
+
+def _outcome_from_pb(result: target_service_pb2.VerifyTokensResult) -> types.VerifyOutcome | PacelineError:
+    if result.HasField("status"):
+        return error_from_pb(result.status)
+    token_logprobs = tuple(map(logprobs_from_pb, result.token_logprobs))
+    if not result.HasField("next_token_id"):
+        return types.Prefilled(result.cached_length, token_logprobs, result.reused_count)
+    return types.Verdict(
+        result.accepted_count,
+        result.next_token_id,
+        result.cached_length,
+        tuple(map(logprobs_from_pb, result.logprobs)),
+        token_logprobs,
+        result.reused_count,
+        tuple(result.draft_token_ids),
+    )
 
 
 def lengths_from_pb(lengths: Iterable[common_pb2.SequenceLength]) -> list[types.SequenceLength]:
