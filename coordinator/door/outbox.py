@@ -28,6 +28,7 @@ class Sending:
     def __init__(self, call_id: int, call: Call, is_held: bool) -> None:
         self.call_id = call_id
         self.call = call
+        self.stream = call.stream
         self.is_held = is_held
         self.has_told_end = False
         """Whether a message tells that all of the output was sent."""
@@ -67,7 +68,7 @@ class Outbox:
     def send(self, call_id: int, call: Call, *, is_held: bool = False) -> Sending:
         """Send the output of a queued call from now on, as it comes, unless it is held."""
         sending = Sending(call_id, call, is_held)
-        call.stream.tell_put(partial(self._put, sending))
+        sending.stream.tell_put(partial(self._put, sending))
         self._put(sending)
         return sending
 
@@ -141,7 +142,7 @@ class Outbox:
 
         Raise the error that ended the call early.
         """
-        call, stream, added_count = sending.call, sending.call.stream, 0
+        stream, added_count = sending.stream, 0
         while added_count < room:
             pieces = stream.take()
             if not pieces:
@@ -149,7 +150,7 @@ class Outbox:
                 break
             update = message.updates.add(call_id=sending.call_id)
             for piece in pieces:
-                call.deliver(piece)
+                sending.call.deliver(piece)
                 add_piece(update.response, piece, in_runs=True)
                 added_count += _token_count(piece)
             if stream.is_over:
@@ -163,5 +164,7 @@ class Outbox:
 def _token_count(piece: OutputPiece) -> int:
     """Return the tokens of a piece, the likeliest ones in the place of each counted too."""
     tokens = piece.tokens
-    logprobs = tokens[0].logprobs if tokens and not isinstance(tokens, TokenRun) else None
+    if isinstance(tokens, TokenRun) or not tokens:
+        return len(tokens)
+    logprobs = tokens[0].logprobs
     return len(tokens) * (1 + (len(logprobs.top) if logprobs else 0))

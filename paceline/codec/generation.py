@@ -250,7 +250,7 @@ def add_piece(message: generation_service_pb2.GenerateTextResponse, piece: types
     if piece.completion_index:
         message.completion_index = piece.completion_index
     tokens = piece.tokens
-    if in_runs and tokens and (isinstance(tokens, types.TokenRun) or tokens[0].logprobs is None):
+    if in_runs and (isinstance(tokens, types.TokenRun) or tokens and tokens[0].logprobs is None):
         _add_runs(message.runs, tokens)
     else:
         _add_tokens(message.tokens, tokens)

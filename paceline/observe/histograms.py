@@ -4,6 +4,7 @@ One of prometheus_client takes a lock twice and checks its labels for each value
 at once. Knows nothing of what is observed.
 """
 
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as Example
 from prometheus_client.utils import floatToGoString
 
-Exemplar = dict[str, str] | None
+from paceline.observe.metrics import Exemplar
 
 
 class Values:
@@ -34,7 +35,7 @@ class Values:
         self.counts[bucket] += 1
         self.sum += value
         if exemplar:
-            self.examples[bucket] = Example(exemplar, value)
+            self.examples[bucket] = Example(exemplar, value, time.time())
 
     def observe_all(self, values: Iterable[float]) -> None:
         for value, count in Counter(values).items():
