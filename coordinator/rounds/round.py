@@ -8,7 +8,7 @@ requests.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from coordinator.protocols import Deadline, Drafter, Verifies
@@ -134,28 +134,28 @@ async def run_round(
     asked = await _propose(wishes, drafters, limits, deadline, clock)
     drafts = _drafts(wishes, asked, limits)
     rows = [
-        one.verify_row(drafts[one].token_ids, drafts[one].source, share, wishes[one].propose_count)
-        for one, share in zip(group, shares, strict=True)
+        one.verify_row(draft.token_ids, draft.source, share, wish.propose_count)
+        for (one, draft), wish, share in zip(drafts.items(), wishes.values(), shares, strict=True)
     ]
     began = clock()
     verdicts = await verifier.verify(rows, time_left_s(group, began))
     verify = _hop_time(clock() - began, verdicts.timing)
     propose = max((one.time for one in asked.values()), key=lambda hop: hop.total_s, default=None)
-    seen = _Seen(len(rows), started, clock() - started, propose, verify)
-    reports, failed, shortage = _take(drafts, rows, verdicts, seen)
+    taken = _take(drafts, rows, verdicts, _Seen(len(rows), started, clock() - started, propose, verify))
+    calls = {model: one.call for model, one in asked.items()}
     return RoundReport(
-        reports,
+        taken.reports,
         clock() - started,
         propose or HopTime(),
         verify,
         _error_of_all(asked),
-        shortage,
-        not any(one.call.caught_up_count for one in asked.values()) and all(len(row.token_ids) == 1 for row in rows),
-        sum(map(_prompt_token_count, rows, verdicts.results)),
-        failed,
-        {model: one.call for model, one in asked.items()},
+        _shortage(taken.refusals),
+        max(shares) == 1 and not any(one.caught_up_count for one in calls.values()),
+        taken.prompt_token_count,
+        taken.failed,
+        calls,
         sum(one.prepared_count for one in asked.values()),
-        sum(row.propose_count for row, one in zip(rows, verdicts.results, strict=True) if isinstance(one, Verdict)),
+        taken.heads_count,
         verdicts.timing.others_s + max((one.others_s for one in asked.values()), default=0.0),
     )
 
@@ -169,31 +169,44 @@ def _taking_part(wishes: Mapping[Generation, Wish], limits: RoundLimits) -> tupl
     return taking_part, [share for share in shares if share]
 
 
-def _take(
-    drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdicts: Verdicts, seen: _Seen
-) -> tuple[list[RowReport], dict[Generation, PacelineError], Shortage | None]:
-    """Apply each row's verdict to its generation; return the commits, the failures and the shortage."""
-    reports: list[RowReport] = []
-    failed: dict[Generation, PacelineError] = {}
-    refusals: dict[Generation, Overloaded] = {}
+@dataclass
+class _Taken:
+    """What came of the rows of a round."""
+
+    reports: list[RowReport] = field(default_factory=list)
+    """Those of the rows that committed tokens."""
+    failed: dict[Generation, PacelineError] = field(default_factory=dict)
+    refusals: dict[Generation, Overloaded] = field(default_factory=dict)
+    prompt_token_count: int = 0
+    """Tokens that the target took in before it could decode."""
+    heads_count: int = 0
+    """Tokens that the target's heads were asked for, after the rows that committed."""
+
+
+def _take(drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdicts: Verdicts, seen: _Seen) -> _Taken:
+    """Apply each row's verdict to its generation."""
+    taken = _Taken()
     for (generation, draft), row, result in zip(drafts.items(), rows, verdicts.results, strict=True):
         verdict = _scored(generation, row, result) if row.scores_tokens else result
         if isinstance(verdict, Verdict):
+            taken.prompt_token_count += len(row.token_ids) - 1
+            taken.heads_count += row.propose_count
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
-            reports.append(_commit(generation, row, draft, verdict, seen))
+            taken.reports.append(_commit(generation, row, draft, verdict, seen))
         elif isinstance(verdict, Prefilled):
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
             generation.target_taken_count = verdict.cached_length - row.base_length
+            taken.prompt_token_count += generation.target_taken_count
         elif isinstance(verdict, Overloaded):
             generation.target_cached_length = row.base_length
             if _gave_cache_up(verdict):
                 generation.forget_target()
-            refusals[generation] = verdict
+            taken.refusals[generation] = verdict
         elif isinstance(verdict, PrefixNotCached) and row.base_length > 0:
             generation.forget_target()  # the next round sends the whole sequence
         else:
-            failed[generation] = verdict
-    return reports, failed, _shortage(refusals)
+            taken.failed[generation] = verdict
+    return taken
 
 
 def _scored(
@@ -234,9 +247,8 @@ async def _propose(
     clock: Clock,
 ) -> dict[str, _Asked]:
     """Ask the draft services of every model at once; return what came of it, by model."""
-    models = [
-        model for model in drafters if any(one.asked_count and one.draft_model == model for one in wishes.values())
-    ]
+    wished = {one.draft_model for one in wishes.values() if one.asked_count}
+    models = [model for model in drafters if model in wished]
     calls = [_ask(model, wishes, drafters[model], limits, deadline, clock) for model in models]
     answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
     return {model: answer for model, answer in zip(models, answers, strict=True) if answer}
@@ -252,9 +264,12 @@ async def _ask(
 ) -> _Asked | None:
     """Ask for draft tokens where they can help; return None where they cannot for any row."""
     wanted: list[tuple[Generation, int]] = []
+    longest = drafter.max_length + 1
     for one, wish in wishes.items():
-        count = min(wish.asked_count, _most_drafts(one, limits), drafter.max_length + 1 - len(one.token_ids))
-        if wish.draft_model == model and count > 0 and model not in one.refused_draft_models:
+        if wish.draft_model != model or model in one.refused_draft_models:
+            continue
+        count = min(wish.asked_count, _most_drafts(one, limits), longest - len(one.token_ids))
+        if count > 0:
             one.move_draft(model)
             wanted.append((one, count))
     if not wanted:
@@ -324,13 +339,6 @@ def _proposed(generation: Generation, row: ProposeRow, proposal: Proposal | Pace
 
 def _gave_cache_up(error: PacelineError) -> bool:
     return isinstance(error, CacheFull) and error.gave_cache_up
-
-
-def _prompt_token_count(row: VerifyRow, result: VerifyOutcome | PacelineError) -> int:
-    """Return the tokens of the row that the target took in before it could decode."""
-    if isinstance(result, Prefilled):
-        return result.cached_length - row.base_length
-    return len(row.token_ids) - 1 if isinstance(result, Verdict) else 0
 
 
 def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:

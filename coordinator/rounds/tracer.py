@@ -8,7 +8,7 @@ their rate is capped.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -58,22 +58,26 @@ class RoundTracer:
         self._policy = policy
         self._cap = cap or RoundCap()
 
-    @contextmanager
     def round(
         self, group: Sequence[Generation], waits_s: Sequence[float], draft_counts: Sequence[int], lane: int
-    ) -> Iterator[Record]:
+    ) -> AbstractContextManager[Record]:
         """Trace the round that the block runs. The block must call the yielded function with its report.
 
         `waits_s` has the seconds that each generation waited to be grouped.
         """
-        members = [_Member.of(one, wait_s) for one, wait_s in zip(group, waits_s, strict=True) if one.request.traced]
-        if not self._tracer or not members:
-            yield _ignore
-            return
+        traced = [pair for pair in zip(group, waits_s, strict=True) if pair[0].request.traced]
+        if not self._tracer or not traced:
+            return _UNTRACED
+        return self._traced(self._tracer, [_Member.of(*pair) for pair in traced], draft_counts, lane)
+
+    @contextmanager
+    def _traced(
+        self, tracer: Tracer, members: Sequence["_Member"], draft_counts: Sequence[int], lane: int
+    ) -> Iterator[Record]:
         began_ns, error = time.time_ns(), ""
         reports: list[RoundReport] = []
         traces = list({id(one.traced): one.traced for one in members}.values())
-        span = self._shared(self._tracer, traces, draft_counts, lane) if self._cap.lets_through() else None
+        span = self._shared(tracer, traces, draft_counts, lane) if self._cap.lets_through() else None
         try:
             with _within(span, traces) if span else nullcontext():
                 yield reports.append
@@ -84,7 +88,7 @@ class RoundTracer:
         finally:
             hops = (reports[0].propose, reports[0].verify) if reports else (HopTime(), HopTime())
             context = span.get_span_context() if span else None
-            note = RoundNote(began_ns, time.time_ns(), len(group), *hops, context, error)
+            note = RoundNote(began_ns, time.time_ns(), len(draft_counts), *hops, context, error)
             for one in members:
                 one.note(note)
             if span:
@@ -146,6 +150,9 @@ def _drafted_between(before: Usage, after: Usage) -> SourceUsage | None:
 
 def _ignore(report: RoundReport) -> None:
     pass
+
+
+_UNTRACED = nullcontext(_ignore)
 
 
 @contextmanager
