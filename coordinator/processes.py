@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import structlog
 
@@ -48,7 +49,10 @@ async def supervise(settings: CoordinatorSettings, arguments: Sequence[str] | No
                 log.info("process listens", index=index, pid=processes[index].pid, metrics=endpoint.metrics_url)
             announce("coordinator", f"{settings.host}:{port}", endpoints[0].metrics_url)
             async with side_by_side() as watching:
-                watches = [watching.create_task(keep_running(one, log.warning)) for one in processes]
+                watches = [
+                    watching.create_task(keep_running(one, partial(log.warning, index=index)))
+                    for index, one in enumerate(processes)
+                ]
                 await termination(stop_with_stdin=settings.stop_with_stdin)
                 for watch in watches:
                     watch.cancel()

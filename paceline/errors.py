@@ -2,6 +2,7 @@
 
     PacelineError
       InvalidRequest           INVALID_ARGUMENT      a field is wrong; repeating the call is useless
+        PromptTooLong                                a prompt leaves no room for the output that is asked for
         DuplicateSequence                            a call names a sequence twice
       SequenceNotFound         NOT_FOUND             a rollback names a sequence the service does not hold
       TokenizerNotFound        NOT_FOUND             the model has no tokenizer
@@ -67,6 +68,10 @@ class InvalidRequest(PacelineError):
     def __init__(self, message: str, metadata: Metadata | None = None, *, field: str = "") -> None:
         super().__init__(message, metadata)
         self.field = field
+
+
+class PromptTooLong(InvalidRequest):
+    reason = "PROMPT_TOO_LONG"
 
 
 class DuplicateSequence(InvalidRequest):

@@ -162,7 +162,8 @@ class _Opened:
     async def _begin(self) -> None:
         """Wait for what the coordinator says of the stream, or until it is lost."""
         told = dict(await self._stream.initial_metadata())
-        self._most_calls = min(MOST_CALLS, int(told.get(MOST_CALLS_KEY, MOST_CALLS)))
+        # At least one: a stream that takes none would be opened again and again.
+        self._most_calls = max(1, min(MOST_CALLS, int(told.get(MOST_CALLS_KEY, MOST_CALLS))))
 
     @property
     def has_ended(self) -> bool:

@@ -27,7 +27,7 @@ from paceline.checks import (
     check_top_logprob_count,
 )
 from paceline.detokenizer import TokenDecoder
-from paceline.errors import InvalidRequest, ModelChanged
+from paceline.errors import InvalidRequest, ModelChanged, PromptTooLong
 from paceline.text import TextCodec
 from paceline.types import (
     GREEDY,
@@ -225,7 +225,7 @@ class Admission:
         """Raise InvalidRequest for a text that would not fit even if all its tokens were the longest there are."""
         most = min(self.served.target.longest_sequence, self._limits.max_prompt_tokens or sys.maxsize)
         if count > codec.most_characters(most):
-            raise InvalidRequest(
+            raise PromptTooLong(
                 f"prompt has {count} characters; give {codec.most_characters(most)} at most: no more can fit into "
                 f"the {most} tokens that are taken here",
                 field="prompt",
@@ -234,7 +234,7 @@ class Admission:
     def _check_room(self, prompt_count: int) -> None:
         most = self.served.target.longest_sequence
         if prompt_count >= most:
-            raise InvalidRequest(
+            raise PromptTooLong(
                 f"prompt has {prompt_count} tokens and leaves no room for output: {self._limited_by} {most} tokens, "
                 "prompt and output together",
                 field="prompt",
@@ -252,7 +252,8 @@ class Admission:
         if request.max_new_tokens is None:
             return min(self._default_max_new_tokens, room)
         if not 1 <= request.max_new_tokens <= room:
-            raise InvalidRequest(
+            kind = PromptTooLong if request.max_new_tokens > room else InvalidRequest
+            raise kind(
                 f"max_new_tokens is {request.max_new_tokens}; after a prompt of {prompt_count} tokens there is room "
                 f"for 1 to {room}: {self._limited_by} {most}",
                 field="max_new_tokens",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, PromptTooLong
 from paceline.types import GenerationRequest
 
 MAX_COMPLETIONS = 64
@@ -42,7 +42,7 @@ class RequestLimits:
     def check_prompt(self, prompt_count: int) -> None:
         """Raise InvalidRequest, naming field and limit, when the prompt has too many tokens."""
         if self.max_prompt_tokens is not None and prompt_count > self.max_prompt_tokens:
-            raise InvalidRequest(
+            raise PromptTooLong(
                 f"prompt has {prompt_count} tokens; at most {self.max_prompt_tokens} are taken here "
                 "(--max-prompt-tokens)",
                 field="prompt",

@@ -47,7 +47,9 @@ def make_app(
         middleware.append(Middleware(CORSMiddleware, allow_origins=cors_origins, **allowed))
     if tokens:
         middleware.append(Middleware(BearerTokens, tokens=tokens))
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
+    app.router.redirect_slashes = False  # few clients send a body again where a redirection leads
+    return app
 
 
 class _Paths:

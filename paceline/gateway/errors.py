@@ -24,6 +24,7 @@ from paceline.errors import (
     PacelineError,
     PeerUnavailable,
     PermissionDenied,
+    PromptTooLong,
     TokenizerNotFound,
     Unauthenticated,
 )
@@ -84,6 +85,8 @@ def http_error(error: PacelineError) -> HttpError:
     """Return the answer for an error of the gateway's own checks or of a coordinator."""
     message = error.message
     match error:
+        case PromptTooLong():
+            return HttpError(400, _renamed(message), param=_param(error.field), code="context_length_exceeded")
         case InvalidRequest():
             return invalid(_renamed(message), _param(error.field))
         case TokenizerNotFound():

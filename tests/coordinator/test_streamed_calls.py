@@ -208,6 +208,16 @@ async def test_calls_beyond_what_a_coordinator_takes_on_a_stream_go_to_another()
             await one.aclose()
 
 
+async def test_a_coordinator_that_says_it_takes_no_call_on_a_stream_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client opened stream after stream."""
+    monkeypatch.setattr("paceline.shared_stream.MOST_CALLS", 0)  # as if it had been told
+    async with server() as running, Client(running.address, NO_RETRIES, shares_stream=True) as client:
+        async with asyncio.timeout(10):
+            assert (await client.complete(GenerationRequest(TokenIds((5,)), 3))).tokens
+
+
 @pytest.mark.parametrize(
     ("first", "words"),
     [

@@ -22,6 +22,7 @@ from paceline.errors import (
     PacelineError,
     PeerFailed,
     PeerUnavailable,
+    PromptTooLong,
     TokenizerNotFound,
     Unauthenticated,
 )
@@ -39,6 +40,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     [
         (InvalidRequest("max_new_tokens is 9; give less", field="max_new_tokens"), 400, ("max_tokens", None)),
         (InvalidRequest("top_p is 0", field="sampling.top_p"), 400, ("top_p", None)),
+        (PromptTooLong("no room", field="max_new_tokens"), 400, ("max_tokens", "context_length_exceeded")),
         (InvalidRequest("wrong", field="drafting.draft_model"), 400, ("paceline.draft_model", None)),
         (TokenizerNotFound("none"), 400, (None, None)),
         (MessageTooLarge("large"), 413, (None, "request_too_large")),
@@ -149,6 +151,13 @@ async def test_names_that_are_not_served_are_refused() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
         assert (await door.http.get("/v1/models/target")).json()["id"] == "target"
         assert (await door.http.get("/v1/models/other")).status_code == 404
+
+
+async def test_a_path_with_a_slash_too_many_is_none() -> None:
+    """It was answered with a redirection, which loses the body with some clients."""
+    async with scripted_door(ScriptedGenerator(pieces("a"))) as door:
+        answer = await door.http.post("/v1/completions/", json={"prompt": "a"})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
 
 
 async def test_given_names_take_the_place_of_the_targets_own() -> None:
