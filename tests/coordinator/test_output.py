@@ -2,7 +2,7 @@
 
 from coordinator.requests.output import Output, StopRules
 from paceline.detokenizer import TokenDecoder
-from paceline.types import FinishReason
+from paceline.types import DraftSource, FinishReason
 from tests.fakes.tokenizers import BYTE_COUNT, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -26,6 +26,14 @@ def test_tokens_after_the_end_token_are_dropped() -> None:
 def test_accepted_tokens_are_marked() -> None:
     tokens = output().extend(TOKENIZER.encode("abc").ids, accepted_count=2)
     assert [token.accepted for token in tokens] == [True, True, False]
+
+
+def test_a_run_reads_like_the_tokens_one_by_one() -> None:
+    token_ids = TOKENIZER.encode("abc").ids
+    run, single = output().extend(token_ids, 2, source=DraftSource.DRAFT), output()
+    alone = [single.extend([one], int(place < 2), source=DraftSource.DRAFT)[0] for place, one in enumerate(token_ids)]
+    assert [*run] == alone == [run[0], *run[1:]] and len(run) == 3
+    assert [one.source for one in run] == [DraftSource.DRAFT, DraftSource.DRAFT, None]
 
 
 def test_a_round_gives_its_tokens_the_texts_that_they_have_one_by_one() -> None:
