@@ -66,11 +66,10 @@ class Histogram(Collector):
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for labels, values in self._values.items():
-            counts = [*accumulate(values.counts)]
-            examples = (values.examples.get(bucket) for bucket in range(len(counts)))
-            buckets = [
-                (floatToGoString(bound), count, example)  # type: ignore[no-untyped-call]
-                for bound, count, example in zip(values.bounds, counts, examples, strict=True)
-            ]
+            buckets: list[tuple[str, float] | tuple[str, float, Example]] = []
+            for bucket, count in enumerate(accumulate(values.counts)):
+                le: str = floatToGoString(values.bounds[bucket])  # type: ignore[no-untyped-call]
+                example = values.examples.get(bucket)
+                buckets.append((le, count, example) if example else (le, count))
             family.add_metric(labels, buckets, values.sum)
         yield family
