@@ -101,8 +101,15 @@ class PreparedDrafter:
             proposals = await self._ask(rows, deadline, began_s)
         else:
             proposals = await self._drafter.propose(rows, deadline)
+            self._called(rows, began_s, proposals)
         self._note(rows, proposals, begun)
         return proposals
+
+    def _called(self, rows: Sequence[ProposeRow], began_s: float, proposals: Proposals) -> None:
+        """Note how long a round waited for its call."""
+        call_s = self._clock() - began_s
+        self._patience.called(call_s)
+        self._worth.called(rows, call_s, proposals.timing)
 
     def _note(self, rows: Sequence[ProposeRow], proposals: Proposals, begun: Begun | None) -> None:
         """Note what a round got, to compare it with others."""
@@ -142,8 +149,9 @@ class PreparedDrafter:
                 arrival = asyncio.create_task(self._arrived.wait())
                 await asyncio.wait((call, arrival), return_when=asyncio.FIRST_COMPLETED)
                 if call.done():
-                    self._patience.called(self._clock() - began_s)
-                    return call.result()
+                    proposals = call.result()
+                    self._called(rows, began_s, proposals)
+                    return proposals
                 if known := self._known(rows, self._clock() - began_s):
                     self._go_on(rows, call)
                     return known

@@ -4,21 +4,25 @@ Times go from one round that asks for drafts to the next one, of whichever lane 
 all gains: a hop that was saved, a target slowed down by a draft on the same cores, a call that waited for a pass,
 drafts that were too few because nobody waited for more, rounds between that asked for none. Tokens are those to expect
 of the drafts: what a few rounds really got is mostly luck. Groups of about one size share their measurements; those of
-another size do what pays for these until they have measured it themselves. Knows nothing of calls.
+another size do what pays for these until they have measured it themselves.
+
+Both kinds are measured at once where the way to the draft service takes much of a round. Where it is near, preparing
+may slow down a target on the same cores, so it is tried later. Knows nothing of what calls bring.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coordinator.smoothing import smoothed
-from paceline.types import ProposeRow
+from paceline.types import CallTiming, ProposeRow
 
 BLOCK = 8
 """Rounds in a row of one kind: what was prepared in one round shows in the next."""
 LONGEST = 3
 """A round counts as at most this many mean rounds: a pause of the machine says nothing."""
-WORTHWHILE = 0.99
-"""Preparing pays if a token takes less than this share of its time without."""
+WORTHWHILE, WORTHWHILE_NEAR = 0.99, 0.9
+"""Preparing pays if a token takes less than this share of its time without. A few rounds of another text may seem a
+tenth shorter, and near the draft service preparing seldom is worth more."""
 PROBE_LOSS = 0.005
 """Share of the time that trials of the slower kind may lose."""
 SLOW_BLOCKS = 2
@@ -28,6 +32,9 @@ FIRST_GAP, GAP_GROWTH = 4, 4
 services were still warming up, must not stand for long."""
 LEAST_LAST_GAP = 32
 """Blocks from one trial to the next in the end, at least."""
+FAR_SHARE = 0.4
+"""Share of a round's time that the way to the service takes where it is far."""
+WAY_MEMORY = 0.8
 KNOWN = BLOCK // 2
 """Rounds without prompts after which the time of a kind is known."""
 
@@ -46,6 +53,7 @@ class Begun:
 class PreparingWorth:
     def __init__(self) -> None:
         self._searches: dict[int, _Search] = {}
+        self._way = _Way()
         self._last: Begun | None = None
         self._prepares = True
         self._rounds_left = 0
@@ -57,8 +65,12 @@ class PreparingWorth:
         is_decoding = all(row.base_length for row in rows)
         if (last := self._last) and last.is_usual and is_decoding:
             last.search.took(now_s - last.began_s, prepares=last.prepares)
-        if not self._rounds_left:
-            self._prepares = search.decide(self._usual())
+        if last and is_decoding:
+            self._way.took(now_s - last.began_s)
+        usual, is_near = self._usual(), self._way.is_near
+        # The first block ends as soon as it is known that the service is near.
+        if not self._rounds_left or (usual is None and is_near and self._prepares):
+            self._prepares = search.decide(usual, is_near=is_near)
             self._rounds_left = BLOCK
         self._rounds_left -= 1
         is_usual = is_decoding and last is not None and last.prepares is self._prepares
@@ -70,9 +82,33 @@ class PreparingWorth:
         if begun.is_usual:
             begun.search.gave(tokens, prepares=begun.prepares)
 
+    def called(self, rows: Sequence[ProposeRow], call_s: float, timing: CallTiming) -> None:
+        """Note how long a call for these rows took, and what the service says of that time."""
+        if all(row.base_length for row in rows):
+            self._way.called(max(0.0, call_s - timing.queued_s - timing.executed_s))
+
     def _usual(self) -> bool | None:
         """Return what pays by the measurements of any group; None while nobody knows."""
         return next((one.pays for one in self._searches.values() if one.pays is not None), None)
+
+
+@dataclass(slots=True)
+class _Way:
+    """What the way to the service takes of rounds, in seconds."""
+
+    _wire_s: float | None = None
+    _round_s: float | None = None
+
+    def called(self, wire_s: float) -> None:
+        self._wire_s = smoothed(self._wire_s, wire_s, WAY_MEMORY)
+
+    def took(self, round_s: float) -> None:
+        self._round_s = smoothed(self._round_s, round_s, WAY_MEMORY)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it is known to be a small part."""
+        return self._wire_s is not None and self._round_s is not None and self._wire_s < FAR_SHARE * self._round_s
 
 
 @dataclass(slots=True)
@@ -104,7 +140,7 @@ class _Search:
     """The search for the better kind of rounds, for groups of about one size."""
 
     pays: bool | None = None
-    """What the last comparison said; None while there was none."""
+    """What the last comparison said, or what was done without one until it was first tried; None before."""
     _means: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})
     """By whether they prepare."""
     _blocks: int = 0
@@ -118,27 +154,29 @@ class _Search:
     def gave(self, tokens: float, *, prepares: bool) -> None:
         self._means[prepares].gave(tokens)
 
-    def decide(self, usual: bool | None) -> bool:
+    def decide(self, usual: bool | None, *, is_near: bool) -> bool:
         """Return whether the next block prepares; `usual` is what pays for other groups."""
-        loss = self._compared_loss()
+        loss = self._compared_loss(WORTHWHILE_NEAR if is_near else WORTHWHILE)
         pays = usual if self.pays is None else self.pays
+        if self.pays is None and is_near:
+            pays, self._gap, self._first_blocks = bool(pays), LEAST_LAST_GAP, 0
         if pays is None:
             return self._first()
         self._blocks += 1
         if self._blocks <= min(self._gap, max(LEAST_LAST_GAP, loss / PROBE_LOSS)):
             return pays
-        self._blocks, self._gap = 0, GAP_GROWTH * self._gap
+        self.pays, self._blocks, self._gap = pays, 0, GAP_GROWTH * self._gap
         if self._means[not pays].token_s is not None:
             self._means[not pays] = _Mean()  # measured anew: what was true a while ago may be so no more
         return not pays
 
-    def _compared_loss(self) -> float:
+    def _compared_loss(self, worthwhile: float) -> float:
         """Compare both kinds; return how much longer a token takes with the slower, 0 while that is not known."""
         is_slow = 0 < self._first_blocks <= SLOW_BLOCKS
         with_s, without_s = self._means[True].token_s, self._means[False].token_s
         if is_slow or with_s is None or without_s is None:
             return 0.0
-        pays = with_s / without_s < WORTHWHILE
+        pays = with_s / without_s < worthwhile
         if pays is not self.pays:
             self.pays, self._gap = pays, FIRST_GAP
         return max(with_s, without_s) / min(with_s, without_s) - 1

@@ -23,6 +23,7 @@ from paceline.errors import PacelineError, PeerUnavailable
 from paceline.prefix_hash import extended_hash
 from paceline.types import (
     GREEDY,
+    CallTiming,
     GenerationRequest,
     PreparedDrafts,
     Proposal,
@@ -505,6 +506,20 @@ def test_a_wrong_first_measurement_is_soon_corrected() -> None:
         kinds.append(begun_alike(worth, rows, now_s))
         now_s += 10.0 if kinds[-1] else 40.0 if number < 8 * BLOCK else 6.0
     assert kinds[16 * BLOCK :].count(True) < 2.5 * BLOCK
+
+
+@pytest.mark.parametrize(("with_s", "pays"), [(14.0, False), (7.0, True)])
+def test_near_a_draft_service_preparing_is_tried_only_once_that_is_a_small_loss(with_s: float, pays: bool) -> None:
+    """It was 40 of the first 100 rounds, each of which two models on the same cores made longer."""
+    worth, now_s, kinds = PreparingWorth(), 0.0, list[bool]()
+    rows = [whole_row("a", 4, cached_length=5)]
+    for _ in range(100 * BLOCK):
+        kinds.append(begun_alike(worth, rows, now_s))
+        worth.called(rows, 4.0, CallTiming(executed_s=3.0))
+        now_s += with_s if kinds[-1] else 10.0
+    assert kinds[: 30 * BLOCK].count(True) <= 2  # at first nobody knows
+    assert kinds[: 50 * BLOCK].count(True) >= BLOCK
+    assert kinds[50 * BLOCK :].count(pays) > 0.9 * 50 * BLOCK
 
 
 def test_slow_rounds_at_the_start_decide_nothing() -> None:
