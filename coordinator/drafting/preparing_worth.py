@@ -103,7 +103,7 @@ class _Way:
         self._wire_s = smoothed(self._wire_s, wire_s, WAY_MEMORY)
 
     def took(self, round_s: float) -> None:
-        self._round_s = smoothed(self._round_s, round_s, WAY_MEMORY)
+        self._round_s = smoothed(self._round_s, _usual_time(round_s, self._round_s), WAY_MEMORY)
 
     @property
     def is_near(self) -> bool:
@@ -122,7 +122,7 @@ class _Mean:
 
     def took(self, round_s: float) -> None:
         self.count += 1
-        self.round_s = smoothed(self.round_s, round_s if self.round_s is None else min(round_s, LONGEST * self.round_s))
+        self.round_s = smoothed(self.round_s, _usual_time(round_s, self.round_s))
 
     def gave(self, tokens: float) -> None:
         self.tokens = smoothed(self.tokens, tokens)
@@ -187,3 +187,8 @@ class _Search:
             self._means = {True: _Mean(), False: _Mean()}
         self._first_blocks += 1
         return self._first_blocks % 2 == 1
+
+
+def _usual_time(round_s: float, mean_s: float | None) -> float:
+    """Return a round's time as it counts beside the mean so far."""
+    return round_s if mean_s is None else min(round_s, LONGEST * mean_s)
