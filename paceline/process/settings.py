@@ -149,8 +149,8 @@ class ModelServiceSettings(ServiceSettings):
     memory: Annotated[str, AfterValidator(_memory)] | None = Field(
         default=None,
         description="memory for all that the service takes, such as 16GiB: weights, cache and the work of its calls; "
-        "the cache gets what is left, so --kv-memory is not given then. On a GPU it is the device's memory. Unset: "
-        "--kv-memory bounds the cache alone",
+        "the cache gets what is left, so --kv-memory is not given then. On a GPU it is the device's memory; on a CPU "
+        "it needs the compiled kernels. Unset: --kv-memory bounds the cache alone",
     )
     kv_memory: Annotated[str, AfterValidator(_kv_memory)] = Field(
         default="2GiB",

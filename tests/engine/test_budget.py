@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from benchmarks.chats import fitting
+from paceline.engine.backend import Backend
 from paceline.engine.loading import load_model
 from paceline.engine.memory import shares_of, taken_bytes
+from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
@@ -33,6 +35,7 @@ from paceline.wire import ServerOptions
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
 from tests.planning.pairs import BUILTIN
+from tests.tools import built_kernels
 
 MAPPED = """
 import ctypes
@@ -126,6 +129,7 @@ def test_choices_of_few_places_at_once_are_those_of_all(monkeypatch: pytest.Monk
 def test_a_memory_for_all_leaves_the_cache_what_process_and_calls_do_not_take(
     pairs: dict[str, PairOfCheckpoints],
 ) -> None:
+    built_kernels()
     model = load_model(str(pairs["Llama"].target))
     taken = taken_bytes(model.kv_shape.device)  # without what earlier tests have left
     runner = Runner(model, replace(OPTIONS, memory=f"{taken // MIB + 200}MiB"))
@@ -172,6 +176,7 @@ async def test_ranks_that_follow_keep_free_lists_short_too(monkeypatch: pytest.M
 
 
 def test_a_memory_that_is_too_little_is_refused_with_what_would_do(pairs: dict[str, PairOfCheckpoints]) -> None:
+    built_kernels()
     model = load_model(str(pairs["Llama"].target))
     with pytest.raises(StartupError, match="--memory 64MiB does not hold this model: ") as refused:
         Runner(model, replace(OPTIONS, memory="64MiB"))
@@ -183,6 +188,32 @@ def test_a_model_without_the_sizes_is_refused_a_memory_for_all(pairs: dict[str, 
     model = replace(load_model(str(pairs["Llama"].target)), dimensions=None)
     with pytest.raises(StartupError, match="give --kv-memory instead"):
         Runner(model, replace(OPTIONS, memory="64GiB"))
+
+
+@pytest.mark.parametrize(
+    "dtype, backend, words",
+    [
+        ("float32", Backend(), ("which are not there", "compiler")),
+        ("float16", None, ("which do not run LlamaForCausalLM in float16", "for the cache alone")),
+    ],
+)
+def test_a_memory_for_all_is_refused_where_torch_computes(
+    dtype: DtypeName,
+    backend: Backend | None,
+    words: tuple[str, str],
+    pairs: dict[str, PairOfCheckpoints],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was taken, and not kept: oneDNN keeps what it made for each number of rows."""
+    if backend:
+        monkeypatch.setattr("paceline.engine.model.loader.find_backend", lambda device: backend)
+    else:
+        built_kernels()
+    model = load_model(str(pairs["Llama"].target), dtype)
+    reason, remedy = words
+    with pytest.raises(StartupError, match=f"--memory 64GiB .*{reason}.*give --kv-memory instead.* {remedy}$"):
+        Runner(model, replace(OPTIONS, memory="64GiB"))
+    assert Runner(model, OPTIONS).cache
 
 
 def test_rooms_are_used_again_and_grow_with_the_largest_result_alone() -> None:
