@@ -23,6 +23,7 @@ from paceline.measure.synthetic.pair import PairOrder, write_pair
 from paceline.measure.synthetic.shapes import SHAPES
 from paceline.measure.tables import markdown_table
 from paceline.planning.dimensions import ModelDimensions, read_dimensions
+from paceline.planning.heads import read_heads_size
 from paceline.planning.memory import MIB, CallSize, WeightForm, serving_work_bytes
 from paceline.process.launcher import ServiceProcess
 from paceline.types import (
@@ -204,7 +205,8 @@ def predicted_bytes(model: ModelDimensions, described: ModelDescription, one: Co
     form = WeightForm(described.dtype, described.quantization == "int8")
     places = one.row_count * (one.draft_count + 1) if one.role == "target" else one.row_count
     drawn = one.draft_count + 1 if one.role == "target" else 1
-    call = CallSize(places + 1, one.chunk_tokens, drawn)
+    tapped_count = 0 if one.heads == "none" else read_heads_size(one.heads).tapped_count
+    call = CallSize(places + 1, one.chunk_tokens, drawn, tapped_count=tapped_count)
     return described.cache.capacity_bytes + serving_work_bytes(model, form, call)
 
 

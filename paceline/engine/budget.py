@@ -35,7 +35,8 @@ def budget_of(model: LoadedModel, options: EngineOptions, heads: LoadedHeads | N
             "follows what a call takes; give --kv-memory instead"
         )
     _check_bounded(model, options.memory)
-    call = CallSize.of_rows(options.max_rows, options.prefill_chunk_tokens)
+    tapped_count = heads.tapped_count if heads else 0
+    call = CallSize.of_rows(options.max_rows, options.prefill_chunk_tokens, tapped_count)
     taken = taken_bytes(model.kv_shape.device)
     shares = shares_of(options.memory, taken, model.dimensions, form_of(model), call)
     check_shares(options.memory, shares, options.page_tokens * cached_shape(model, heads).token_bytes)

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from paceline.builtin import resolve_heads
 from paceline.errors import ModelNotUsable
@@ -10,6 +12,8 @@ from paceline.planning.search import HeadsSize
 
 _LAYER = re.compile(r"body\.layers\.(\d+)\.")
 """How our own files name a tensor of a layer with keys and values."""
+_EAGLE_3_TAPS = 3
+"""Layers of the target that EAGLE-3 reads beside the last where its file names none."""
 
 
 def read_heads_size(heads: str) -> HeadsSize:
@@ -17,11 +21,20 @@ def read_heads_size(heads: str) -> HeadsSize:
     folder = resolve_heads(heads)
     try:
         told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        stated = 0 if "kind" in told else int(told.get("num_hidden_layers", 1))
+        stated, tapped = (0, 1) if "kind" in told else (int(told.get("num_hidden_layers", 1)), _tapped_count(told))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelNotUsable(f"--heads {heads} cannot be read: {error!r}; give a folder of heads") from error
     stored = stored_counts(folder)
     if not stored:
         raise ModelNotUsable(f"--heads {heads} has no weights as safetensors; give a folder of heads")
     own = {found[1] for name in stored if (found := _LAYER.match(name))}
-    return HeadsSize(sum(stored.values()), len(own) or stated)
+    layer_count = len(own) or stated
+    return HeadsSize(sum(stored.values()), layer_count, tapped if layer_count else 0)
+
+
+def _tapped_count(told: Mapping[str, Any]) -> int:
+    """Return how many results of the target's layers the heads of others' files read."""
+    if told.get("speculators_model_type") != "eagle3" and "draft_vocab_size" not in told:
+        return 1
+    named = "eagle_aux_hidden_state_layer_ids"
+    return 1 + len(told.get(named) or told.get("eagle_config", {}).get(named) or range(_EAGLE_3_TAPS))

@@ -70,11 +70,13 @@ class CallSize:
     """Places of a sequence, for which tokens are drawn together; 0 where none are drawn."""
     lacking_count: int = 0
     """Rows that may lack as many tokens as decoding rows do. Those that run together have logits of a place each."""
+    tapped_count: int = 0
+    """Results of layers, the last one included, that heads with layers of their own read of every token; 0 without."""
 
     @staticmethod
-    def of_rows(row_count: int, chunk_tokens: int) -> "CallSize":
+    def of_rows(row_count: int, chunk_tokens: int, tapped_count: int = 0) -> "CallSize":
         """Return the size of a call of so many rows, each with the most drafts and lacking the most tokens."""
-        return CallSize(row_count * LEAST_LOGITS, chunk_tokens, lacking_count=row_count)
+        return CallSize(row_count * LEAST_LOGITS, chunk_tokens, lacking_count=row_count, tapped_count=tapped_count)
 
 
 def weight_bytes(model: ModelDimensions, form: WeightForm) -> int:
@@ -123,7 +125,8 @@ def work_bytes(model: ModelDimensions, form: WeightForm, call: CallSize) -> int:
     tokens = call.logit_count + call.chunk_tokens + lacking
     recorded = RECORDED_TOKENS * (model.vocabulary_size * FLOAT_BYTES + layer_token_bytes(model, form))
     kept = recorded if form.device == "cuda" else 0
-    return kept + tokens * layer_token_bytes(model, form) + logits + drawn
+    token = layer_token_bytes(model, form) + heads_token_bytes(model, form, call.tapped_count)
+    return kept + tokens * token + logits + drawn
 
 
 def choice_places(vocabulary_size: int) -> int:
@@ -139,6 +142,21 @@ def layer_token_bytes(model: ModelDimensions, form: WeightForm) -> int:
     entering = value * (hidden + model.attended_size + inner)
     widened = FLOAT_BYTES * inner if form.is_int8 and value < FLOAT_BYTES else 0
     return sums + products + entering + widened
+
+
+def heads_token_bytes(model: ModelDimensions, form: WeightForm, tapped_count: int) -> int:
+    """Return the bytes that heads hold for each token of a pass, beside what the target's layers hold.
+
+    Features wait, and are joined with those of other sequences. With embeddings they enter one layer, which computes
+    keys and values of all tokens, and the rest of the last ones alone.
+    """
+    if not tapped_count:
+        return 0
+    value, hidden = form.value_bytes, model.hidden_size
+    features = 2 * FLOAT_BYTES * tapped_count * hidden
+    entering = 3 * FLOAT_BYTES * hidden  # embeddings, and both beside each other or what is made of them
+    rooms = value * (hidden + model.attended_size) + FLOAT_BYTES * model.projection_size
+    return features + entering + rooms
 
 
 def serving_work_bytes(model: ModelDimensions, form: WeightForm, call: CallSize) -> int:

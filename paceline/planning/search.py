@@ -37,6 +37,8 @@ class HeadsSize:
     parameter_count: int
     layer_count: int
     """Layers that keep keys and values."""
+    tapped_count: int
+    """Results of the target's layers that they read of every token; 0 without layers of their own."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,10 @@ def row_counts(conversation_count: int) -> list[int]:
 
 def _target_need(pair: Pair, workload: Workload, setting: Setting) -> Need:
     form = pair.target_form(setting.int8)
-    weights, layer_count = weight_bytes(pair.target, form), 0
-    if pair.heads:
-        weights += pair.heads.parameter_count * form.value_bytes
-        layer_count = pair.heads.layer_count
-    a_token = token_bytes(pair.target, form, layer_count)
-    return _need(pair.target, form, weights, _kv(workload, setting, a_token), setting)
+    weights, heads = weight_bytes(pair.target, form), pair.heads or HeadsSize(0, 0, 0)
+    weights += heads.parameter_count * form.value_bytes
+    a_token = token_bytes(pair.target, form, heads.layer_count)
+    return _need(pair.target, form, weights, _kv(workload, setting, a_token), setting, heads.tapped_count)
 
 
 def _draft_need(pair: Pair, workload: Workload, setting: Setting) -> Need:
@@ -205,9 +205,11 @@ def _kv(workload: Workload, setting: Setting, a_token_bytes: int) -> int:
     return kv_bytes(a_token_bytes, setting.row_count, length, PAGE_TOKENS)
 
 
-def _need(model: ModelDimensions, form: WeightForm, weights: int, kv: int, setting: Setting) -> Need:
+def _need(
+    model: ModelDimensions, form: WeightForm, weights: int, kv: int, setting: Setting, tapped_count: int = 0
+) -> Need:
     """Return what a service needs that divides its `--memory` as services do, and so has this left for the cache."""
-    call = CallSize.of_rows(setting.row_count, setting.chunk_tokens)
+    call = CallSize.of_rows(setting.row_count, setting.chunk_tokens, tapped_count)
     count = held_logit_count(model, form, call, kv_bytes=kv)
     work = serving_work_bytes(model, form, replace(call, logit_count=count))
     return Need(process_bytes(form.device), weights, kv, work, count)

@@ -136,12 +136,31 @@ def test_eagle_3_for_a_deeper_target_is_refused(pairs: dict[str, PairOfCheckpoin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_plan_knows_how_many_layers_heads_keep(
+def test_a_plan_knows_how_many_layers_heads_keep_and_read(
     kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
 ) -> None:
     folder = write_random_heads(tmp_path, kind, pairs["Llama"].target)
     heads, _ = read_heads(folder)
-    assert read_heads_size(str(folder)).layer_count == (len(heads.body.layers) if heads.body else 0)
+    layer_count = len(heads.body.layers) if heads.body else 0
+    found = read_heads_size(str(folder))
+    assert (found.layer_count, found.tapped_count) == (layer_count, 1 if layer_count else 0)
+
+
+def test_a_plan_knows_that_eagle_3_reads_three_layers_more(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    folder = write_eagle3(tmp_path / "heads", pairs["Llama"].target, is_speculators=True)
+    heads, _ = read_heads(folder)
+    assert read_heads_size(str(folder)).tapped_count == 1 + len(heads.tapped_layers) == 4
+
+
+def test_features_that_were_taken_in_are_not_kept(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    """An empty rest of a prompt's features kept them all, for each sequence."""
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "clover", target), target)
+    (verdict,) = verified(verifier, VerifyRow("a", 0, PROMPT * 4, (), GREEDY, propose_count=2))
+    assert verdict.draft_token_ids
+    assert verifier.runner._heads
+    waiting = verifier.runner._heads._waiting["a"]
+    assert waiting.stop == 4 * len(PROMPT) and not waiting.features.untyped_storage().nbytes()
 
 
 def test_pickled_heads_are_converted_first(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:

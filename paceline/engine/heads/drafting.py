@@ -58,7 +58,8 @@ class _Waiting:
 
     def drop(self, stop: int) -> None:
         """Forget what was taken in, up to a token."""
-        self.start, self.features = stop, self.features[stop - self.start :]
+        # A copy: a part of a prompt's features, even an empty one, would keep them all.
+        self.start, self.features = stop, self.features[stop - self.start :].clone()
 
 
 @dataclass(frozen=True, slots=True)

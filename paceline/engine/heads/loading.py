@@ -29,6 +29,11 @@ class LoadedHeads:
     layer_count: int
     """Layers of keys and values of their own."""
 
+    @property
+    def tapped_count(self) -> int:
+        """Results of the target's layers that they read of every token, the last one's among them."""
+        return 1 + len(self.heads.tapped_layers) if self.layers else 0
+
 
 def load_heads(setting: str, model: LoadedModel) -> LoadedHeads | None:
     """Read what `--heads` names, for a loaded target. Raise ModelNotUsable, which says why they do not fit."""
