@@ -47,7 +47,7 @@ def compare(real: RealCluster, seeds: Sequence[int]) -> list[Comparison]:
 
 def _compared(real: RealCluster, run: RealRun, seeds: Sequence[int]) -> Comparison:
     measured = SimulatedCluster.measured(real.saved)
-    cluster = replace(measured, target_count=real.replica_count, client_round_trip_s=real.client_round_trip_s)
+    cluster = replace(measured, target_count=real.replica_count, client_round_trip_s=run.round_trip_s)
     requests = [PlannedRequest(*lengths) for lengths in zip(run.prompt_counts, run.output_counts, strict=True)]
     results = [simulate(real.saved, cluster, requests, client_count=run.client_count, seed=seed) for seed in seeds]
     result = sorted(results, key=lambda one: one.summary.tokens_per_s)[len(results) // 2]

@@ -1,16 +1,17 @@
 """The real runs: services as processes, a coordinator over one replica or more, and clients that ask in loops.
 
-Two coordinators share the services and take turns at each load: one shows what calls cost, and what clients see of the
-other, with other prompts, is what a simulation is compared with. So a machine that grows slower or faster does so for
-both. Knows nothing of simulations.
+Two coordinators share the services and take turns at each load: one shows what calls cost, before and after clients of
+the other, with other prompts, are timed, and that is what a simulation is compared with. So a machine that grows slower
+or faster does so for both. Knows nothing of simulations.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean
 
 from pydantic import TypeAdapter
 
@@ -24,7 +25,7 @@ from paceline.types import DraftingOptions, DraftSource, GenerationRequest, Outp
 Prompts = Sequence[tuple[int, ...]]
 REQUEST_COUNTS = {1: 40, 4: 96, 8: 128, 16: 192}
 """Requests by the number of clients: about 20 seconds of each on two cores."""
-ROUND_TRIPS = 21
+ROUND_TRIP_EVERY_S = 0.1
 FROM_DRAFT = DraftingOptions(sources=(DraftSource.DRAFT,))
 """What sources without a model find depends on the texts, which a simulation does not have."""
 
@@ -34,6 +35,8 @@ class RealRun:
     """What so many clients saw."""
 
     client_count: int
+    round_trip_s: float
+    """Mean seconds of a small call between client and coordinator meanwhile."""
     prompt_counts: tuple[int, ...]
     """Lengths of the requests' prompts and outputs, in the order in which they were sent."""
     output_counts: tuple[int, ...]
@@ -43,7 +46,6 @@ class RealRun:
 @dataclass(frozen=True)
 class RealCluster:
     replica_count: int
-    client_round_trip_s: float
     saved: SavedCosts
     runs: tuple[RealRun, ...]
 
@@ -79,16 +81,18 @@ async def measure(
         half, runs = len(prompts) // 2, []
         await _run(client, 1, prompts[:half], max_new_tokens)  # services begin slowly
         for client_count in REQUEST_COUNTS:
-            await _run(costing, client_count, prompts[:half], max_new_tokens)
+            before, after = prompts[: half // 2], prompts[half // 2 : half]
+            await _run(costing, client_count, before, max_new_tokens, share=2)
             runs.append(await _run(client, client_count, prompts[half:], max_new_tokens))
+            await _run(costing, client_count, after, max_new_tokens, share=2)
             tell(f"{client_count} clients: measured")
         saved = SavedCosts.of(await costing.describe(include_costs=True))
-        round_trip_s = await _round_trip_s(client)
-    return RealCluster(replica_count, round_trip_s, saved, tuple(runs))
+    return RealCluster(replica_count, saved, tuple(runs))
 
 
-async def _run(client: Client, client_count: int, prompts: Prompts, max_new_tokens: int) -> RealRun:
-    count = REQUEST_COUNTS[client_count]
+async def _run(client: Client, client_count: int, prompts: Prompts, max_new_tokens: int, share: int = 1) -> RealRun:
+    """Send the load's requests, or one in `share` of them."""
+    count = REQUEST_COUNTS[client_count] // share
     chosen = [prompts[number % len(prompts)] for number in range(count)]
     output_counts = [0] * count
 
@@ -103,15 +107,18 @@ async def _run(client: Client, client_count: int, prompts: Prompts, max_new_toke
         GenerationRequest(TokenIds(one), max_new_tokens, seed=number, drafting=FROM_DRAFT)
         for number, one in enumerate(chosen)
     ]
+    round_trips_s: list[float] = []
+    looking = asyncio.create_task(_look(client, round_trips_s))
     await run_loops(requests, client_count, generate, log)
-    return RealRun(client_count, tuple(map(len, chosen)), tuple(output_counts), tuple(log.records))
+    looking.cancel()
+    trip_s = mean(round_trips_s)
+    return RealRun(client_count, trip_s, tuple(map(len, chosen)), tuple(output_counts), tuple(log.records))
 
 
-async def _round_trip_s(client: Client) -> float:
-    """Return the seconds of a small call: the way from a client to the coordinator and back."""
-    times_s = []
-    for _ in range(ROUND_TRIPS):
+async def _look(client: Client, round_trips_s: list[float]) -> None:
+    """Time small calls, again and again: on cores that all share, the way to the coordinator grows with the load."""
+    while True:
         began_s = time.perf_counter()
         await client.describe_once()
-        times_s.append(time.perf_counter() - began_s)
-    return median(times_s)
+        round_trips_s.append(time.perf_counter() - began_s)
+        await asyncio.sleep(ROUND_TRIP_EVERY_S)

@@ -75,6 +75,7 @@ class CostCounts:
             before.executed_squares + hop.executed_s**2,
             before.wire_s + hop.wire_s,
             before.own_s + own_s,
+            before.wire_squares + hop.wire_s**2,
         )
 
     def _add_row(self, row: RowReport) -> None:

@@ -6,6 +6,7 @@ the same sequence never overlap, and work that names no sequences is done alone.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ class Turns:
         self._ready_count = 0
         """Those of them that need not wait any more."""
         self._is_taken = False
+        self.free_since_s = 0.0
+        """When work last ended or let go, by `time.perf_counter`."""
 
     def queued(self, names: frozenset[str] | None = None) -> Turn:
         """Return a turn that begins after those before. `names` are of its sequences; None: while nothing is begun."""
@@ -55,6 +58,7 @@ class Turns:
             with self._changed:
                 self._begun.remove(turn)
                 self._is_taken = False
+                self.free_since_s = time.perf_counter()
                 self._changed.notify_all()
 
     @contextmanager
@@ -64,6 +68,7 @@ class Turns:
         with self._changed:
             self._away.append(own)
             self._is_taken = False
+            self.free_since_s = time.perf_counter()
             self._changed.notify_all()
         try:
             yield

@@ -194,9 +194,9 @@ class ModelWorker:
                 return
             turn = self.turns.queued(_names(items))
         with self.turns.taken(turn):
-            began_s = time.perf_counter()
+            free_s, began_s = self.turns.free_since_s, time.perf_counter()
             outcomes = self._outcomes(items)
-            timings = self._timings(items, began_s, time.perf_counter())
+            timings = self._timings(items, free_s, began_s, time.perf_counter())
         with suppress(RuntimeError):  # the event loop is closed: nobody waits
             items[0].future.get_loop().call_soon_threadsafe(_settle, items, outcomes, timings)
 
@@ -213,8 +213,11 @@ class ModelWorker:
                 return [_Failure(as_result(error) if isinstance(error, PacelineError) else error)]
             return [outcome for item in items for outcome in self._outcomes([item])]
 
-    def _timings(self, items: Sequence[_Item], began_s: float, ended_s: float) -> list[CallTiming]:
-        """Return the items' times, and note on the calls that wait what was done for others."""
+    def _timings(self, items: Sequence[_Item], free_s: float, began_s: float, ended_s: float) -> list[CallTiming]:
+        """Return the items' times, and note on the calls that wait what was done for others.
+
+        They could begin at `free_s`, and began once a thread had woken.
+        """
         token_count = sum(item.token_count for item in items)
         shares = {item.caller.name: item.token_count / token_count for item in items}
         if items[0].call:
@@ -223,7 +226,7 @@ class ModelWorker:
                     waited_s = max(0.0, ended_s - max(began_s, item.asked_s, item.counted_s))
                     item.counted_s = ended_s
                     item.others_s += waited_s * (1 - shares.get(item.caller.name, 0.0))
-        return [_timing(item, shares[item.caller.name], began_s, ended_s) for item in items]
+        return [_timing(item, shares[item.caller.name], free_s, began_s, ended_s) for item in items]
 
     def _run(self, items: Sequence[_Item]) -> Sequence[Any]:
         try:
@@ -258,11 +261,12 @@ def _serve(work: Callable[[Sequence[Call[Any]]], Sequence[Any]], items: Sequence
     return work([item.call for item in items if item.call])
 
 
-def _timing(item: _Item, share: float, began_s: float, ended_s: float) -> CallTiming:
-    """Return the time of an item that had a share of a turn."""
+def _timing(item: _Item, share: float, free_s: float, began_s: float, ended_s: float) -> CallTiming:
+    """Return the time of an item that had a share of a turn. That a thread had to wake first is no wait for others."""
     executed_s = (ended_s - began_s) * share
     others_s = item.others_s + (ended_s - began_s) * (1 - share)
-    return CallTiming(ended_s - item.asked_s - executed_s, executed_s, others_s)
+    woken_s = max(0.0, began_s - max(item.asked_s, free_s))
+    return CallTiming(ended_s - item.asked_s - woken_s - executed_s, executed_s, others_s)
 
 
 def _settle(items: Sequence[_Item], outcomes: Sequence[Any], timings: Sequence[CallTiming]) -> None:

@@ -1,11 +1,12 @@
 """Seconds of calls, foreseen from measured sums.
 
 A call's time is a sum of parts, each with a price that is not below nothing, times a factor for the rounds that are in
-flight at once, times what calls of just this size differ by. Knows nothing of services.
+flight at once, times what calls of just this size differ by. Work and wire spread about that, the more the more rounds
+share the cores: without it rounds would hardly meet at a service, and wait too little. Knows nothing of services.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from random import Random
@@ -20,7 +21,9 @@ KNOWN_CALLS = 8.0
 SWEEPS = 500
 """Passes over the prices; by then they have settled."""
 MOST_SPREAD = 0.5
-"""Calls of one size that spread more tell of pauses of the machine."""
+"""Work of one size that spreads more tells of pauses of the machine."""
+MOST_WIRE_SPREAD = 1.0
+"""The same of the wire, whose calls wait for a core."""
 
 Parts = tuple[float, ...]
 Key = TypeVar("Key", bound=Hashable)
@@ -83,19 +86,18 @@ class CallTimes:
         self._executed = _Curve(_known(calls, lambda one: one.executed_s))
         self._wire = _Curve(_known(calls, lambda one: one.wire_s))
         self._own = _Curve(_known(calls, lambda one: one.own_s))
-        self._spread = _spread(calls)
+        self._work_spreads = _spreads(calls, lambda one: (one.executed_s, one.executed_squares), MOST_SPREAD)
+        self._wire_spreads = _spreads(calls, lambda one: (one.wire_s, one.wire_squares), MOST_WIRE_SPREAD)
 
     def foresee(self, work: Work) -> CallSeconds:
         """Return the mean seconds of calls with this work."""
         return CallSeconds(self._executed.seconds(work), self._wire.seconds(work), self._own.seconds(work))
 
     def draw(self, work: Work, rng: Random) -> CallSeconds:
-        """Return seconds of one call: work spreads about its mean as it did when it was measured."""
-        mean = self.foresee(work)
-        # Log-normal, with this mean and this coefficient of variation.
-        deviation = sqrt(log(1 + self._spread**2))
-        factor = exp(rng.gauss(-(deviation**2) / 2, deviation))
-        return CallSeconds(mean.executed_s * factor, mean.wire_s, mean.own_s)
+        """Return seconds of one call: work and wire spread about their means as they did when they were measured."""
+        mean, at_once = self.foresee(work), work.round_count_at_once
+        of_work, of_wire = (_nearest(found, at_once, 0.0) for found in (self._work_spreads, self._wire_spreads))
+        return CallSeconds(mean.executed_s * _factor(of_work, rng), mean.wire_s * _factor(of_wire, rng), mean.own_s)
 
 
 def _known(calls: Iterable[CallCosts], seconds: Callable[[CallCosts], float]) -> list[_Known]:
@@ -108,12 +110,32 @@ def _work(calls: CallCosts) -> Work:
     return Work(calls.round_count_at_once, calls.row_count, calls.step_count, drafted, prompt)
 
 
-def _spread(calls: Sequence[CallCosts]) -> float:
-    """Return the coefficient of variation of the work of calls of one size. Prompts of one size differ in length."""
-    alone = [one for one in calls if one.call_count and not one.prompt_count]
-    alike = sum(one.executed_s**2 / one.call_count for one in alone)
-    beyond = sum(one.executed_squares for one in alone) - alike
-    return min(MOST_SPREAD, sqrt(max(0.0, beyond) / alike)) if alike else 0.0
+def _spreads(
+    calls: Sequence[CallCosts], sums: Callable[[CallCosts], tuple[float, float]], most: float
+) -> dict[int, float]:
+    """Return by rounds at once how calls of one size vary: the coefficient of variation of a time.
+
+    `sums` are the time's and its squares'. Calls with prompts have no say: prompts of one size differ in length.
+    """
+    alike: defaultdict[int, float] = defaultdict(float)
+    squares: defaultdict[int, float] = defaultdict(float)
+    for one in calls:
+        if one.call_count and not one.prompt_count:
+            seconds, squared = sums(one)
+            alike[one.round_count_at_once] += seconds**2 / one.call_count
+            squares[one.round_count_at_once] += squared
+    return {one: min(most, sqrt(max(0.0, squares[one] - value) / value)) for one, value in alike.items() if value}
+
+
+def _factor(spread: float, rng: Random) -> float:
+    """Draw from a log-normal distribution with mean 1 and this coefficient of variation."""
+    deviation = sqrt(log(1 + spread**2))
+    return exp(rng.gauss(-(deviation**2) / 2, deviation))
+
+
+def _nearest(known: Mapping[int, float], wanted: int, otherwise: float) -> float:
+    """Return the value of the nearest number that is known."""
+    return known[min(known, key=lambda one: abs(one - wanted))] if known else otherwise
 
 
 class _Curve:
@@ -132,8 +154,7 @@ class _Curve:
 
     def _with_others(self, work: Work) -> float:
         """Return the seconds with the factor of the nearest number of rounds at once that was measured."""
-        nearest = min(self._at_once, key=lambda one: abs(one - work.round_count_at_once), default=0)
-        return self._plain(work) * self._at_once.get(nearest, 1.0)
+        return self._plain(work) * _nearest(self._at_once, work.round_count_at_once, 1.0)
 
 
 def _ratios(

@@ -28,6 +28,8 @@ class CallCosts:
     wire_s: float = 0.0
     own_s: float = 0.0
     """Seconds of the rounds in neither hop; of calls to the target only, of which each round has one."""
+    wire_squares: float = 0.0
+    """Squares of each call's seconds on the wire, for their spread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1193,6 +1193,7 @@ class CallCosts(_message.Message):
     EXECUTED_SQUARES_FIELD_NUMBER: _builtins.int
     WIRE_S_FIELD_NUMBER: _builtins.int
     OWN_S_FIELD_NUMBER: _builtins.int
+    WIRE_SQUARES_FIELD_NUMBER: _builtins.int
     draft_model: _builtins.str
     """Draft model that was called; empty for the target."""
     round_count_at_once: _builtins.int
@@ -1215,6 +1216,8 @@ class CallCosts(_message.Message):
     """Seconds that were neither work nor waiting for other calls."""
     own_s: _builtins.float
     """Seconds of the rounds in neither hop; of calls to the target only, of which each round has one."""
+    wire_squares: _builtins.float
+    """Squares of each call's `wire_s`, for their spread."""
     def __init__(
         self,
         *,
@@ -1229,10 +1232,11 @@ class CallCosts(_message.Message):
         executed_squares: _builtins.float = ...,
         wire_s: _builtins.float = ...,
         own_s: _builtins.float = ...,
+        wire_squares: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_count", b"call_count", "draft_model", b"draft_model", "drafted_count", b"drafted_count", "executed_s", b"executed_s", "executed_squares", b"executed_squares", "own_s", b"own_s", "prompt_count", b"prompt_count", "round_count_at_once", b"round_count_at_once", "row_count", b"row_count", "step_count", b"step_count", "wire_s", b"wire_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_count", b"call_count", "draft_model", b"draft_model", "drafted_count", b"drafted_count", "executed_s", b"executed_s", "executed_squares", b"executed_squares", "own_s", b"own_s", "prompt_count", b"prompt_count", "round_count_at_once", b"round_count_at_once", "row_count", b"row_count", "step_count", b"step_count", "wire_s", b"wire_s", "wire_squares", b"wire_squares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,8 +33,9 @@ def test_calls_of_one_size_are_summed_without_their_waiting() -> None:
     assert (verify.call_count, verify.drafted_count, verify.prompt_count) == (2, 16, 0)
     assert (verify.executed_s, verify.executed_squares) == pytest.approx((0.008, 2 * 0.004**2))
     assert (verify.wire_s, verify.own_s) == pytest.approx((0.002, 2 * (0.512 - 0.508)))
-    assert propose == CallCosts(MODEL, 2, 2, 4, 2, 16, 0, 0.004, propose.executed_squares, 0.002, 0.0)
-    assert propose.executed_squares == pytest.approx(2 * 0.002**2)
+    sums = (0.004, propose.executed_squares, 0.002, 0.0, propose.wire_squares)
+    assert propose == CallCosts(MODEL, 2, 2, 4, 2, 16, 0, *sums)
+    assert (propose.executed_squares, propose.wire_squares) == pytest.approx((2 * 0.002**2, 2 * 0.001**2))
 
 
 def test_calls_with_prompts_and_beside_other_rounds_stand_apart() -> None:

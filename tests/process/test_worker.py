@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from threading import Event
 
 import pytest
@@ -126,6 +126,16 @@ async def test_the_parts_of_calls_add_up_to_the_work_and_others_work_is_told() -
     assert b.others_s == pytest.approx(a.executed_s)
     assert c.others_s == pytest.approx(b.executed_s), "it waited for its own caller's call, too"
     assert c.queued_s >= c.others_s
+
+
+async def test_a_call_that_finds_nobody_working_waits_for_nobody() -> None:
+    """What its thread took to wake was told as waiting, and simulated services wait for other calls alone."""
+    names = Names()
+    with closing(ModelWorker(1)) as worker:
+        for _ in range(3):
+            _, timing = await worker.run_call(names.work, call("a", "one"), 1)
+            assert timing.executed_s > 0
+            assert timing.queued_s == pytest.approx(0.0, abs=1e-9)
 
 
 async def test_nothing_is_others_work_with_one_caller() -> None:
