@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +88,21 @@ def test_caches_that_take_turns_are_kept_apart(llama: LoadedModel) -> None:
         alone = Runner(one_by_one(llama), OPTIONS)
         assert torch.equal(first[index], next(logits(alone, [PackedRow("a", 0, (index, 5, 6))])))
         assert torch.equal(second[index], next(logits(alone, [PackedRow("a", 3, (7,))])))
+
+
+def test_more_layers_need_no_more_memory_for_a_pass(tmp_path: Path) -> None:
+    built_kernels()
+    held = []
+    for layer_count in (1, 4):
+        folder = tmp_path / str(layer_count)
+        model = load_model(str(write_model(folder, "Glm4", num_hidden_layers=layer_count)))
+        list(logits(Runner(model, OPTIONS), [PackedRow("a", 0, tuple(range(3, 60)))]))
+        assert isinstance(model.decoder, NativeDecoder)
+        recorded = model.decoder._passes._recorded
+        assert recorded
+        tensors = {one.data_ptr(): one.nbytes for one in recorded._program._held if isinstance(one, torch.Tensor)}
+        held.append(sum(tensors.values()))
+    assert held[0] == held[1]
 
 
 def chosen(model: LoadedModel, calls: Sequence[Sequence[StepRow]], *, at_once: bool) -> list[list[StepOutcome]]:

@@ -86,7 +86,9 @@ class CompiledLayers:
         return self._kernels.add_and_norm(hidden, added, norm.weight, norm.epsilon, self._dtype, memory)
 
     def _normed(self, values: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-        return self._kernels.add_and_norm(values, None, norm.weight, norm.epsilon) if norm else values
+        if norm is None:
+            return values
+        return self._kernels.add_and_norm(values, None, norm.weight, norm.epsilon, memory=self._scratch.room("output"))
 
     def _attend(
         self, layer: Layer, projected: torch.Tensor, rows: Any, memory: tuple[torch.Tensor, torch.Tensor]
