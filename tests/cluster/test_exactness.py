@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from coordinator.drafting import preparing_worth
 from draft_service.preparing import Preparing
 from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention import short as short_attention
@@ -96,6 +97,11 @@ async def test_tiny_pairs_equal_hugging_face(family: str, batch_size: int, pairs
     assert accepted > 100 / len(BATCH_SIZES)
 
 
+def prepare_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every draft service for a distant one: near ones, as here, prepare late."""
+    monkeypatch.setattr(preparing_worth, "FAR_SHARE", 0.0)
+
+
 def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the target verify when the draft has prepared all that it was asked to, as a slow target does."""
     is_done = Event()
@@ -116,6 +122,7 @@ def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:
             is_done.wait(0.2)
         return verify(self, calls)
 
+    prepare_at_once(monkeypatch)
     monkeypatch.setattr(Preparing, "work", watched_work)
     monkeypatch.setattr(Preparing, "follow", watched_follow)
     monkeypatch.setattr(Verifier, "verify_calls", late_verify)
@@ -146,8 +153,9 @@ async def test_prepared_rounds_change_no_output(
 
 @pytest.mark.parametrize("kv_memory", ["160KiB"])
 async def test_prepared_rounds_change_no_output_when_the_drafts_cache_is_scarce(
-    kv_memory: str, pairs: dict[str, PairOfCheckpoints]
+    kv_memory: str, pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    prepare_at_once(monkeypatch)
     pair = pairs["Llama"]
     options = EngineOptions(kv_memory=kv_memory)
     async with cluster(pair.target, pair.draft, batch_size=8, options=options) as running:
