@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from coordinator.rounds.round_report import RoundReport
-from paceline.observe.histograms import Histogram
 from paceline.observe.metrics import ROUND_BUCKETS_S, ROW_BUCKETS, Exemplar, active_exemplar
 from paceline.types import HopTime
 
@@ -16,25 +15,30 @@ class RoundMetrics:
     def __init__(self, registry: CollectorRegistry, exemplar: Callable[[], Exemplar] = active_exemplar) -> None:
         self._exemplar = exemplar
         self._duration = Histogram(
-            "paceline_round_duration_seconds", "Time of a round: propose, verify, commit.", ROUND_BUCKETS_S, registry
-        ).of()
+            "paceline_round_duration_seconds",
+            "Time of a round: propose, verify, commit.",
+            buckets=ROUND_BUCKETS_S,
+            registry=registry,
+        )
         hops = Histogram(
             "paceline_hop_seconds",
             "Time a round spent in a part of a hop; those of all hops make up the round.",
-            ROUND_BUCKETS_S,
-            registry,
             ["hop", "part"],
+            buckets=ROUND_BUCKETS_S,
+            registry=registry,
         )
         self._draft = _HopHistograms(hops, "draft")
         self._verify = _HopHistograms(hops, "verify")
-        self._own = hops.of("coordinator", "execute")
-        self._group_size = Histogram("paceline_group_size", "Generations in a round.", ROW_BUCKETS, registry).of()
+        self._own = hops.labels("coordinator", "execute")
+        self._group_size = Histogram(
+            "paceline_group_size", "Generations in a round.", buckets=ROW_BUCKETS, registry=registry
+        )
         self._wait = Histogram(
             "paceline_group_wait_seconds",
             "Time a live generation waited to be grouped, each round.",
-            ROUND_BUCKETS_S,
-            registry,
-        ).of()
+            buckets=ROUND_BUCKETS_S,
+            registry=registry,
+        )
         self._drafts = Counter("paceline_drafts", "Drafts verified: one a generation and round.", registry=registry)
         self._draft_failures = Counter(
             "paceline_draft_failures", "Rounds whose call to the draft service failed.", registry=registry
@@ -61,12 +65,13 @@ class RoundMetrics:
 
     def _group_taken(self, waits_s: list[float]) -> None:
         self._group_size.observe(len(waits_s))
-        self._wait.observe_all(waits_s)
+        for wait_s in waits_s:
+            self._wait.observe(wait_s)
 
 
 class _HopHistograms:
     def __init__(self, hops: Histogram, hop: str) -> None:
-        self._wire, self._queue, self._execute = (hops.of(hop, part) for part in ("wire", "queue", "execute"))
+        self._wire, self._queue, self._execute = (hops.labels(hop, part) for part in ("wire", "queue", "execute"))
 
     def observe(self, time: HopTime, exemplar: Exemplar) -> None:
         self._wire.observe(time.wire_s, exemplar)
