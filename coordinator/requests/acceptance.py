@@ -1,7 +1,10 @@
 """Estimates of how often draft tokens are right, learned round by round."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
 
 ROUND_MEMORY = 0.98
 """Weight of a generation's earlier rounds after one more: the last few alone show luck rather than the text."""
@@ -45,7 +48,7 @@ class PlaceAcceptance:
     @property
     def rate(self) -> float:
         """Rate over all places."""
-        right, asked = sum(self._places(self._right)), sum(self._places(self._asked))
+        right, asked = sum(by_place(self._right[1:])), sum(by_place(self._asked[1:]))
         return (right + PRIOR_WEIGHT * self._prior_rate) / (asked + PRIOR_WEIGHT)
 
     def age(self) -> None:
@@ -60,19 +63,14 @@ class PlaceAcceptance:
     def survival(self, likelier: float = 1.0) -> list[float]:
         """Return the chance that the first 1, 2, ... drafts are all right; `likelier` is a factor on usual rates."""
         rate, reached, chances = self._prior_rate, 1.0, []
-        for right, asked in zip(self._places(self._right), self._places(self._asked), strict=True):
+        for right, asked in zip(by_place(self._right[1:]), by_place(self._asked[1:]), strict=True):
             # A place with few compared drafts is taken to be like the one before it.
             rate = (right + PLACE_PRIOR_WEIGHT * rate) / (asked + PLACE_PRIOR_WEIGHT)
             reached *= min(rate * likelier, MOST_LIKELY)
             chances.append(reached)
         return chances
 
-    @staticmethod
-    def _places(rows: list[float]) -> list[float]:
-        """Return the number of rows that came as far as each place."""
-        return list(accumulate(reversed(rows[1:])))[::-1]
 
-
-def by_place(rows_by_count: Mapping[int, int], place_count: int) -> tuple[int, ...]:
-    """Return how many rows came as far as the first, second, ... place, from their numbers by how far they came."""
-    return tuple(accumulate(rows_by_count.get(place, 0) for place in range(place_count, 0, -1)))[::-1]
+def by_place(rows: Sequence[Number]) -> tuple[Number, ...]:
+    """Return how many rows came as far as each place, from how many came to the first, second, ... and no further."""
+    return tuple(accumulate(reversed(rows)))[::-1]

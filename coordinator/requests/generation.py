@@ -339,7 +339,7 @@ class Generation:
         if self.output.finish_reason:
             self.ended = True
             usage, rounds = self.usage.copy(), self.rounds_by_accepted_count
-            usage.accepted_counts_by_position = by_place(rounds, max(rounds, default=0))
+            usage.accepted_counts_by_position = by_place([rounds[n] for n in range(1, 1 + max(rounds, default=0))])
             finish = GenerationFinish(self.output.finish_reason, usage, self.seed)
         self.request.stream.put(OutputPiece(tokens, finish, self.completion_index, round=told))
 

@@ -110,8 +110,8 @@ class _Acceptance:
             self.outputs.add(row.generation, row.accepted_count, compared_count)
 
     def counts(self, source: DraftSource, draft_model: str) -> AcceptanceCounts:
-        most = max(self.compared)
-        compared, right = by_place(self.compared, most), by_place(self.right, most)
+        places = range(1, 1 + max(self.compared))
+        compared, right = (by_place([rows[place] for place in places]) for rows in (self.compared, self.right))
         return AcceptanceCounts(source, draft_model, compared, right, self.outputs.deviation)
 
 

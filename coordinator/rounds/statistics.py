@@ -50,7 +50,7 @@ class Statistics:
 
     def snapshot(self) -> ClusterStatistics:
         rows = self._rows_by_accepted_count
-        by_position = by_place(rows, max(rows, default=0))
+        by_position = by_place([rows[n] for n in range(1, 1 + max(rows, default=0))])
         return ClusterStatistics(
             round_count=self._round_count,
             fallback_round_count=self._fallback_round_count,

@@ -7,10 +7,9 @@ import torch
 
 from paceline.checks import DECODED_TOKENS
 from paceline.engine.cache.paged import KvPool
-from paceline.engine.interfaces import Span
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.native_decoder import NativeDecoder
-from paceline.engine.passes import FastPasses, Piece, threads_of
+from paceline.engine.passes import FastPasses, Piece, packed, threads_of
 from paceline.engine.row_choice import is_plain
 from paceline.types import ChoiceRule
 
@@ -32,13 +31,9 @@ class NativePasses(FastPasses):
     def steps(self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], counts: Sequence[int]) -> list[list[int]]:
         # Rows that have what they want leave the later steps, from the end.
         order = sorted(range(len(pieces)), key=lambda index: -counts[index])
-        token_ids: list[int] = []
-        spans: list[Span] = []
-        for piece in (pieces[index] for index in order):
-            spans.append(Span(piece.sequence_id, len(token_ids), len(token_ids) + len(piece.token_ids), piece.length))
-            token_ids += piece.token_ids
+        token_ids, spans = packed([pieces[index] for index in order])
         attention = self._cache.attention(spans)
-        assert self._decoder.can_step(attention)
+        assert self._decoder.can_read(attention)
         with threads_of(self._model, len(token_ids)):
             ordered = [rules[index] for index in order], [counts[index] for index in order]
             made = dict(zip(order, self._decoder.steps(torch.tensor(token_ids), attention, *ordered), strict=True))

@@ -41,6 +41,17 @@ class Piece:
         return left, Piece(self.sequence_id, left.length, self.token_ids[count:], right_logits)
 
 
+def packed(pieces: Sequence[Piece]) -> tuple[list[int], list[Span]]:
+    """Return the tokens of the pieces in one row, and the span of each in it."""
+    token_ids: list[int] = []
+    spans: list[Span] = []
+    for piece in pieces:
+        start = len(token_ids)
+        token_ids += piece.token_ids
+        spans.append(Span(piece.sequence_id, start, len(token_ids), piece.length))
+    return token_ids, spans
+
+
 class Features(Protocol):
     """Takes features of tokens, which passes compute anyway: what goes into the model's last norm."""
 
@@ -95,16 +106,12 @@ class FastPasses:
 
     def _logits(self, pieces: Sequence[Piece], token_count: int = 0, logit_count: int = 0) -> torch.Tensor:
         """Run one call, padded to `token_count` tokens and `logit_count` logits; return the wanted logits [W, V]."""
-        token_ids: list[int] = []
+        token_ids, spans = packed(pieces)
         positions: list[int] = []
         wanted: list[int] = []
-        spans: list[Span] = []
-        for piece in pieces:
-            start = len(token_ids)
-            token_ids += piece.token_ids
+        for piece, span in zip(pieces, spans, strict=True):
             positions += range(piece.base_length, piece.length)
-            wanted += range(len(token_ids) - piece.logit_count, len(token_ids))
-            spans.append(Span(piece.sequence_id, start, len(token_ids), piece.length))
+            wanted += range(span.stop - piece.logit_count, span.stop)
         device = self._model.kv_shape.device
         padding = [0] * (token_count - len(token_ids))
         with threads_of(self._model, len(token_ids) + len(padding)):

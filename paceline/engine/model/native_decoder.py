@@ -45,14 +45,15 @@ class NativeDecoder(CompiledDecoder):
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        if not self.can_step(attention):
+        if not self.can_read(attention):
             return super().logits(token_ids, positions, wanted, attention)
         begun = self._passes.begun(token_ids[0], wanted, attention, self._rows(attention, 0))
         logits = begun.new_logits(len(wanted))
         begun.run(token_ids.shape[1], logits)
         return begun.whole(logits)
 
-    def can_step(self, attention: Attention) -> TypeGuard[PagedAttention]:
+    def can_read(self, attention: Attention) -> TypeGuard[PagedAttention]:
+        """Return whether programs can be recorded over this attention's memory."""
         return isinstance(attention, PagedAttention) and attention.memory(0)[0].dtype == self.plain.dtype
 
     def steps(

@@ -81,10 +81,9 @@ INLINE void gate(const Gate *of, int64_t begin, int64_t end) {
 BY_WIDTH(gate_float, (const Gate *call, int64_t begin, int64_t end), (call, begin, end), gate, float)
 BY_WIDTH(gate_half, (const Gate *call, int64_t begin, int64_t end), (call, begin, end), gate, Half)
 
-// Shares a call's tokens among threads where they are worth waking one for.
-template <class Call, void (*Do)(const Call *, int64_t, int64_t)>
+// Shares a call's tokens among threads where they have so many numbers that it is worth waking one.
+template <class Call, void (*Do)(const Call *, int64_t, int64_t), int64_t WORTH = 1 << 15>
 void share_tokens(const Call *call, int threads) {
-    constexpr int64_t WORTH = 1 << 15;  // numbers
     crew::share(
         [](const void *of, int piece, int pieces, int) {
             const auto *own = static_cast<const Call *>(of);
@@ -441,13 +440,13 @@ extern "C" void paceline_attend(const void *of, int is_half, int threads) {
 
 // The choices after some rows, and the rows of the next step, which has the chosen token of each.
 struct Choose {
-    int64_t row_count, vocabulary_size, stride;  // `stride` numbers from one row of logits to the next
+    int64_t token_count, size, stride;  // tokens to choose; the vocabulary's; numbers from one row of logits to the next
     const float *logits;
     const int64_t *seeds;
     const float *temperatures;  // 0 is greedy
     Row *rows;
-    int64_t *token_ids;  // [row_count], of the next step
-    int64_t *chosen;     // [row_count], NO_TOKEN for none
+    int64_t *token_ids;  // [token_count], of the next step
+    int64_t *chosen;     // [token_count], NO_TOKEN for none
 };
 
 template <class V, class T>
@@ -456,8 +455,8 @@ INLINE void choose(const Choose *of, int64_t begin, int64_t end) {
         const float *logits = of->logits + i * of->stride, temperature = of->temperatures[i];
         Row &row = of->rows[i];
         const uint64_t stream = mix64(mix64(of->seeds[i]) + row.length * GOLDEN);
-        const int64_t token = temperature > 0 ? drawn<V>(logits, of->vocabulary_size, temperature, stream)
-                                              : likeliest<V>(logits, of->vocabulary_size);
+        const int64_t token = temperature > 0 ? drawn<V>(logits, of->size, temperature, stream)
+                                              : likeliest<V>(logits, of->size);
         of->chosen[i] = token;
         // A row without a choice has failed, so any token will do for it.
         of->token_ids[i] = token == NO_TOKEN ? 0 : token;
@@ -467,15 +466,7 @@ INLINE void choose(const Choose *of, int64_t begin, int64_t end) {
 BY_WIDTH(choose_some, (const Choose *call, int64_t begin, int64_t end), (call, begin, end), choose, float)
 
 extern "C" void paceline_choose(const void *of, int, int threads) {
-    constexpr int64_t WORTH = 1 << 17;  // logits: some 20 us
-    const auto *call = static_cast<const Choose *>(of);
-    crew::share(
-        [](const void *of, int piece, int pieces, int) {
-            const auto *own = static_cast<const Choose *>(of);
-            const Share rows(own->row_count, 1, piece, pieces);
-            choose_some(own, rows.begin, rows.end);
-        },
-        call, call->row_count * call->vocabulary_size < WORTH ? 1 : threads);
+    share_tokens<Choose, choose_some, 1 << 17>(static_cast<const Choose *>(of), threads);  // some 20 us
 }
 
 // A call of one of the functions above, to be made again and again.

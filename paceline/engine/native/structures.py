@@ -70,7 +70,7 @@ class ChooseCall(ctypes.Structure):
     """`Choose`."""
 
     _fields_ = (
-        *((name, _number) for name in ("row_count", "vocabulary_size", "stride")),
+        *((name, _number) for name in ("token_count", "size", "stride")),
         *((name, _pointer) for name in ("logits", "seeds", "temperatures", "rows", "token_ids", "chosen")),
     )
 
