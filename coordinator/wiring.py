@@ -91,6 +91,7 @@ class ServingMaker:
             others,
             batch_size=settings.batch_size,
             lanes=settings.lane_count,
+            lanes_are_fixed=settings.lanes is not None,
             limits=_round_limits(target),
             statistics=self.statistics,
             metrics=self.metrics,

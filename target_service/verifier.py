@@ -177,6 +177,6 @@ def accepted_count(draft_token_ids: Sequence[int], choices: Sequence[Choice]) ->
 
 
 def _leaves_cores_to_draft(rows: Sequence[VerifyRow]) -> bool:
-    # Calls without drafts of a draft service may use its cores, which are idle then.
-    is_drafted = any(row.draft_token_ids and not row.drafted_without_model for row in rows)
-    return is_drafted and sum(len(row.token_ids) - 1 for row in rows) < LONG_PROMPT
+    # Calls without drafts may use the cores of the draft service, which is idle then.
+    is_beside_draft = any(row.draft_token_ids and not row.draft_is_idle for row in rows)
+    return is_beside_draft and sum(len(row.token_ids) - 1 for row in rows) < LONG_PROMPT

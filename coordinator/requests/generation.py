@@ -211,11 +211,12 @@ class Generation:
         )
 
     def verify_row(
-        self, draft_token_ids: tuple[int, ...], source: DraftSource | None, token_count: int, propose_count: int = 0
+        self, draft_token_ids: tuple[int, ...], token_count: int, propose_count: int = 0, *, draft_is_idle: bool = False
     ) -> VerifyRow:
-        """Return a row that asks the target for its choices, as `propose_row` asks for drafts; `source` drafted.
+        """Return a row that asks the target for its choices, as `propose_row` asks for drafts.
 
-        The target's heads are asked for `propose_count` tokens that can help a later round.
+        The target's heads are asked for `propose_count` tokens that can help a later round. `draft_is_idle` tells that
+        no draft service works meanwhile.
         """
         token_ids, base_length = self.token_ids, self._target_base
         stop = base_length + token_count
@@ -231,7 +232,7 @@ class Generation:
             self.top_logprob_count,
             len(token_ids) - stop,
             self.target_prefix.of(token_ids, base_length),
-            source is not None and source is not DraftSource.DRAFT,
+            draft_is_idle and bool(draft_token_ids),
             self.prompt_scores is not None,
             propose_count,
         )

@@ -69,6 +69,10 @@ class _Draft:
     source: DraftSource | None = None
     model: str = ""
 
+    @property
+    def leaves_models_idle(self) -> bool:
+        return self.source is not None and self.source is not DraftSource.DRAFT
+
 
 NO_DRAFT = _Draft()
 
@@ -117,13 +121,14 @@ async def run_round(
     limits: RoundLimits,
     *,
     draft_worth_s: float | None = None,
+    is_alone: bool = False,
     clock: Clock = time.perf_counter,
 ) -> RoundReport:
     """Run one round for a group, with the drafts that `wishes` name for each generation, and commit its tokens.
 
     `drafters` are those that can be asked now, by their model. A row that fails is reported and does not stop the
     others. A prompt for which others leave no room waits (`prompt_shares`). `draft_worth_s` is the time after which
-    drafting costs more than it saves.
+    drafting costs more than it saves. `is_alone` says that no other round of this coordinator may ask them meanwhile.
 
     Raise the verify call's error; then no tokens were committed.
     """
@@ -134,7 +139,7 @@ async def run_round(
     asked = await _propose(wishes, drafters, limits, deadline, clock)
     drafts = _drafts(wishes, asked, limits)
     rows = [
-        one.verify_row(draft.token_ids, draft.source, share, wish.propose_count)
+        one.verify_row(draft.token_ids, share, wish.propose_count, draft_is_idle=draft.leaves_models_idle or is_alone)
         for (one, draft), wish, share in zip(drafts.items(), wishes.values(), shares, strict=True)
     ]
     began = clock()

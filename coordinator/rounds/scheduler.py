@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Protocol
 
 import structlog
@@ -23,6 +24,7 @@ from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
 from coordinator.rounds.wishes import DraftPlanner, Wish
+from coordinator.smoothing import smoothed
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
 log = structlog.get_logger()
@@ -31,6 +33,8 @@ TARGET_AWAY = (PeerUnavailable, CallTimedOut)
 """Errors of a verify call that mean that the target is away."""
 FAILED_AT_DEADLINE_S = 0.05
 """A call that failed so near to the deadline of its requests failed for that."""
+FAR_SHARE = 0.4
+"""Share of a round's time that its calls spend on the way where services are far: there lanes hide each other's."""
 LOSSES_TO_RUN_ALONE = 2
 LOSSES_TO_FAIL = 3
 """A generation that lost this many targets, the last one while alone, fails: it may bring down others."""
@@ -57,6 +61,7 @@ class Scheduler:
         *,
         batch_size: int,
         lanes: int,
+        lanes_are_fixed: bool,
         limits: RoundLimits,
         statistics: Statistics,
         metrics: RoundMetrics,
@@ -68,6 +73,7 @@ class Scheduler:
         self._address = address
         self._batch_size = batch_size
         self._lanes = lanes
+        self._lanes_are_fixed = lanes_are_fixed
         self._limits = limits
         self._metrics = metrics
         self._tracer = tracer
@@ -79,6 +85,8 @@ class Scheduler:
         self._target = target
         self._residency = residency
         self._others = others
+        self._way_share: float | None = None
+        """Share of a round's time that its calls spend on the way to the services."""
         self._is_relieving = False
         self._lost: PacelineError | None = None
         """The error for which a lane gave the target up. The other lane then begins no round, to count it once."""
@@ -110,7 +118,7 @@ class Scheduler:
             window = await self.pool.ready()
             if self._lost:
                 return self._lost
-            if lane >= self._planner.lane_count:
+            if lane >= self._lane_count:
                 await self.pool.changed()
                 continue
             selection = self._select(window)
@@ -120,6 +128,17 @@ class Scheduler:
                 continue
             if given_up_for := await self._serve(selection, lane, self.pool.unserved_count >= self._batch_size):
                 return given_up_for
+
+    @property
+    def _lane_count(self) -> int:
+        """Lanes that may begin a round now.
+
+        Where the target is near, rows that fit into one group gain more from one verify than from two side by side.
+        """
+        most = self._planner.lane_count
+        if self._lanes_are_fixed or self._way_share is None or self._way_share > FAR_SHARE:
+            return most
+        return min(most, max(1, ceil(self.pool.live_count / self._batch_size)))
 
     def _select(self, window: list[Generation]) -> Selection:
         suspects = [generation for generation in window if generation.runs_alone]
@@ -167,6 +186,7 @@ class Scheduler:
                     self._target,
                     self._limits,
                     draft_worth_s=self._draft_worth.seconds,
+                    is_alone=self._lane_count == 1,
                     clock=self._clock,
                 )
                 self._metrics.round_ended(waits_s, report)
@@ -230,6 +250,8 @@ class Scheduler:
     def _learn(self, wishes: Mapping[Generation, Wish], report: RoundReport, waited_s: float) -> None:
         self.statistics.count_report(report)
         self._draft_worth.observe(report)
+        way_s = report.propose.wire_s + report.verify.wire_s
+        self._way_share = smoothed(self._way_share, way_s / max(report.duration_s, way_s) if way_s else 0.0)
         if report.draft_error is None:
             # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
             # tokens, so drafts would seem cheap, and each coordinator would slow the others down.

@@ -133,7 +133,7 @@ def verify_rows_to_pb(rows: Sequence[types.VerifyRow]) -> target_service_pb2.Ver
         message.draft_token_ids.extend(row.draft_token_ids)
         if row.top_logprob_count is not None:
             message.top_logprob_count = row.top_logprob_count
-        if row.drafted_without_model:
+        if row.draft_is_idle:
             message.drafted_without_model = True
         if row.scores_tokens:
             message.scores_tokens = True

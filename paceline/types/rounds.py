@@ -65,8 +65,8 @@ class VerifyRow:
     """Committed tokens that come with later rows. Over 0, this row is a part and is answered by `Prefilled`."""
     base_hash: int | None = None
     """`PrefixHash` of the first `base_length` tokens; None: not compared."""
-    drafted_without_model: bool = False
-    """Whether no draft service drafted `draft_token_ids`."""
+    draft_is_idle: bool = False
+    """Whether no draft service works while `draft_token_ids` are verified."""
     scores_tokens: bool = False
     """Whether log-probabilities of `token_ids` after the first are asked for too. If the row is a part, its last token
     is not appended then: the next row begins with it."""

@@ -112,7 +112,9 @@ class VerifyTokensRow(_message.Message):
     it is not that of what is cached fails with PREFIX_NOT_CACHED. Unset: nothing is compared.
     """
     drafted_without_model: _builtins.bool
-    """Tells that no draft service drafted the draft tokens: a service that leaves some of its cores to one may use them."""
+    """Tells that no draft service works while the draft tokens are verified, as where none drafted them, or where it waits
+    for what becomes of them: a service that leaves some of its cores to one may use them.
+    """
     scores_tokens: _builtins.bool
     """Asks for log-probabilities of the row's committed tokens after its first too, with `top_logprob_count` others: none is
     taken over from earlier prompts then. Of a row that is a part, the last token is not appended, for what follows it is

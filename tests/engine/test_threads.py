@@ -135,7 +135,7 @@ def test_a_call_leaves_cores_to_the_draft_where_it_verifies_its_drafts_or_where_
         ("c", (1, 2, 3), (1,), True),
         ("d", long_prompt, (1,), False),
     ):
-        row = VerifyRow(sequence_id, 0, prompt, drafts, GREEDY, drafted_without_model=is_without_model)
+        row = VerifyRow(sequence_id, 0, prompt, drafts, GREEDY, draft_is_idle=is_without_model)
         watched.thread_counts.clear()
         verifier.verify([row])
         counts.extend(set(watched.thread_counts))

@@ -83,7 +83,7 @@ def test_propose_rows_survive_the_wire(rows: list[types.ProposeRow]) -> None:
     assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb(rows)) == rows
 
 
-FLAGS = {"drafted_without_model": st.booleans(), "scores_tokens": st.booleans(), "propose_count": COUNTS}
+FLAGS = {"draft_is_idle": st.booleans(), "scores_tokens": st.booleans(), "propose_count": COUNTS}
 
 
 @given(st.lists(st.builds(types.VerifyRow, st.text(), COUNTS, IDS, IDS, **FLAGS)))
