@@ -16,6 +16,7 @@ from coordinator.rounds.scheduler import Scheduler
 from paceline.errors import PacelineError, PeerFailed
 from paceline.types import (
     PAPER_POLICIES,
+    CallTiming,
     DraftSource,
     FinishReason,
     GenerationRequest,
@@ -105,17 +106,58 @@ async def test_as_many_groups_are_in_flight_as_the_planner_has_lanes(monkeypatch
             assert verifier.most == lanes
 
 
+@pytest.mark.parametrize(
+    ("lanes", "executed_s", "is_one_group"), [(None, 1.0, True), (None, 0.0, False), (2, 1.0, False)]
+)
+async def test_rows_that_fit_into_one_group_share_a_round_where_the_target_is_near(
+    lanes: int | None, executed_s: float, is_one_group: bool
+) -> None:
+    """They stayed in the lanes that they had come into, in groups of a few, each for a verify of its own."""
+    verifier = _Together()
+    verifier.executed_s = executed_s
+    async with scheduling(FakeDrafter(1.0), verifier, batch_size=4, lanes=lanes, draft_count=0) as (
+        admission,
+        scheduler,
+    ):
+        requests = []
+        for number in (5, 6):
+            request = GenerationRequest(TokenIds((number,) * 3), 60, ignore_end_tokens=True)
+            requests.append(submit(scheduler, admission.admit(request)))
+            while not verifier.count:
+                await asyncio.sleep(0)
+        await asyncio.gather(*map(collect, requests))
+    assert (sum(len(call) == 2 for call in verifier.calls) > 50) is is_one_group
+
+
+@pytest.mark.parametrize(("lanes", "is_idle"), [(1, True), (2, False)])
+async def test_a_target_is_told_where_no_draft_service_works_beside_it(lanes: int, is_idle: bool) -> None:
+    """A verify of drafts left cores to a draft service that waited for it."""
+    verifier = FakeVerifier()
+    async with scheduling(FakeDrafter(1.0), verifier, batch_size=4, lanes=lanes, draft_count=3) as (
+        admission,
+        scheduler,
+    ):
+        await generate_all(admission, scheduler, prompts(4, 1), 20)
+    drafted = [row for call in verifier.calls for row in call if row.draft_token_ids]
+    assert drafted
+    assert {row.draft_is_idle for row in drafted} == {is_idle}
+
+
 class _Together(FakeVerifier):
     """Counts the calls at a time."""
 
     count = most = 0
+    executed_s = 0.0
+    """What it says of each call's time."""
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         self.count += 1
         self.most = max(self.most, self.count)
-        await asyncio.sleep(0)
+        for _ in range(8):  # another lane may begin
+            await asyncio.sleep(0)
         self.count -= 1
-        return await super().verify(rows, timeout_s)
+        verdicts = await super().verify(rows, timeout_s)
+        return replace(verdicts, timing=CallTiming(executed_s=self.executed_s))
 
 
 async def test_full_acceptance_of_k_drafts_yields_k_plus_one_tokens() -> None:
