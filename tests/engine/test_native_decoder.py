@@ -18,7 +18,7 @@ from paceline.engine.model.native_decoder import NativeDecoder
 from paceline.engine.native.structures import ChooseCall
 from paceline.engine.noise import signed64
 from paceline.engine.options import EngineOptions
-from paceline.engine.passes import FastPasses
+from paceline.engine.passes import FastPasses, Piece
 from paceline.engine.placing import PackedRow
 from paceline.engine.row_choice import NO_TOKEN
 from paceline.engine.runner import Runner
@@ -78,6 +78,37 @@ def test_passes_of_all_sizes_give_the_same_bits(model: LoadedModel) -> None:
     for call in calls:
         for one, same in zip(logits(runner, call), logits(other, call), strict=True):
             assert torch.equal(one, same)
+
+
+class KeptFeatures:
+    """Keeps what passes give to heads."""
+
+    def __init__(self, tapped_layers: tuple[int, ...] | None) -> None:
+        """Features are wanted of all tokens, and of what goes into these layers; None: of those with logits."""
+        self.of_all, self.tapped_layers = tapped_layers is not None, tapped_layers or ()
+        self.kept: list[torch.Tensor] = []
+
+    def take(self, pieces: Sequence[Piece], features: torch.Tensor) -> None:
+        self.kept.append(features.clone())
+
+
+@pytest.mark.parametrize("tapped_layers", [None, (), (1, 0, 1)])
+def test_features_for_heads_are_the_same_bits(model: LoadedModel, tapped_layers: tuple[int, ...] | None) -> None:
+    calls = [
+        [PackedRow("a", 0, tuple(range(3, 40))), PackedRow("b", 0, (5, 6, 7), draft_count=1)],
+        [PackedRow("b", 3, (8, 9, 10, 11), draft_count=3), PackedRow("a", 37, (4,))],
+        [PackedRow("a", 38, (5, 6), following_count=1)],
+    ]
+    made = []
+    for one in (model, one_by_one(model)):
+        runner, features = Runner(one, OPTIONS), KeptFeatures(tapped_layers)
+        runner.passes = FastPasses(one, runner.cache, features)
+        made.append([(runner.forward(call), features.kept[-1]) for call in calls])
+    for (outcomes, features), (others, same) in zip(*made, strict=True):
+        assert torch.equal(features, same)
+        for outcome, other in zip(outcomes, others, strict=True):
+            if isinstance(outcome, torch.Tensor):
+                assert isinstance(other, torch.Tensor) and torch.equal(outcome, other)
 
 
 def test_caches_that_take_turns_are_kept_apart(llama: LoadedModel) -> None:

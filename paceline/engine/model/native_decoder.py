@@ -17,6 +17,7 @@ from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.compiled_layers import CompiledLayers
 from paceline.engine.model.plain_decoder import PlainDecoder
+from paceline.engine.model.taps import Taps
 from paceline.engine.native import Kernels, PackedWeight, PassRows, Program, check_positions
 from paceline.engine.native.structures import ChooseCall
 from paceline.engine.noise import signed64
@@ -48,9 +49,23 @@ class NativeDecoder(CompiledDecoder):
         if not self.can_read(attention):
             return super().logits(token_ids, positions, wanted, attention)
         begun = self._passes.begun(token_ids[0], wanted, attention, self._rows(attention, 0))
-        logits = begun.new_logits(len(wanted))
-        begun.run(token_ids.shape[1], logits)
-        return begun.whole(logits)
+        return begun.logits(token_ids.shape[1], len(wanted))
+
+    def logits_and_features(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor,
+        attention: Attention,
+        taps: Taps | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.can_read(attention):
+            return super().logits_and_features(token_ids, positions, wanted, attention, taps)
+        tapped = None if taps is None else taps.layers
+        begun = self._passes.begun(token_ids[0], wanted, attention, self._rows(attention, 0), tapped)
+        token_count = token_ids.shape[1]
+        logits = begun.logits(token_count, len(wanted))
+        return logits, begun.features(len(wanted) if taps is None else token_count)
 
     def can_read(self, attention: Attention) -> TypeGuard[PagedAttention]:
         """Return whether programs can be recorded over this attention's memory."""
@@ -98,15 +113,22 @@ class _Passes(threading.local):
         self._recorded: _Recorded | None = None
 
     def begun(
-        self, token_ids: torch.Tensor, wanted: torch.Tensor, attention: PagedAttention, rows: PassRows
+        self,
+        token_ids: torch.Tensor,
+        wanted: torch.Tensor,
+        attention: PagedAttention,
+        rows: PassRows,
+        tapped: tuple[int, ...] | None = None,
     ) -> "_Recorded":
-        """Return the program with a pass's numbers filled in."""
+        """Return the program with a pass's numbers filled in. `tapped` are the layers of `_Recorded`."""
         recorded, memory = self._recorded, _memory_of(attention)
-        if recorded is None or recorded.capacity < len(token_ids) or recorded.memory != memory:
+        is_same = recorded is not None and (recorded.memory, recorded.tapped) == (memory, tapped)
+        if recorded is None or recorded.capacity < len(token_ids) or not is_same:
             capacity = -(-len(token_ids) // CAPACITY_STEP) * CAPACITY_STEP
-            if recorded and recorded.memory == memory:
+            if recorded and is_same:
                 capacity = max(capacity, recorded.capacity)
-            recorded = self._recorded = _Recorded(self._plain, self._layers, self._kernels, attention, rows, capacity)
+            recorded = _Recorded(self._plain, self._layers, self._kernels, attention, rows, capacity, tapped)
+            self._recorded = recorded
         recorded.fill(token_ids, wanted, rows)
         return recorded
 
@@ -120,20 +142,30 @@ class _Recorded:
         attention: PagedAttention,
         rows: PassRows,
         capacity: int,
+        tapped: tuple[int, ...] | None,
     ) -> None:
-        """Record passes of at most `capacity` tokens over the memory of this attention."""
+        """Record passes of at most `capacity` tokens over the memory of this attention.
+
+        Features are those of the wanted tokens alone, or those of all with what goes into the layers `tapped`.
+        """
         head = plain.head
         assert isinstance(head, PackedWeight)
-        self.capacity, self.memory = capacity, _memory_of(attention)
+        self.capacity, self.memory, self.tapped = capacity, _memory_of(attention), tapped
         self._kernels, self._head = kernels, head
         self._token_ids, self._wanted = (torch.zeros(capacity, dtype=torch.int64) for _ in range(2))
         self._order = torch.arange(capacity)
         self._rows = rows
+        self._taps = Taps(tapped or (), lambda hidden: kernels.take(hidden, self._order))
         with kernels.recording(self._wanted) as recording:
             hidden = kernels.take(plain.embedding, self._token_ids, dtype=torch.float32)
-            hidden, added = layers.through(hidden, self._wanted, attention, rows)
+            early = self._wanted if tapped is None else None
+            hidden, added = layers.through(hidden, early, attention, rows, self._taps)
+            normed = layers.add_and_norm(hidden, added, plain.norm)
+            if tapped is not None:
+                normed = kernels.take(normed, self._wanted)
             # Each pass has logits of its own, which the caller keeps.
-            head.padded(layers.add_and_norm(hidden, added, plain.norm), lambda shape, dtype: torch.empty(0))
+            head.padded(normed, lambda shape, dtype: torch.empty(0))
+        self._hidden = hidden
         self._program, self._last, self._read = Program(recording), recording.last, rows.call
 
     def fill(self, token_ids: torch.Tensor, wanted: torch.Tensor, rows: PassRows) -> None:
@@ -147,9 +179,15 @@ class _Recorded:
         """Return memory for logits, [W, V or a little more]."""
         return torch.empty((wanted_count, self._head.padded_count))
 
-    def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits [W, V] without the columns that mean nothing."""
+    def logits(self, token_count: int, wanted_count: int) -> torch.Tensor:
+        """Make a pass; return its logits [W, V], without the columns that mean nothing."""
+        logits = self.new_logits(wanted_count)
+        self.run(token_count, logits)
         return logits[:, : self._head.column_count].contiguous()
+
+    def features(self, count: int) -> torch.Tensor:
+        """Return the first features of the last pass, in memory that the next one overwrites."""
+        return self._taps.beside(self._hidden[:count])
 
     def run(self, token_count: int, logits: torch.Tensor) -> None:
         """Make a pass that fills in `logits`."""
