@@ -217,7 +217,7 @@ class Runner:
 
     def choose(self, sequences: Sequence[Choosing]) -> list[list[Choice]]:
         """Return T choices for each sequence; see `engine.sampling`."""
-        return choose(sequences, self.model.backend.choices)
+        return choose(sequences, self.model.backend.chooser)
 
     def propose(self, rows: Sequence[HeadsRow]) -> list[tuple[int, ...]]:
         """Return what the heads draft for each row; to be called after each pass. See `HeadsDrafts.propose`."""

@@ -18,9 +18,8 @@ from typing import TypeVar
 import torch
 
 from paceline.engine.noise import gumbel, gumbel_at, signed64, stream_starts
-from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits, is_plain
+from paceline.engine.row_choice import NO_TOKEN, Chooser, is_by_logits, is_plain
 from paceline.engine.threads import choice_threads
-from paceline.engine.transfer import to_device
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.planning.memory import choice_places
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
@@ -53,27 +52,30 @@ class Choosing:
         assert (self.allowed is None) is (self.rule.response_format is None)
 
 
-def choose(sequences: Sequence[Choosing], kernels: ChoiceKernels | None = None) -> list[list[Choice]]:
-    """Return T choices for each sequence. A device's `kernels` choose for all rows at once.
+def choose(sequences: Sequence[Choosing], chooser: Chooser | None = None) -> list[list[Choice]]:
+    """Return T choices for each sequence. The backend's `chooser` makes those that it can, all at once."""
+    known, apart = list[int](), list[int]()
+    for index, one in enumerate(sequences):
+        (known if chooser and chooser.knows(one.rule) else apart).append(index)
+    found: dict[int, list[Choice]] = {}
+    if chooser and known:
+        found |= zip(known, _choose_together([sequences[index] for index in known], chooser), strict=True)
+    if apart:
+        found |= zip(apart, _choose_apart([sequences[index] for index in apart]), strict=True)
+    return [found[index] for index in range(len(sequences))]
 
-    The host waits for the device as often for many sequences as for one.
-    """
-    if not sequences:
-        return []
-    return _choose_rows(sequences, kernels) if kernels else _choose_apart(sequences)
 
-
-def _choose_rows(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[list[Choice]]:
-    logits = torch.cat([one.logits if is_by_logits(one.rule) else processed(one) for one in sequences])
+def _choose_together(sequences: Sequence[Choosing], chooser: Chooser) -> list[list[Choice]]:
+    logits = [one.logits if is_by_logits(one.rule) else processed(one) for one in sequences]
     places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
-    rules = RowRules.empty(len(places), logits.device)
-    rules.fill([one.rule for one, _ in places])
-    positions = to_device([len(one.prefix) + row for one, row in places], logits.device)
-    token_ids: list[int] = kernels.choose_rows(logits, rules, positions).tolist()
-    choices: list[Choice] = [
-        _error(one, row, float(logits[index].max())) if token_id == NO_TOKEN else token_id
-        for index, ((one, row), token_id) in enumerate(zip(places, token_ids, strict=True))
-    ]
+    rules, positions = [one.rule for one, _ in places], [len(one.prefix) + row for one, row in places]
+    choices: list[Choice] = [*chooser.choose(logits, rules, positions)]
+    if NO_TOKEN in choices:
+        rows = [row for part in logits for row in part]
+        choices = [
+            _error(one, row, float(scores.max())) if choice == NO_TOKEN else choice
+            for (one, row), scores, choice in zip(places, rows, choices, strict=True)
+        ]
     return _parted(choices, sequences)
 
 

@@ -1,6 +1,5 @@
 """A native decoder's passes, made at once, give what their operations give one by one; steps choose as passes do."""
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,10 @@ from paceline.engine.loading import load_model
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.native_decoder import NativeDecoder
-from paceline.engine.native.structures import ChooseCall
-from paceline.engine.noise import signed64
+from paceline.engine.native import NativeChooser
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece
 from paceline.engine.placing import PackedRow
-from paceline.engine.row_choice import NO_TOKEN
 from paceline.engine.runner import Runner
 from paceline.engine.sampling import Choosing, choose
 from paceline.engine.steps import StepOutcome, StepRow, Steps
@@ -204,21 +201,6 @@ def test_rules_with_more_than_a_temperature_and_long_rows_go_one_by_one(llama: L
     assert not is_at_once(SamplingParameters(), following=1)
 
 
-def native_choices(logits: torch.Tensor, rules: Sequence[ChoiceRule], lengths: Sequence[int]) -> list[int]:
-    """Choose after sequences of these lengths, by the compiled rule; check the rows that it makes for the next step."""
-    count = len(logits)
-    rows = array("q", [number for length in lengths for number in (7, 5, length, 11)])
-    seeds = array("q", [signed64(rule.seed) for rule in rules])
-    temperatures = array("f", [rule.sampling.temperature for rule in rules])
-    token_ids, found = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
-    places = [one.buffer_info()[0] for one in (seeds, temperatures, rows)]
-    sizes = count, logits.shape[1], logits.shape[1]
-    built_kernels().choose(ChooseCall(*sizes, logits.data_ptr(), *places, token_ids.data_ptr(), found.data_ptr()))
-    assert [*rows] == [number for row, length in enumerate(lengths) for number in (row, 1, length + 1, 11)]
-    assert token_ids.tolist() == [max(0, one) for one in found.tolist()]
-    return found.tolist()
-
-
 @settings(max_examples=60)
 @given(
     size=st.sampled_from([1, 7, 16, 100, 4099]),
@@ -231,15 +213,25 @@ def native_choices(logits: torch.Tensor, rules: Sequence[ChoiceRule], lengths: S
 def test_choices_are_those_of_the_rule(
     size: int, spread: float, temperature: float, seed: int, length: int, odd: float | None
 ) -> None:
-    rules = [ChoiceRule(SamplingParameters(temperature), seed=seed), GREEDY]
-    logits = (torch.randn(2, size, generator=torch.Generator().manual_seed(length)) * spread).contiguous()
+    rules = [ChoiceRule(SamplingParameters(temperature), seed, 1, (0,)), GREEDY]
+    logits = [torch.randn(rows, size, generator=torch.Generator().manual_seed(length)) * spread for rows in (2, 3)]
     if odd is not None:
-        logits[0, seed % size] = odd
-    lengths = [length, length + 3]
-    expected = [
-        choose([Choosing(logits[row : row + 1], rule, range(one))])[0][0]
-        for row, (rule, one) in enumerate(zip(rules, lengths, strict=True))
+        logits[0][1, seed % size] = odd
+    sequences = [
+        Choosing(own, rule, range(length + row), (0,) * (len(own) - 1))
+        for row, (own, rule) in enumerate(zip(logits, rules, strict=True))
     ]
     with using_threads(2):
-        found = native_choices(logits, rules, lengths)
-    assert found == [one if isinstance(one, int) else NO_TOKEN for one in expected]
+        found = choose(sequences, NativeChooser(built_kernels()))
+    for own, alone in zip(found, choose(sequences), strict=True):
+        assert [*map(str, own)] == [*map(str, alone)]
+
+
+def test_rules_with_filters_are_chosen_for_by_torch_beside_others() -> None:
+    logits = torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(1))
+    rules = [sampled(3), ChoiceRule(SamplingParameters(0.8, top_k=3), 4), sampled(5)]
+    sequences = [Choosing(own, rule, (1, 2), (3,)) for own, rule in zip(logits, rules, strict=True)]
+    chooser = NativeChooser(built_kernels())
+    assert [chooser.knows(rule) for rule in rules] == [True, False, True]
+    assert choose(sequences, chooser) == choose(sequences)
+    assert choose([], chooser) == []

@@ -6,7 +6,6 @@ those of other caches, are made call by call.
 
 import ctypes
 import threading
-from array import array
 from collections.abc import Sequence
 from typing import TypeGuard
 
@@ -18,9 +17,16 @@ from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.compiled_layers import CompiledLayers
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.taps import Taps
-from paceline.engine.native import Kernels, PackedWeight, PassRows, Program, check_positions
-from paceline.engine.native.structures import ChooseCall
-from paceline.engine.noise import signed64
+from paceline.engine.native import (
+    Kernels,
+    PackedWeight,
+    PassRows,
+    Program,
+    RowInputs,
+    check_positions,
+    row_places,
+)
+from paceline.engine.native.structures import StepCall
 from paceline.engine.row_choice import up_to_none
 from paceline.types import ChoiceRule
 
@@ -83,12 +89,11 @@ class NativeDecoder(CompiledDecoder):
         wanted = torch.tensor([span.stop - 1 for span in attention.spans])
         begun = self._passes.begun(token_ids, wanted, attention, rows)
         chosen = torch.empty((counts[0], len(counts)), dtype=torch.int64)
-        seeds = array("q", [signed64(rule.seed) for rule in rules])
-        temperatures = array("f", [rule.sampling.temperature for rule in rules])
+        inputs = RowInputs(rules, [span.length for span in attention.spans])
         logits = begun.new_logits(len(counts))
         for step in range(counts[0]):
             active = sum(count > step for count in counts)
-            begun.step(active if step else len(token_ids), logits[:active], (seeds, temperatures), chosen[step])
+            begun.step(active if step else len(token_ids), logits[:active], inputs, chosen[step])
         return [up_to_none(column[:count]) for column, count in zip(chosen.T.tolist(), counts, strict=True)]
 
     def _rows(self, attention: PagedAttention, later_count: int) -> PassRows:
@@ -194,19 +199,17 @@ class _Recorded:
         self._last.out = logits.data_ptr()
         self._kernels.replay(self._program, token_count, len(logits), self._rows.thread_count)
 
-    def step(
-        self, token_count: int, logits: torch.Tensor, rules: "tuple[array[int], array[float]]", chosen: torch.Tensor
-    ) -> None:
+    def step(self, token_count: int, logits: torch.Tensor, inputs: RowInputs, chosen: torch.Tensor) -> None:
         """Make a pass of the first rows, write a token for each to `chosen`, and make these tokens the next pass.
 
         `logits` has room for one choice of each.
         """
-        read, head, row_count = self._read, self._head, len(logits)
+        read, row_count, logits_rows = self._read, len(logits), row_places([logits])
         read.row_count = row_count
         self.run(token_count, logits)
-        places = logits.data_ptr(), *(one.buffer_info()[0] for one in rules), read.rows
-        sizes = row_count, head.column_count, head.padded_count
-        self._kernels.choose(ChooseCall(*sizes, *places, self._token_ids.data_ptr(), chosen.data_ptr()))
+        choose = inputs.call(row_count, self._head.column_count, logits_rows, chosen)
+        positions = inputs.positions.buffer_info()[0]
+        self._kernels.step(StepCall(choose, read.rows, self._token_ids.data_ptr(), positions))
         self._wanted[:row_count] = self._order[:row_count]
 
 

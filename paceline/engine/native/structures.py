@@ -70,8 +70,17 @@ class ChooseCall(ctypes.Structure):
     """`Choose`."""
 
     _fields_ = (
-        *((name, _number) for name in ("token_count", "size", "stride")),
-        *((name, _pointer) for name in ("logits", "seeds", "temperatures", "rows", "token_ids", "chosen")),
+        *((name, _number) for name in ("token_count", "size")),
+        *((name, _pointer) for name in ("logits", "seeds", "positions", "temperatures", "chosen")),
+    )
+
+
+class StepCall(ctypes.Structure):
+    """`Step`."""
+
+    _fields_ = (
+        ("choose", ChooseCall),
+        *((name, _pointer) for name in ("rows", "token_ids", "positions")),
     )
 
 
