@@ -17,7 +17,7 @@ from paceline.engine.interfaces import Attention
 from paceline.engine.native import NativeChooser, find_kernels, packed
 from paceline.engine.plan import BatchPlan
 from paceline.engine.quantization import QuantizedWeight
-from paceline.engine.row_choice import ChoiceKernels, Chooser, DeviceChooser
+from paceline.engine.row_choice import ChoiceKernels, Chooser, DeviceChooser, Ranker
 from paceline.engine.scratch import Memory, new_memory
 
 log = structlog.get_logger()
@@ -122,13 +122,15 @@ class Backend:
     """Kernels that choose the tokens of many rows at once; they come with `tables`."""
     chooser: Chooser | None = None
     """Makes choices faster than torch."""
+    ranker: Ranker | None = None
 
 
 def find_backend(device: torch.device) -> Backend:
     """Return the best backend that was built or installed for the device."""
     if device.type == "cpu":
         if kernels := find_kernels():
-            return Backend(pack=packed, pack_quantized=packed, kernels=kernels, chooser=NativeChooser(kernels))
+            choices = NativeChooser(kernels)
+            return Backend(pack=packed, pack_quantized=packed, kernels=kernels, chooser=choices, ranker=choices)
         return Backend()
     try:
         return triton_backend()

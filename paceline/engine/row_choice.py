@@ -81,6 +81,16 @@ class Chooser(Protocol):
         ...
 
 
+class Ranker(Protocol):
+    """Finds what may be chosen after many rows, by rules of which `is_plain` holds."""
+
+    def rank(
+        self, logits: Sequence[torch.Tensor], rules: Sequence[ChoiceRule], positions: Sequence[int], count: int
+    ) -> list[list[tuple[int, float]]]:
+        """Return for each row the tokens and estimates of `sampling.ranked`; the rest is as with a `Chooser`."""
+        ...
+
+
 class ChoiceKernels(Protocol):
     def choose_rows(self, logits: torch.Tensor, rules: RowRules, positions: torch.Tensor) -> torch.Tensor:
         """Return the choices [N] from logits [N, V] by the rule of `sampling`; `NO_TOKEN` where there is none.

@@ -19,7 +19,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.passes import FastPasses, Piece
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
-from paceline.engine.sampling import Choosing, choose
+from paceline.engine.sampling import Choosing, choose, ranked
 from paceline.engine.steps import StepOutcome, StepRow, Steps
 from paceline.engine.threads import using_threads
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters
@@ -225,6 +225,31 @@ def test_choices_are_those_of_the_rule(
         found = choose(sequences, NativeChooser(built_kernels()))
     for own, alone in zip(found, choose(sequences), strict=True):
         assert [*map(str, own)] == [*map(str, alone)]
+
+
+@settings(max_examples=60)
+@given(
+    size=st.sampled_from([1, 7, 16, 100, 4099]),
+    spread=st.sampled_from([0.0, 0.5, 6.0]),
+    temperature=st.sampled_from([0.0, 0.05, 1.0, 1.7]),
+    seed=st.integers(0, 2**64 - 1),
+    count=st.sampled_from([1, 3, 8]),
+    odd=st.sampled_from([None, float("nan"), float("inf"), float("-inf")]),
+)
+def test_ranked_tokens_are_those_of_the_rule(
+    size: int, spread: float, temperature: float, seed: int, count: int, odd: float | None
+) -> None:
+    logits = torch.randn(2, size, generator=torch.Generator().manual_seed(count)) * spread
+    if odd is not None:
+        logits[1, seed % size] = odd
+    one = Choosing(logits, ChoiceRule(SamplingParameters(temperature), seed), (1, 2), (3,))
+    ((first, second),) = ranked([one], count, NativeChooser(built_kernels()))
+    for place, expected in zip((first, second), ranked([one], count)[0], strict=True):
+        # Of equals any may be told, but for the choice.
+        assert [token.token_id for token in place[:1]] == [token.token_id for token in expected[:1]]
+        assert [one.probability for one in place] == pytest.approx([one.probability for one in expected], abs=1e-6)
+        if spread:
+            assert [one.token_id for one in place] == [one.token_id for one in expected]
 
 
 def test_rules_with_filters_are_chosen_for_by_torch_beside_others() -> None:

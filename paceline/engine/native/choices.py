@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.engine.native.kernels import Kernels
-from paceline.engine.native.structures import ChooseCall
+from paceline.engine.native.structures import ChooseCall, RankCall
 from paceline.engine.noise import signed64
 from paceline.engine.row_choice import is_plain
 from paceline.types import ChoiceRule
@@ -30,7 +30,7 @@ class RowInputs:
 
 
 class NativeChooser:
-    """`Chooser`."""
+    """`Chooser` and `Ranker`."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -47,6 +47,19 @@ class NativeChooser:
         self._kernels.choose(inputs.call(len(rules), whole[0].shape[1], rows, chosen))
         made: list[int] = chosen.tolist()
         return made
+
+    def rank(
+        self, logits: Sequence[torch.Tensor], rules: Sequence[ChoiceRule], positions: Sequence[int], count: int
+    ) -> list[list[tuple[int, float]]]:
+        whole = [one.float().contiguous() for one in logits]
+        tokens, shares = (torch.empty((len(rules), count), dtype=one) for one in (torch.int64, torch.float64))
+        rows, inputs = row_places(whole), RowInputs(rules, positions)
+        choose = inputs.call(len(rules), whole[0].shape[1], rows, tokens)
+        self._kernels.rank(RankCall(choose, count, shares.data_ptr()))
+        return [
+            [pair for pair in zip(*row, strict=True) if pair[1] > 0]
+            for row in zip(tokens.tolist(), shares.tolist(), strict=True)
+        ]
 
 
 def row_places(tensors: Sequence[torch.Tensor]) -> "array[int]":

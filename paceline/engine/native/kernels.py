@@ -29,6 +29,7 @@ from paceline.engine.native.structures import (
     GateCall,
     NormCall,
     ProductCall,
+    RankCall,
     StepCall,
     TakeCall,
 )
@@ -81,7 +82,7 @@ class Kernels:
         self._helper_count = 0
         self._recordings = _Recordings()
         self._functions: dict[str, Callable[..., None]] = {}
-        for name in ("add_and_norm", "gate", "take", "attend", "product", "choose", "step"):
+        for name in ("add_and_norm", "gate", "take", "attend", "product", "choose", "rank", "step"):
             function = getattr(library, f"paceline_{name}")
             function.argtypes, function.restype = (_pointer, _flag, _flag), None
             self._functions[name] = function
@@ -210,6 +211,10 @@ class Kernels:
     def choose(self, call: ChooseCall) -> None:
         """Make the choices that the call asks for."""
         self._do("choose", call)
+
+    def rank(self, call: RankCall) -> None:
+        """Make choices, and find what would have come next; at most 64 tokens of a row."""
+        self._do("rank", call)
 
     def step(self, call: StepCall) -> None:
         """Make choices, and the rows of the next step."""

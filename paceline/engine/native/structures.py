@@ -75,6 +75,12 @@ class ChooseCall(ctypes.Structure):
     )
 
 
+class RankCall(ctypes.Structure):
+    """`Rank`."""
+
+    _fields_ = (("choose", ChooseCall), ("count", _number), ("shares", _pointer))
+
+
 class StepCall(ctypes.Structure):
     """`Step`."""
 
