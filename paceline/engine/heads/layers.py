@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.backend import Backend, Product
+from paceline.engine.backend import Backend, LayerKernels, Product
+from paceline.engine.heads.parts import Norm
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_layers import CompiledLayers, can_compile
 from paceline.engine.model.forms import FORMS
@@ -60,6 +61,18 @@ class HeadLayers:
         return hidden
 
 
+class _KernelNorm(nn.Module):
+    """Takes the place of a norm in a pass."""
+
+    def __init__(self, norm: Norm, kernels: LayerKernels) -> None:
+        super().__init__()
+        self._weight, self._epsilon, self._kernels = norm.weight.float(), norm.epsilon, kernels
+
+    def forward(self, values: Tensor) -> Tensor:
+        rows = values.float().reshape(-1, len(self._weight)).contiguous()
+        return self._kernels.add_and_norm(rows, None, self._weight, self._epsilon).view(values.shape)
+
+
 class _ProductLayer(nn.Module):
     """Takes the place of a linear layer in a pass."""
 
@@ -71,10 +84,12 @@ class _ProductLayer(nn.Module):
         return self._product(values)
 
 
-def with_products(module: nn.Module, backend: Backend) -> None:
-    """Let a backend do the products of all linear layers of a module, in their places."""
+def with_kernels(module: nn.Module, backend: Backend) -> None:
+    """Let a backend do the products of all linear layers of a module, and its norms, in their places."""
     packed_bytes = least_packed_bytes(module)
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, _ProductLayer(take(child, backend=backend, packed_bytes=packed_bytes)))
+            elif type(child) is Norm and backend.kernels:
+                setattr(parent, name, _KernelNorm(child, backend.kernels))
