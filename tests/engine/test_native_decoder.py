@@ -126,9 +126,10 @@ def test_more_layers_need_no_more_memory_for_a_pass(tmp_path: Path) -> None:
         model = load_model(str(write_model(folder, "Glm4", num_hidden_layers=layer_count)))
         list(logits(Runner(model, OPTIONS), [PackedRow("a", 0, tuple(range(3, 60)))]))
         assert isinstance(model.decoder, NativeDecoder)
-        recorded = model.decoder._passes._recorded
-        assert recorded
-        tensors = {one.data_ptr(): one.nbytes for one in recorded._program._held if isinstance(one, torch.Tensor)}
+        assert model.decoder._programs._kept
+        program = model.decoder._programs._kept[1]._program
+        assert program
+        tensors = {one.data_ptr(): one.nbytes for one in program._held if isinstance(one, torch.Tensor)}
         held.append(sum(tensors.values()))
     assert held[0] == held[1]
 

@@ -15,7 +15,7 @@ from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile_decoder
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import least_packed_bytes, pack_layers
-from paceline.engine.model.native_decoder import NativeDecoder, can_record
+from paceline.engine.model.native_decoder import NativeDecoder, can_record_decoder
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.ranked_decoder import RankedDecoder, join
 from paceline.engine.model.shares import take_share
@@ -76,7 +76,7 @@ def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
     plain, kernels = PlainDecoder(module, backend, least_packed_bytes(module)), backend.kernels
     if not kernels or not can_compile_decoder(plain, kernels):
         return plain
-    return NativeDecoder(plain, kernels) if can_record(kernels, plain) else CompiledDecoder(plain, kernels)
+    return NativeDecoder(plain, kernels) if can_record_decoder(kernels, plain) else CompiledDecoder(plain, kernels)
 
 
 def make_ranked_decoder(module: PreTrainedModel, backend: Backend, group: Group) -> RankedDecoder:
