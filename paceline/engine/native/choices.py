@@ -11,6 +11,9 @@ from paceline.engine.noise import signed64
 from paceline.engine.row_choice import is_plain
 from paceline.types import ChoiceRule
 
+MOST_RANKED = 64
+"""As in `kernels.cpp`: most tokens of a row that are ranked."""
+
 
 class RowInputs:
     """Inputs to the choices of N rows but for their logits, as the functions read them."""
@@ -51,6 +54,7 @@ class NativeChooser:
     def rank(
         self, logits: Sequence[torch.Tensor], rules: Sequence[ChoiceRule], positions: Sequence[int], count: int
     ) -> list[list[tuple[int, float]]]:
+        assert count <= MOST_RANKED
         whole = [one.float().contiguous() for one in logits]
         tokens, shares = (torch.empty((len(rules), count), dtype=one) for one in (torch.int64, torch.float64))
         rows, inputs = row_places(whole), RowInputs(rules, positions)

@@ -213,7 +213,7 @@ class Kernels:
         self._do("choose", call)
 
     def rank(self, call: RankCall) -> None:
-        """Make choices, and find what would have come next; at most 64 tokens of a row."""
+        """Make choices, and find what would have come next."""
         self._do("rank", call)
 
     def step(self, call: StepCall) -> None:
