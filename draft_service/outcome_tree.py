@@ -131,23 +131,24 @@ class OutcomeTree:
 
     def _take_in(self, place: Place) -> None:
         self._size += 1
-        for token in place.ranked:
+        for rank, token in enumerate(place.ranked):
             if token.token_id not in place.children:
-                self.push(Guess(place, token.token_id, place.chance * self._share(place, token.token_id)))
+                self.push(Guess(place, token.token_id, place.chance * self._share(place, rank)))
 
     def _child(self, parent: Place, token_id: int, branch_id: str, ranked: Sequence[RankedToken]) -> Place:
         value = extended_hash(parent.hash, (token_id,))
-        place = Place(parent.length + 1, value, branch_id, ranked, parent.chance * self._share(parent, token_id))
+        rank = next((rank for rank, one in enumerate(parent.ranked) if one.token_id == token_id), None)
+        place = Place(parent.length + 1, value, branch_id, ranked, parent.chance * self._share(parent, rank))
         parent.children[token_id] = place
         return place
 
-    def _share(self, place: Place, token_id: int) -> float:
-        """Return the chance that a token comes after a place, by the draft's scores and what came of earlier ones."""
-        misses = self._misses.value
-        if token_id == place.ranked[0].token_id:
-            return max(LEAST_CHANCE, 1 - misses * (1 - place.ranked[0].probability))
-        probability = next((one.probability for one in place.ranked if one.token_id == token_id), LEAST_CHANCE)
-        return min(1.0, misses * probability)
+    def _share(self, place: Place, rank: int | None) -> float:
+        """Return the chance that a token comes after a place, by the draft's scores and what came of earlier ones.
+
+        It is the one of this rank there; None is one that is not ranked.
+        """
+        misses, probability = self._misses.value, LEAST_CHANCE if rank is None else place.ranked[rank].probability
+        return max(LEAST_CHANCE, 1 - misses * (1 - probability)) if rank == 0 else min(1.0, misses * probability)
 
 
 def drafts_after(place: Place, most: int) -> tuple[tuple[int, ...], Place]:

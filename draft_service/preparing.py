@@ -22,7 +22,7 @@ from paceline.engine.cache.paged import KvPool
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Runner
-from paceline.engine.sampling import Choosing, RankedToken, ranked
+from paceline.engine.sampling import Choosing, RankedToken
 from paceline.errors import CacheFull
 from paceline.prefix_hash import PrefixHash, extended_hash
 from paceline.scope import Caller
@@ -166,7 +166,7 @@ class Preparing:
         for job, outcome in zip(jobs, outcomes, strict=True):
             if isinstance(outcome, CacheFull) and self._make_room(job.owner):
                 _take_back(job)
-        tokens = ranked([choosing for _, choosing in made], RANKED_COUNT) if made else []
+        tokens = self._runner.ranked([choosing for _, choosing in made], RANKED_COUNT) if made else []
         found = [(job.owner.sequence_id, _grown(job, places)) for (job, _), places in zip(made, tokens, strict=True)]
         return [(sequence_id, drafts) for sequence_id, drafts in found if drafts]
 

@@ -14,10 +14,10 @@ import torch
 from paceline.engine.attention.paged import AttentionMaker, PagedAttention
 from paceline.engine.attention.tables import TableAttention, TableKernels, planned_rows
 from paceline.engine.interfaces import Attention
-from paceline.engine.native import find_kernels, packed
+from paceline.engine.native import NativeChooser, find_kernels, packed
 from paceline.engine.plan import BatchPlan
 from paceline.engine.quantization import QuantizedWeight
-from paceline.engine.row_choice import ChoiceKernels
+from paceline.engine.row_choice import ChoiceKernels, Chooser, DeviceChooser, Ranker
 from paceline.engine.scratch import Memory, new_memory
 
 log = structlog.get_logger()
@@ -120,12 +120,18 @@ class Backend:
     """Kernels for passes that are recorded and replayed; None where that does not pay."""
     choices: ChoiceKernels | None = None
     """Kernels that choose the tokens of many rows at once; they come with `tables`."""
+    chooser: Chooser | None = None
+    """Makes choices faster than torch."""
+    ranker: Ranker | None = None
 
 
 def find_backend(device: torch.device) -> Backend:
     """Return the best backend that was built or installed for the device."""
     if device.type == "cpu":
-        return Backend(pack=packed, pack_quantized=packed, kernels=find_kernels())
+        if kernels := find_kernels():
+            choices = NativeChooser(kernels)
+            return Backend(pack=packed, pack_quantized=packed, kernels=kernels, chooser=choices, ranker=choices)
+        return Backend()
     try:
         return triton_backend()
     except ImportError as error:
@@ -137,9 +143,10 @@ def triton_backend() -> Backend:
     """Return the backend of Triton's kernels. Raise ImportError where there is no Triton."""
     from paceline.engine.triton import TiledWeight, TritonChoices, TritonKernels
 
-    kernels = TritonKernels()
+    kernels, choices = TritonKernels(), TritonChoices()
 
     def attention(memory: torch.Tensor, group_size: int, plan: BatchPlan) -> TableAttention:
         return TableAttention(memory, planned_rows(plan, group_size, memory.device), kernels)
 
-    return Backend(attention, partial(TiledWeight, kernels), kernels=kernels, tables=kernels, choices=TritonChoices())
+    pack, chooser = partial(TiledWeight, kernels), DeviceChooser(choices)
+    return Backend(attention, pack, kernels=kernels, tables=kernels, choices=choices, chooser=chooser)

@@ -133,12 +133,8 @@ class FastPasses:
         if self._features is None:
             return decoder.logits(token_ids, positions, wanted, attention), None
         assert isinstance(decoder, FeatureDecoder)
-        if not self._features.of_all:
-            features = decoder.features(token_ids, positions, wanted, attention)
-            return decoder.logits_of(features), features
-        taps = Taps(self._features.tapped_layers)
-        features = decoder.features(token_ids, positions, None, attention, taps)
-        return decoder.logits_of(features[wanted]), taps.beside(features)
+        taps = Taps(self._features.tapped_layers) if self._features.of_all else None
+        return decoder.logits_and_features(token_ids, positions, wanted, attention, taps)
 
 
 def threads_of(model: LoadedModel, token_count: int) -> AbstractContextManager[object]:

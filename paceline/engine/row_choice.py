@@ -64,11 +64,57 @@ def _numbers(sampling: SamplingParameters) -> tuple[float, ...]:
     return sampling.temperature, sampling.top_k, sampling.top_p, least
 
 
+class Chooser(Protocol):
+    """Chooses tokens for many rows at once, by the rule of `sampling`."""
+
+    def knows(self, rule: ChoiceRule) -> bool:
+        """Return whether it can choose by this rule, of which all but temperature and filters was applied before."""
+        ...
+
+    def choose(
+        self, logits: Sequence[torch.Tensor], rules: Sequence[ChoiceRule], positions: Sequence[int]
+    ) -> list[int]:
+        """Return a choice for each row of some logits [T, V], N rows in all; `NO_TOKEN` where there is none.
+
+        `rules` [N] are those of the rows, and `positions` [N] those of the chosen tokens.
+        """
+        ...
+
+
+class Ranker(Protocol):
+    """Finds what may be chosen after many rows, by rules of which `is_plain` holds."""
+
+    def rank(
+        self, logits: Sequence[torch.Tensor], rules: Sequence[ChoiceRule], positions: Sequence[int], count: int
+    ) -> list[list[tuple[int, float]]]:
+        """Return for each row the tokens and estimates of `sampling.ranked`; the rest is as with a `Chooser`."""
+        ...
+
+
 class ChoiceKernels(Protocol):
     def choose_rows(self, logits: torch.Tensor, rules: RowRules, positions: torch.Tensor) -> torch.Tensor:
         """Return the choices [N] from logits [N, V] by the rule of `sampling`; `NO_TOKEN` where there is none.
 
-        All choices of one model are made by one of the two: where a filter ends, their sums may round otherwise.
+        All choices of one rule are made by one of the two: where a filter ends, their sums may round otherwise.
         `positions` [N] are those of the chosen tokens.
         """
         ...
+
+
+class DeviceChooser:
+    """Chooses by a device's kernels. The host waits for them once, for many rows as for one."""
+
+    def __init__(self, kernels: ChoiceKernels) -> None:
+        self._kernels = kernels
+
+    def knows(self, rule: ChoiceRule) -> bool:
+        return True
+
+    def choose(
+        self, logits: Sequence[torch.Tensor], rules: Sequence[ChoiceRule], positions: Sequence[int]
+    ) -> list[int]:
+        rows = torch.cat([*logits])
+        rules_there = RowRules.empty(len(rules), rows.device)
+        rules_there.fill(rules)
+        chosen: list[int] = self._kernels.choose_rows(rows, rules_there, to_device(positions, rows.device)).tolist()
+        return chosen

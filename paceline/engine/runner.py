@@ -36,7 +36,7 @@ from paceline.engine.passes import FastPasses, Features, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
 from paceline.engine.room import CacheRoom
 from paceline.engine.rules import SequenceRules
-from paceline.engine.sampling import Choice, Choosing, choose
+from paceline.engine.sampling import Choice, Choosing, RankedToken, choose, ranked
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError, as_result
 from paceline.scope import RowT
 from paceline.types import ChoiceRule, ModelDescription, ModelIdentity, Prefilled, RolledBack, SequenceLength
@@ -217,7 +217,11 @@ class Runner:
 
     def choose(self, sequences: Sequence[Choosing]) -> list[list[Choice]]:
         """Return T choices for each sequence; see `engine.sampling`."""
-        return choose(sequences, self.model.backend.choices)
+        return choose(sequences, self.model.backend.chooser)
+
+    def ranked(self, sequences: Sequence[Choosing], count: int) -> list[list[list[RankedToken]]]:
+        """Return the tokens that may be chosen at each place; see `engine.sampling`."""
+        return ranked(sequences, count, self.model.backend.ranker)
 
     def propose(self, rows: Sequence[HeadsRow]) -> list[tuple[int, ...]]:
         """Return what the heads draft for each row; to be called after each pass. See `HeadsDrafts.propose`."""

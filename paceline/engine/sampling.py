@@ -18,9 +18,8 @@ from typing import TypeVar
 import torch
 
 from paceline.engine.noise import gumbel, gumbel_at, signed64, stream_starts
-from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules, is_by_logits, is_plain
+from paceline.engine.row_choice import NO_TOKEN, Chooser, Ranker, is_by_logits, is_plain
 from paceline.engine.threads import choice_threads
-from paceline.engine.transfer import to_device
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.planning.memory import choice_places
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, TokenLogprobs
@@ -53,28 +52,40 @@ class Choosing:
         assert (self.allowed is None) is (self.rule.response_format is None)
 
 
-def choose(sequences: Sequence[Choosing], kernels: ChoiceKernels | None = None) -> list[list[Choice]]:
-    """Return T choices for each sequence. A device's `kernels` choose for all rows at once.
+def choose(sequences: Sequence[Choosing], chooser: Chooser | None = None) -> list[list[Choice]]:
+    """Return T choices for each sequence. The backend's `chooser` makes those that it can, all at once."""
+    known, apart = list[int](), list[int]()
+    for index, one in enumerate(sequences):
+        (known if chooser and chooser.knows(one.rule) else apart).append(index)
+    found: dict[int, list[Choice]] = {}
+    if chooser and known:
+        found |= zip(known, _choose_together([sequences[index] for index in known], chooser), strict=True)
+    if apart:
+        found |= zip(apart, _choose_apart([sequences[index] for index in apart]), strict=True)
+    return [found[index] for index in range(len(sequences))]
 
-    The host waits for the device as often for many sequences as for one.
-    """
-    if not sequences:
-        return []
-    return _choose_rows(sequences, kernels) if kernels else _choose_apart(sequences)
 
-
-def _choose_rows(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[list[Choice]]:
-    logits = torch.cat([one.logits if is_by_logits(one.rule) else processed(one) for one in sequences])
-    places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
-    rules = RowRules.empty(len(places), logits.device)
-    rules.fill([one.rule for one, _ in places])
-    positions = to_device([len(one.prefix) + row for one, row in places], logits.device)
-    token_ids: list[int] = kernels.choose_rows(logits, rules, positions).tolist()
-    choices: list[Choice] = [
-        _error(one, row, float(logits[index].max())) if token_id == NO_TOKEN else token_id
-        for index, ((one, row), token_id) in enumerate(zip(places, token_ids, strict=True))
-    ]
+def _choose_together(sequences: Sequence[Choosing], chooser: Chooser) -> list[list[Choice]]:
+    logits = [one.logits if is_by_logits(one.rule) else processed(one) for one in sequences]
+    choices: list[Choice] = [*chooser.choose(logits, *_rows(sequences))]
+    if NO_TOKEN in choices:
+        places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
+        rows = [row for part in logits for row in part]
+        choices = [
+            _error(one, row, float(scores.max())) if choice == NO_TOKEN else choice
+            for (one, row), scores, choice in zip(places, rows, choices, strict=True)
+        ]
     return _parted(choices, sequences)
+
+
+def _rows(sequences: Sequence[Choosing]) -> tuple[list[ChoiceRule], list[int]]:
+    """Return the rule and the position of each place of the sequences."""
+    rules, positions = list[ChoiceRule](), list[int]()
+    for one in sequences:
+        count, start = one.logits.shape[0], len(one.prefix)
+        rules += [one.rule] * count
+        positions += range(start, start + count)
+    return rules, positions
 
 
 def _parted(places: Sequence[PlaceT], sequences: Sequence[Choosing]) -> list[list[PlaceT]]:
@@ -178,21 +189,27 @@ class RankedToken:
     """Of being the choice of a model like this one, which draws the same noise: an estimate from the scores."""
 
 
-def ranked(sequences: Sequence[Choosing], count: int) -> list[list[list[RankedToken]]]:
+def ranked(sequences: Sequence[Choosing], count: int, ranker: Ranker | None = None) -> list[list[list[RankedToken]]]:
     """Return for each sequence the `count` tokens with the highest scores at each of its T places, the choice first.
 
     A place without a choice has none. The estimates are the softmax of the scores of these tokens, noise included:
-    another model has the same noise and other logits.
+    another model has the same noise and other logits. The backend's `ranker` finds those of plain rules.
     """
     found: dict[int, list[list[RankedToken]]] = {}
     plain = [index for index, one in enumerate(sequences) if is_plain(one.rule)]
     with choice_threads(max(one.logits.numel() for one in sequences)):
         for indices in _few_at_once(plain, sequences):
             together = [sequences[index] for index in indices]
-            found |= zip(indices, _parted(_ranked(*_plain_scores(together), count), together), strict=True)
+            made = _rank_together(together, count, ranker) if ranker else _ranked(*_plain_scores(together), count)
+            found |= zip(indices, _parted(made, together), strict=True)
         for index in set(range(len(sequences))).difference(plain):
             found[index] = _ranked(*_scores(sequences[index]), count)
     return [found[index] for index in range(len(sequences))]
+
+
+def _rank_together(sequences: Sequence[Choosing], count: int, ranker: Ranker) -> list[list[RankedToken]]:
+    places = ranker.rank([one.logits for one in sequences], *_rows(sequences), count)
+    return [[RankedToken(*pair) for pair in place] for place in places]
 
 
 def _few_at_once(indices: Sequence[int], sequences: Sequence[Choosing]) -> Iterator[list[int]]:
@@ -214,12 +231,12 @@ def _plain_scores(sequences: Sequence[Choosing]) -> tuple[torch.Tensor, torch.Te
     logits = torch.cat([one.logits for one in sequences]).float()
     device = logits.device
     token_ids = torch.arange(logits.shape[1], device=device)
-    rows = [(one, row) for one in sequences for row in range(one.logits.shape[0])]
-    temperatures = torch.tensor([one.rule.sampling.temperature for one, _ in rows], device=device)[:, None]
+    rules, places = _rows(sequences)
+    temperatures = torch.tensor([rule.sampling.temperature for rule in rules], device=device)[:, None]
     if not temperatures.any():
         return logits, token_ids.expand_as(logits)
-    seeds = torch.tensor([signed64(one.rule.seed) for one, _ in rows], device=device)
-    positions = torch.tensor([len(one.prefix) + row for one, row in rows], device=device)
+    seeds = torch.tensor([signed64(rule.seed) for rule in rules], device=device)
+    positions = torch.tensor(places, device=device)
     noise = gumbel_at(stream_starts(seeds, positions), token_ids) * (temperatures > 0)
     return (logits / temperatures.where(temperatures > 0, 1.0)).double() + noise, token_ids.expand_as(logits)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, RowRules
+from paceline.engine.row_choice import NO_TOKEN, ChoiceKernels, DeviceChooser, RowRules
 from paceline.engine.sampling import Choice, Choosing, choose
 from paceline.errors import InvalidRequest, NoChoice
 from paceline.types import ChoiceRule, SamplingParameters
@@ -30,7 +30,8 @@ def kernels() -> ChoiceKernels:
 
 
 def chosen(sequences: Sequence[Choosing], kernels: ChoiceKernels) -> list[list[Choice]]:
-    return choose([replace(one, logits=one.logits.to(DEVICE)) for one in sequences], kernels)
+    there = [replace(one, logits=one.logits.to(DEVICE)) for one in sequences]
+    return choose(there, DeviceChooser(kernels))
 
 
 def chosen_alone(logits: torch.Tensor, rules: Sequence[ChoiceRule], prefixes: Sequence[Sequence[int]]) -> list[Choice]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from paceline.engine.heads.reading import new_heads, read_heads, write_heads
 from paceline.engine.loading import load_model
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.conversion import convert
+from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import ModelNotUsable, StartupError
@@ -34,6 +36,7 @@ from tests.conftest import PairOfCheckpoints
 from tests.fakes.device_kernels import loading
 from tests.heads import DRAFT_COUNT, KINDS, drafts_of_modules, write_random_heads
 from tests.published_heads import drafts_of, drafts_of_eagle3, write_eagle, write_eagle3, write_speculators
+from tests.tools import built_kernels
 
 OPTIONS = EngineOptions(kv_memory="1MiB", page_tokens=4)
 PROMPT = tuple(range(20, 57))
@@ -264,6 +267,43 @@ def test_their_layers_are_compiled_where_the_targets_are(
     heads = load_heads(str(write_random_heads(tmp_path / "heads", kind, target)), model)
     assert heads and heads.layers
     assert heads.layers.is_compiled == isinstance(model.decoder, CompiledDecoder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["clover", "clover2", "eagle"])
+def test_their_layers_give_the_same_bits_at_once_as_call_by_call(
+    kind: str, dtype: DtypeName, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    built_kernels()
+    target, made = pairs["Llama"].target, list[list[torch.Tensor]]()
+    folder = write_random_heads(tmp_path / "heads", kind, target)
+    for at_once in (True, False):
+        model = load_model(str(target), dtype)
+        heads = load_heads(str(folder), model)
+        assert heads and heads.layers
+        if not at_once:
+            heads.layers._recorded = None
+        elif (kind, dtype) != ("eagle", "bfloat16"):  # its layer has no norm that rounds what it reads
+            assert heads.layers._recorded
+        verifier, outputs = Verifier(Runner(model, OPTIONS, heads=heads)), list[torch.Tensor]()
+        drafts = verifier.runner._heads
+        assert drafts
+        drafts._layers = noted(heads.layers, outputs)
+        rows = [VerifyRow(str(n), 0, PROMPT[n:], (5, 6), propose_count=DRAFT_COUNT) for n in range(3)]
+        for row, verdict in zip(rows, verified(verifier, *rows), strict=True):
+            text = [*row.token_ids, *row.draft_token_ids[: verdict.accepted_count], verdict.next_token_id]
+            go_on(verifier, text, verdict.draft_token_ids, name=row.sequence_id)
+        made.append(outputs)
+    for one, same in zip(*made, strict=True):
+        assert torch.equal(one, same)
+
+
+def noted(layers: Callable[..., torch.Tensor], outputs: list[torch.Tensor]) -> Any:
+    def called(*values: Any) -> torch.Tensor:
+        outputs.append(layers(*values))
+        return outputs[-1]
+
+    return called
 
 
 @pytest.mark.parametrize(("kind", "product_count"), [("medusa", 1), ("clover", DRAFT_COUNT)])

@@ -1,6 +1,5 @@
 """A native decoder's passes, made at once, give what their operations give one by one; steps choose as passes do."""
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,12 @@ from paceline.engine.loading import load_model
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.native_decoder import NativeDecoder
-from paceline.engine.native.structures import ChooseCall
-from paceline.engine.noise import signed64
+from paceline.engine.native import NativeChooser
 from paceline.engine.options import EngineOptions
-from paceline.engine.passes import FastPasses
+from paceline.engine.passes import FastPasses, Piece
 from paceline.engine.placing import PackedRow
-from paceline.engine.row_choice import NO_TOKEN
 from paceline.engine.runner import Runner
-from paceline.engine.sampling import Choosing, choose
+from paceline.engine.sampling import Choosing, choose, ranked
 from paceline.engine.steps import StepOutcome, StepRow, Steps
 from paceline.engine.threads import using_threads
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters
@@ -80,6 +77,37 @@ def test_passes_of_all_sizes_give_the_same_bits(model: LoadedModel) -> None:
             assert torch.equal(one, same)
 
 
+class KeptFeatures:
+    """Keeps what passes give to heads."""
+
+    def __init__(self, tapped_layers: tuple[int, ...] | None) -> None:
+        """Features are wanted of all tokens, and of what goes into these layers; None: of those with logits."""
+        self.of_all, self.tapped_layers = tapped_layers is not None, tapped_layers or ()
+        self.kept: list[torch.Tensor] = []
+
+    def take(self, pieces: Sequence[Piece], features: torch.Tensor) -> None:
+        self.kept.append(features.clone())
+
+
+@pytest.mark.parametrize("tapped_layers", [None, (), (1, 0, 1)])
+def test_features_for_heads_are_the_same_bits(model: LoadedModel, tapped_layers: tuple[int, ...] | None) -> None:
+    calls = [
+        [PackedRow("a", 0, tuple(range(3, 40))), PackedRow("b", 0, (5, 6, 7), draft_count=1)],
+        [PackedRow("b", 3, (8, 9, 10, 11), draft_count=3), PackedRow("a", 37, (4,))],
+        [PackedRow("a", 38, (5, 6), following_count=1)],
+    ]
+    made = []
+    for one in (model, one_by_one(model)):
+        runner, features = Runner(one, OPTIONS), KeptFeatures(tapped_layers)
+        runner.passes = FastPasses(one, runner.cache, features)
+        made.append([(runner.forward(call), features.kept[-1]) for call in calls])
+    for (outcomes, features), (others, same) in zip(*made, strict=True):
+        assert torch.equal(features, same)
+        for outcome, other in zip(outcomes, others, strict=True):
+            if isinstance(outcome, torch.Tensor):
+                assert isinstance(other, torch.Tensor) and torch.equal(outcome, other)
+
+
 def test_caches_that_take_turns_are_kept_apart(llama: LoadedModel) -> None:
     runners = [Runner(llama, OPTIONS), Runner(llama, replace(OPTIONS, kv_memory="2MiB"))]
     first = [next(logits(one, [PackedRow("a", 0, (index, 5, 6))])) for index, one in enumerate(runners)]
@@ -98,9 +126,10 @@ def test_more_layers_need_no_more_memory_for_a_pass(tmp_path: Path) -> None:
         model = load_model(str(write_model(folder, "Glm4", num_hidden_layers=layer_count)))
         list(logits(Runner(model, OPTIONS), [PackedRow("a", 0, tuple(range(3, 60)))]))
         assert isinstance(model.decoder, NativeDecoder)
-        recorded = model.decoder._passes._recorded
-        assert recorded
-        tensors = {one.data_ptr(): one.nbytes for one in recorded._program._held if isinstance(one, torch.Tensor)}
+        assert model.decoder._programs._kept
+        program = model.decoder._programs._kept[1]._program
+        assert program
+        tensors = {one.data_ptr(): one.nbytes for one in program._held if isinstance(one, torch.Tensor)}
         held.append(sum(tensors.values()))
     assert held[0] == held[1]
 
@@ -173,21 +202,6 @@ def test_rules_with_more_than_a_temperature_and_long_rows_go_one_by_one(llama: L
     assert not is_at_once(SamplingParameters(), following=1)
 
 
-def native_choices(logits: torch.Tensor, rules: Sequence[ChoiceRule], lengths: Sequence[int]) -> list[int]:
-    """Choose after sequences of these lengths, by the compiled rule; check the rows that it makes for the next step."""
-    count = len(logits)
-    rows = array("q", [number for length in lengths for number in (7, 5, length, 11)])
-    seeds = array("q", [signed64(rule.seed) for rule in rules])
-    temperatures = array("f", [rule.sampling.temperature for rule in rules])
-    token_ids, found = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
-    places = [one.buffer_info()[0] for one in (seeds, temperatures, rows)]
-    sizes = count, logits.shape[1], logits.shape[1]
-    built_kernels().choose(ChooseCall(*sizes, logits.data_ptr(), *places, token_ids.data_ptr(), found.data_ptr()))
-    assert [*rows] == [number for row, length in enumerate(lengths) for number in (row, 1, length + 1, 11)]
-    assert token_ids.tolist() == [max(0, one) for one in found.tolist()]
-    return found.tolist()
-
-
 @settings(max_examples=60)
 @given(
     size=st.sampled_from([1, 7, 16, 100, 4099]),
@@ -200,15 +214,50 @@ def native_choices(logits: torch.Tensor, rules: Sequence[ChoiceRule], lengths: S
 def test_choices_are_those_of_the_rule(
     size: int, spread: float, temperature: float, seed: int, length: int, odd: float | None
 ) -> None:
-    rules = [ChoiceRule(SamplingParameters(temperature), seed=seed), GREEDY]
-    logits = (torch.randn(2, size, generator=torch.Generator().manual_seed(length)) * spread).contiguous()
+    rules = [ChoiceRule(SamplingParameters(temperature), seed, 1, (0,)), GREEDY]
+    logits = [torch.randn(rows, size, generator=torch.Generator().manual_seed(length)) * spread for rows in (2, 3)]
     if odd is not None:
-        logits[0, seed % size] = odd
-    lengths = [length, length + 3]
-    expected = [
-        choose([Choosing(logits[row : row + 1], rule, range(one))])[0][0]
-        for row, (rule, one) in enumerate(zip(rules, lengths, strict=True))
+        logits[0][1, seed % size] = odd
+    sequences = [
+        Choosing(own, rule, range(length + row), (0,) * (len(own) - 1))
+        for row, (own, rule) in enumerate(zip(logits, rules, strict=True))
     ]
     with using_threads(2):
-        found = native_choices(logits, rules, lengths)
-    assert found == [one if isinstance(one, int) else NO_TOKEN for one in expected]
+        found = choose(sequences, NativeChooser(built_kernels()))
+    for own, alone in zip(found, choose(sequences), strict=True):
+        assert [*map(str, own)] == [*map(str, alone)]
+
+
+@settings(max_examples=60)
+@given(
+    size=st.sampled_from([1, 7, 16, 100, 4099]),
+    spread=st.sampled_from([0.0, 0.5, 6.0]),
+    temperature=st.sampled_from([0.0, 0.05, 1.0, 1.7]),
+    seed=st.integers(0, 2**64 - 1),
+    count=st.sampled_from([1, 3, 8]),
+    odd=st.sampled_from([None, float("nan"), float("inf"), float("-inf")]),
+)
+def test_ranked_tokens_are_those_of_the_rule(
+    size: int, spread: float, temperature: float, seed: int, count: int, odd: float | None
+) -> None:
+    logits = torch.randn(2, size, generator=torch.Generator().manual_seed(count)) * spread
+    if odd is not None:
+        logits[1, seed % size] = odd
+    one = Choosing(logits, ChoiceRule(SamplingParameters(temperature), seed), (1, 2), (3,))
+    ((first, second),) = ranked([one], count, NativeChooser(built_kernels()))
+    for place, expected in zip((first, second), ranked([one], count)[0], strict=True):
+        # Of equals any may be told, but for the choice.
+        assert [token.token_id for token in place[:1]] == [token.token_id for token in expected[:1]]
+        assert [one.probability for one in place] == pytest.approx([one.probability for one in expected], abs=1e-6)
+        if spread:
+            assert [one.token_id for one in place] == [one.token_id for one in expected]
+
+
+def test_rules_with_filters_are_chosen_for_by_torch_beside_others() -> None:
+    logits = torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(1))
+    rules = [sampled(3), ChoiceRule(SamplingParameters(0.8, top_k=3), 4), sampled(5)]
+    sequences = [Choosing(own, rule, (1, 2), (3,)) for own, rule in zip(logits, rules, strict=True)]
+    chooser = NativeChooser(built_kernels())
+    assert [chooser.knows(rule) for rule in rules] == [True, False, True]
+    assert choose(sequences, chooser) == choose(sequences)
+    assert choose([], chooser) == []

@@ -11,7 +11,7 @@ from paceline.engine.attention.tables import TableAttention, TableRows, planned_
 from paceline.engine.backend import Backend
 from paceline.engine.noise import gumbel_at, stream_starts
 from paceline.engine.plan import BatchPlan
-from paceline.engine.row_choice import NO_TOKEN, RowRules
+from paceline.engine.row_choice import NO_TOKEN, DeviceChooser, RowRules
 from paceline.engine.sampling import filtered
 from paceline.types import SamplingParameters
 
@@ -68,7 +68,8 @@ def device_backend() -> Backend:
     def attention(memory: torch.Tensor, group_size: int, plan: BatchPlan) -> TableAttention:
         return TableAttention(memory, planned_rows(plan, group_size, memory.device), tables)
 
-    return Backend(attention, tables=tables, choices=TorchChoices())
+    choices = TorchChoices()
+    return Backend(attention, tables=tables, choices=choices, chooser=DeviceChooser(choices))
 
 
 @contextmanager

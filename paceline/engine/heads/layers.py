@@ -2,18 +2,22 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.backend import Backend, Product
+from paceline.engine.attention.paged import PagedAttention
+from paceline.engine.backend import Backend, LayerKernels, Product
+from paceline.engine.heads.parts import Norm
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_layers import CompiledLayers, can_compile
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import least_packed_bytes, take
 from paceline.engine.model.plain_layer import Layer
+from paceline.engine.model.programs import Programs, RecordedPass, can_read, can_record, rows_of
 from paceline.engine.model.turns import Turns
+from paceline.engine.native import Kernels, PassRows
 
 
 class HeadLayers:
@@ -35,6 +39,13 @@ class HeadLayers:
         ]
         self._kernels = backend.kernels if backend.kernels and can_compile(self._layers, backend.kernels) else None
         self._compiled = CompiledLayers(self._layers, self._turns, self._kernels) if self._kernels else None
+        self._recorded = self._recorded_layers(weight.shape[0])
+
+    def _recorded_layers(self, size: int) -> "_RecordedLayers | None":
+        # What is read beside is put in its place by torch.
+        if not self._compiled or self._reads_embeddings or not can_record(self._kernels, self._layers):
+            return None
+        return _RecordedLayers(self._compiled, self._kernels, size, len(self._turns.cos), self._layers[0].dtype)
 
     @property
     def is_compiled(self) -> bool:
@@ -46,6 +57,8 @@ class HeadLayers:
 
         With `reads_embeddings` it turns [T, 2 H], of which the first half is beside the rest.
         """
+        if self._recorded and self._recorded.can_read(attention):
+            return self._recorded(hidden, attention, wanted)
         beside: Tensor | None = None
         if self._reads_embeddings:
             beside, hidden = (half.contiguous() for half in hidden.chunk(2, dim=1))
@@ -60,6 +73,57 @@ class HeadLayers:
         return hidden
 
 
+class _RecordedLayers:
+    """Layers on a CPU, all of whose kernels are called at once."""
+
+    def __init__(
+        self, layers: CompiledLayers, kernels: Kernels, size: int, position_count: int, dtype: torch.dtype
+    ) -> None:
+        self._kernels, self._position_count, self._dtype = kernels, position_count, dtype
+        self._programs = Programs(partial(_Recorded, layers, kernels, size))
+
+    def can_read(self, attention: Attention) -> TypeGuard[PagedAttention]:
+        return can_read(attention, self._dtype)
+
+    def __call__(self, hidden: Tensor, attention: PagedAttention, wanted: Tensor) -> Tensor:
+        rows = rows_of(self._kernels, attention, self._position_count)
+        return self._programs.begun(len(hidden), wanted, attention, rows, None)(hidden, len(wanted))
+
+
+class _Recorded(RecordedPass):
+    def __init__(
+        self,
+        layers: CompiledLayers,
+        kernels: Kernels,
+        size: int,
+        attention: PagedAttention,
+        rows: PassRows,
+        capacity: int,
+        kind: None,
+    ) -> None:
+        super().__init__(kernels, attention, rows, capacity)
+        self._entering = torch.empty((capacity, size))
+        with self.recording():
+            self._hidden, self._added = layers.through(self._entering, self.wanted, attention, rows)
+
+    def __call__(self, hidden: Tensor, wanted_count: int) -> Tensor:
+        self._entering[: len(hidden)] = hidden
+        self.run(len(hidden), wanted_count)
+        return self._hidden[:wanted_count] + self._added[:wanted_count]
+
+
+class _KernelNorm(nn.Module):
+    """Takes the place of a norm in a pass."""
+
+    def __init__(self, norm: Norm, kernels: LayerKernels) -> None:
+        super().__init__()
+        self._weight, self._epsilon, self._kernels = norm.weight.float(), norm.epsilon, kernels
+
+    def forward(self, values: Tensor) -> Tensor:
+        rows = values.float().reshape(-1, len(self._weight)).contiguous()
+        return self._kernels.add_and_norm(rows, None, self._weight, self._epsilon).view(values.shape)
+
+
 class _ProductLayer(nn.Module):
     """Takes the place of a linear layer in a pass."""
 
@@ -71,10 +135,12 @@ class _ProductLayer(nn.Module):
         return self._product(values)
 
 
-def with_products(module: nn.Module, backend: Backend) -> None:
-    """Let a backend do the products of all linear layers of a module, in their places."""
+def with_kernels(module: nn.Module, backend: Backend) -> None:
+    """Let a backend do the products of all linear layers of a module, and its norms, in their places."""
     packed_bytes = least_packed_bytes(module)
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, _ProductLayer(take(child, backend=backend, packed_bytes=packed_bytes)))
+            elif type(child) is Norm and backend.kernels:
+                setattr(parent, name, _KernelNorm(child, backend.kernels))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.builtin import resolve_heads
 from paceline.engine.heads.interface import HeadsModule
-from paceline.engine.heads.layers import HeadLayers, with_products
+from paceline.engine.heads.layers import HeadLayers, with_kernels
 from paceline.engine.heads.reading import read_heads
 from paceline.engine.heads.vocabularies import PartialHead
 from paceline.engine.model.compiled_decoder import CompiledDecoder
@@ -64,7 +64,7 @@ def fitted(heads: HeadsModule, config: Any, model: LoadedModel) -> LoadedHeads:
     _check_taps(heads.tapped_layers, shape.layer_count)
     heads.body = None  # its layers are taken apart from the rest
     layers = _layers(heads, body, model) if body else None
-    with_products(heads, model.backend)
+    with_kernels(heads, model.backend)
     head = PartialHead(heads.head, heads.token_ids, model.description.vocabulary_size) if heads.head else plain.head
     return LoadedHeads(heads, plain, head, layers, layer_count)
 

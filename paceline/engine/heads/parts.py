@@ -20,9 +20,15 @@ class Part(nn.Module):
 class Norm(Part):
     """Root mean square norm in float32."""
 
-    def __init__(self, size: int, epsilon: float) -> None:
+    weight: Tensor
+
+    def __init__(self, size: int, epsilon: float, *, is_trained: bool = True) -> None:
+        """Unless it is trained its weight is 1, and stands in no file."""
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        if is_trained:
+            self.weight = nn.Parameter(torch.ones(size))
+        else:
+            self.register_buffer("weight", torch.ones(size), persistent=False)
         self.epsilon = epsilon
 
     def forward(self, values: Tensor) -> Tensor:
@@ -51,7 +57,7 @@ class AttentionDecoder(Part):
 
     def __init__(self, size: int, head_count: int, epsilon: float, *, by_cosine: bool) -> None:
         super().__init__()
-        self.norm = Norm(size, epsilon)
+        self.norm, self.unit = Norm(size, epsilon), Norm(size, 1e-6, is_trained=False)
         self.query, self.key, self.value = (nn.Linear(size, size) for _ in range(3))
         self._head_count = head_count
         self._by_cosine = by_cosine
@@ -64,7 +70,7 @@ class AttentionDecoder(Part):
         nn.init.zeros_(self.value.bias)
 
     def forward(self, state: Tensor, embedded: Tensor) -> Tensor:
-        token = unit(embedded)
+        token = self.unit(embedded)
         query, key, value = (
             part.unflatten(-1, (self._head_count, -1))
             for part in (self.query(self.norm(state)), self.key(token), self.value(token))
@@ -76,11 +82,6 @@ class AttentionDecoder(Part):
             likeness = (query * key).sum(-1, keepdim=True) * query.shape[-1] ** -0.5
             seen = F.silu((likeness * value).flatten(-2))
         return state + seen
-
-
-def unit(embedded: Tensor) -> Tensor:
-    """Return embeddings with a root mean square of 1."""
-    return F.rms_norm(embedded.float(), embedded.shape[-1:], eps=1e-6)
 
 
 def new_body(config: Any, layer_count: int) -> nn.Module:

@@ -6,7 +6,7 @@ from paceline.engine.backend import LayerKernels
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_layers import CompiledLayers, can_compile
 from paceline.engine.model.plain_decoder import PlainDecoder
-from paceline.engine.model.taps import Taps
+from paceline.engine.model.taps import LayeredDecoder, Taps
 
 
 def can_compile_decoder(plain: PlainDecoder, kernels: LayerKernels) -> bool:
@@ -14,7 +14,7 @@ def can_compile_decoder(plain: PlainDecoder, kernels: LayerKernels) -> bool:
     return bool(plain.way) and bool(plain.layers[0].before_attention) and can_compile(plain.layers, kernels)
 
 
-class CompiledDecoder:
+class CompiledDecoder(LayeredDecoder):
     def __init__(self, plain: PlainDecoder, kernels: LayerKernels) -> None:
         self.plain = plain
         self._kernels = kernels
@@ -46,16 +46,6 @@ class CompiledDecoder:
             return self.plain.logits(token_ids, positions, wanted, attention)
         return self._head(*self._layers.through(self.plain.embedded(token_ids), wanted, attention, rows))
 
-    def features(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        wanted: torch.Tensor | None,
-        attention: Attention,
-        taps: Taps | None = None,
-    ) -> torch.Tensor:
-        return self.through(self.plain.embedded(token_ids), positions, wanted, attention, taps)
-
     def through(
         self,
         hidden: torch.Tensor,
@@ -64,7 +54,6 @@ class CompiledDecoder:
         attention: Attention,
         taps: Taps | None = None,
     ) -> torch.Tensor:
-        """Run the layers as `PlainDecoder.through` does; this uses `hidden` up."""
         rows = self._kernels.rows_of(attention)
         if rows is None:
             return self.plain.through(hidden, positions, wanted, attention, taps)

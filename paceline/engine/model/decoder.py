@@ -15,7 +15,7 @@ from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile_decoder
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import least_packed_bytes, pack_layers
-from paceline.engine.model.native_decoder import NativeDecoder, can_record
+from paceline.engine.model.native_decoder import NativeDecoder, can_record_decoder
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.ranked_decoder import RankedDecoder, join
 from paceline.engine.model.shares import take_share
@@ -47,24 +47,24 @@ class Decoder(Protocol):
 
 @runtime_checkable
 class FeatureDecoder(Decoder, Protocol):
-    """A decoder that gives its features, which are what goes into its last norm."""
+    """A decoder that gives its features too, which are what goes into its last norm."""
 
     @property
     def hidden_size(self) -> int: ...
 
-    def features(
+    def logits_and_features(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        wanted: torch.Tensor | None,
+        wanted: torch.Tensor,
         attention: Attention,
-        taps: Taps | None = None,
-    ) -> torch.Tensor:
-        """Run one packed row as `logits` does, up to the last norm. Return [W, H]; [T, H] for None."""
-        ...
+        taps: Taps | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run one packed row as `logits` does; return its result, and the features [W, H] of the wanted tokens.
 
-    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
-        """Turn features [W, H], which stay as they are, into logits [W, V]."""
+        With `taps` the features are those of all tokens, with what was tapped beside them: [T, (1 + layers) * H]. The
+        next pass of this thread may overwrite them.
+        """
         ...
 
 
@@ -76,7 +76,7 @@ def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
     plain, kernels = PlainDecoder(module, backend, least_packed_bytes(module)), backend.kernels
     if not kernels or not can_compile_decoder(plain, kernels):
         return plain
-    return NativeDecoder(plain, kernels) if can_record(kernels, plain) else CompiledDecoder(plain, kernels)
+    return NativeDecoder(plain, kernels) if can_record_decoder(kernels, plain) else CompiledDecoder(plain, kernels)
 
 
 def make_ranked_decoder(module: PreTrainedModel, backend: Backend, group: Group) -> RankedDecoder:

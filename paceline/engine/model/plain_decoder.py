@@ -18,11 +18,11 @@ from paceline.engine.model.checkpoint import max_length_of
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import take
 from paceline.engine.model.plain_layer import Layer, Norm
-from paceline.engine.model.taps import Taps
+from paceline.engine.model.taps import LayeredDecoder, Taps
 from paceline.engine.model.turns import Turns
 
 
-class PlainDecoder:
+class PlainDecoder(LayeredDecoder):
     def __init__(self, module: PreTrainedModel, backend: Backend, packed_bytes: int) -> None:
         """Take the weights of a module whose architecture is among `FORMS`, for products of the backend.
 
@@ -46,20 +46,10 @@ class PlainDecoder:
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        return self.logits_of(self.features(token_ids, positions, wanted, attention))
+        return self.logits_of(self.through(self.embedded(token_ids), positions, wanted, attention))
 
     def logits_of(self, features: torch.Tensor) -> torch.Tensor:
         return self.head(self.norm(features))
-
-    def features(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        wanted: torch.Tensor | None,
-        attention: Attention,
-        taps: Taps | None = None,
-    ) -> torch.Tensor:
-        return self.through(self.embedded(token_ids), positions, wanted, attention, taps)
 
     def through(
         self,
@@ -69,7 +59,6 @@ class PlainDecoder:
         attention: Attention,
         taps: Taps | None = None,
     ) -> torch.Tensor:
-        """Run the layers on [T, H]; return [W, H], or [T, H] if `wanted` is None."""
         turn = self.turns.at(positions[0])
         for number, layer in enumerate(self.layers):
             if taps:
@@ -79,7 +68,6 @@ class PlainDecoder:
         return hidden
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the vectors [T, hidden size] of [1, T]."""
         return F.embedding(token_ids[0], self.embedding).float()
 
     @property

@@ -4,6 +4,7 @@
 `products.py` multiplies with it. Without it torch does the same, slower.
 """
 
+from paceline.engine.native.choices import NativeChooser, RowInputs, row_places
 from paceline.engine.native.kernels import HEAD_SIZES, Kernels, PassRows, check_positions, find_kernels
 from paceline.engine.native.products import PackedWeight, packed
 from paceline.engine.native.recording import Program
@@ -11,10 +12,13 @@ from paceline.engine.native.recording import Program
 __all__ = [
     "HEAD_SIZES",
     "Kernels",
+    "NativeChooser",
     "PackedWeight",
     "PassRows",
     "Program",
+    "RowInputs",
     "check_positions",
     "find_kernels",
     "packed",
+    "row_places",
 ]

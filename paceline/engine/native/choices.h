@@ -59,20 +59,35 @@ INLINE int64_t likeliest(const float *logits, int64_t size) {
     return token;
 }
 
-// The token of the highest sum of logit over temperature and noise. Where noise cannot lift a token over the best one so
-// far, its logarithms are not computed.
+// A token and its score, the sum of its logit over the temperature and its noise.
+struct Scored {
+    int64_t token;
+    double score;
+};
+
+// Puts the `count` tokens of the highest scores into `best`, of equals the lowest ones, in order; returns how many there are,
+// none where there is no choice. Where noise cannot lift a token among them, its logarithms are not computed.
 template <class V>
-INLINE int64_t drawn(const float *logits, int64_t size, float temperature, uint64_t stream) {
-    int64_t best = likeliest<V>(logits, size);
-    if (best == NO_TOKEN) return NO_TOKEN;
-    double highest = static_cast<double>(logits[best] / temperature) + gumbel(mix64(stream + best * GOLDEN));
-    if (!std::isfinite(highest)) return NO_TOKEN;
+INLINE int64_t rank(const float *logits, int64_t size, float temperature, uint64_t stream, int64_t count, Scored *best) {
+    if (likeliest<V>(logits, size) == NO_TOKEN) return 0;
+    int64_t found = 0;
     for (int64_t token = 0; token < size; token++) {
-        const uint64_t bits = mix64(stream + token * GOLDEN);
-        const double scaled = logits[token] / temperature;
-        if (scaled + most_noise(bits) < highest) continue;
-        const double score = scaled + gumbel(bits);
-        if (score > highest || (score == highest && token < best)) best = token, highest = score;
+        const double least = found == count ? best[count - 1].score : -INFINITY;
+        const bool is_block = temperature <= 0 && token % V::LANES == 0 && token + V::LANES <= size;
+        if (is_block && !V::any(V::load(logits + token) > static_cast<float>(least))) {
+            token += V::LANES - 1;
+            continue;
+        }
+        double score = temperature > 0 ? logits[token] / temperature : logits[token];
+        if (temperature > 0 && score > -INFINITY) {
+            const uint64_t bits = mix64(stream + token * GOLDEN);
+            if (score + most_noise(bits) < least) continue;
+            score += gumbel(bits);
+        }
+        if (!(score > least)) continue;
+        int64_t place = found < count ? found++ : count - 1;
+        for (; place > 0 && best[place - 1].score < score; place--) best[place] = best[place - 1];
+        best[place] = {token, score};
     }
-    return best;
+    return found > 0 && std::isfinite(best[0].score) ? found : 0;
 }

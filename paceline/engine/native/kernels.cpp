@@ -438,35 +438,81 @@ extern "C" void paceline_attend(const void *of, int is_half, int threads) {
     (is_half ? attend_with<place_any_half, attend_any_half> : attend_with<place_any_float, attend_any_float>)(static_cast<const Attend *>(of), threads);
 }
 
-// The choices after some rows, and the rows of the next step, which has the chosen token of each.
+// The choices after some rows of logits.
 struct Choose {
-    int64_t token_count, size, stride;  // tokens to choose; the vocabulary's; numbers from one row of logits to the next
-    const float *logits;
-    const int64_t *seeds;
-    const float *temperatures;  // 0 is greedy
-    Row *rows;
-    int64_t *token_ids;  // [token_count], of the next step
-    int64_t *chosen;     // [token_count], NO_TOKEN for none
+    int64_t token_count, size;   // tokens to choose; the vocabulary's
+    const float *const *logits;  // [token_count], where each row of logits is
+    const int64_t *seeds, *positions;
+    const float *temperatures;   // 0 is greedy
+    int64_t *chosen;             // [token_count], NO_TOKEN for none
 };
+
+INLINE uint64_t stream_of(const Choose &of, int64_t i) { return mix64(mix64(of.seeds[i]) + of.positions[i] * GOLDEN); }
 
 template <class V, class T>
 INLINE void choose(const Choose *of, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-        const float *logits = of->logits + i * of->stride, temperature = of->temperatures[i];
-        Row &row = of->rows[i];
-        const uint64_t stream = mix64(mix64(of->seeds[i]) + row.length * GOLDEN);
-        const int64_t token = temperature > 0 ? drawn<V>(logits, of->size, temperature, stream)
-                                              : likeliest<V>(logits, of->size);
-        of->chosen[i] = token;
-        // A row without a choice has failed, so any token will do for it.
-        of->token_ids[i] = token == NO_TOKEN ? 0 : token;
-        row = {i, 1, row.length + 1, row.page_count};
+        const float temperature = of->temperatures[i];
+        Scored best{NO_TOKEN, 0};
+        if (temperature > 0)
+            of->chosen[i] = rank<V>(of->logits[i], of->size, temperature, stream_of(*of, i), 1, &best) ? best.token : NO_TOKEN;
+        else
+            of->chosen[i] = likeliest<V>(of->logits[i], of->size);
     }
 }
 BY_WIDTH(choose_some, (const Choose *call, int64_t begin, int64_t end), (call, begin, end), choose, float)
 
 extern "C" void paceline_choose(const void *of, int, int threads) {
     share_tokens<Choose, choose_some, 1 << 17>(static_cast<const Choose *>(of), threads);  // some 20 us
+}
+
+// The choices, and what would have come next: `count` tokens for each, whose `chosen` is [token_count, count].
+struct Rank {
+    Choose choose;
+    int64_t count;  // at most MOST_RANKED
+    double *shares;  // [token_count, count]: the softmax of their scores
+};
+constexpr int64_t MOST_RANKED = 64;
+
+template <class V, class T>
+INLINE void rank_rows(const Rank *of, int64_t begin, int64_t end) {
+    const Choose &own = of->choose;
+    for (int64_t i = begin; i < end; i++) {
+        Scored best[MOST_RANKED];
+        const int64_t found = rank<V>(own.logits[i], own.size, own.temperatures[i], stream_of(own, i), of->count, best);
+        double total = 0;
+        for (int64_t k = 0; k < found; k++) total += std::exp(best[k].score - best[0].score);
+        for (int64_t k = 0; k < of->count; k++) {
+            own.chosen[i * of->count + k] = k < found ? best[k].token : NO_TOKEN;
+            of->shares[i * of->count + k] = k < found ? std::exp(best[k].score - best[0].score) / total : 0;
+        }
+    }
+}
+BY_WIDTH(rank_some, (const Rank *call, int64_t begin, int64_t end), (call, begin, end), rank_rows, float)
+
+extern "C" void paceline_rank(const void *of, int, int) {
+    const Rank &call = *static_cast<const Rank *>(of);
+    rank_some(&call, 0, call.choose.token_count);
+}
+
+// Choices that are the tokens of the next step.
+struct Step {
+    Choose choose;
+    Row *rows;           // of the step before, and then of the next one
+    int64_t *token_ids;  // [token_count], of the next step
+    int64_t *positions;  // those of `choose`
+};
+
+extern "C" void paceline_step(const void *of, int, int threads) {
+    const Step &call = *static_cast<const Step *>(of);
+    paceline_choose(&call.choose, 0, threads);
+    for (int64_t i = 0; i < call.choose.token_count; i++) {
+        const int64_t token = call.choose.chosen[i];
+        // A row without a choice has failed, so any token will do for it.
+        call.token_ids[i] = token == NO_TOKEN ? 0 : token;
+        call.rows[i] = {i, 1, call.rows[i].length + 1, call.rows[i].page_count};
+        call.positions[i]++;
+    }
 }
 
 // A call of one of the functions above, to be made again and again.

@@ -29,6 +29,8 @@ from paceline.engine.native.structures import (
     GateCall,
     NormCall,
     ProductCall,
+    RankCall,
+    StepCall,
     TakeCall,
 )
 from paceline.engine.plan import Places
@@ -73,14 +75,14 @@ class PassRows:
 
 
 class Kernels:
-    """The functions, run by `kernel_threads`: `LayerKernels` in float32 and bfloat16, products, and greedy choices."""
+    """The functions, run by `kernel_threads`: `LayerKernels` in float32 and bfloat16, products, and choices."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._helper_count = 0
         self._recordings = _Recordings()
         self._functions: dict[str, Callable[..., None]] = {}
-        for name in ("add_and_norm", "gate", "take", "attend", "product", "choose"):
+        for name in ("add_and_norm", "gate", "take", "attend", "product", "choose", "rank", "step"):
             function = getattr(library, f"paceline_{name}")
             function.argtypes, function.restype = (_pointer, _flag, _flag), None
             self._functions[name] = function
@@ -207,8 +209,16 @@ class Kernels:
         return out
 
     def choose(self, call: ChooseCall) -> None:
-        """Make the choices that the call asks for, and the rows of the next step."""
+        """Make the choices that the call asks for."""
         self._do("choose", call)
+
+    def rank(self, call: RankCall) -> None:
+        """Make choices, and find what would have come next."""
+        self._do("rank", call)
+
+    def step(self, call: StepCall) -> None:
+        """Make choices, and the rows of the next step."""
+        self._do("step", call)
 
     @contextmanager
     def recording(self, wanted: torch.Tensor) -> Iterator[Recording]:

@@ -112,6 +112,12 @@ struct Vectors {
     }
     INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
+    INLINE bool any(Ints values) {
+        int32_t all = 0;
+        for (int lane = 0; lane < LANES; lane++) all |= values[lane];
+        return all;
+    }
+
     INLINE float sum(Floats values) {
         float total = 0;
         for (int lane = 0; lane < LANES; lane++) total += values[lane];

@@ -70,8 +70,23 @@ class ChooseCall(ctypes.Structure):
     """`Choose`."""
 
     _fields_ = (
-        *((name, _number) for name in ("token_count", "size", "stride")),
-        *((name, _pointer) for name in ("logits", "seeds", "temperatures", "rows", "token_ids", "chosen")),
+        *((name, _number) for name in ("token_count", "size")),
+        *((name, _pointer) for name in ("logits", "seeds", "positions", "temperatures", "chosen")),
+    )
+
+
+class RankCall(ctypes.Structure):
+    """`Rank`."""
+
+    _fields_ = (("choose", ChooseCall), ("count", _number), ("shares", _pointer))
+
+
+class StepCall(ctypes.Structure):
+    """`Step`."""
+
+    _fields_ = (
+        ("choose", ChooseCall),
+        *((name, _pointer) for name in ("rows", "token_ids", "positions")),
     )
 
 
