@@ -18,6 +18,7 @@ from rich.console import Console
 
 from benchmarks.resident import Resident
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
+from paceline.checks import DECODED_TOKENS
 from paceline.errors import PacelineError
 from paceline.measure.synthetic.pair import PairOrder, write_pair
 from paceline.measure.synthetic.shapes import SHAPES
@@ -106,9 +107,9 @@ class Load:
         self._lengths: dict[str, int] = {}
 
     async def warm(self) -> None:
-        """Make one small call of each kind, so that code and tables are there."""
-        await self._prefill("warm", 2 * self._page_tokens)
-        await self._round(["warm"])
+        """Make the smallest call of each kind, so that code and tables are there, and little of what calls take."""
+        await self._prefill("warm", DECODED_TOKENS + 1)
+        await self._round(["warm"], draft_count=1)
         await self._remote.release(["warm"])
         self._lengths.clear()
 
@@ -123,11 +124,11 @@ class Load:
         for number in range(rows):
             await self._prefill(str(number), (pages_each - spare) * self._page_tokens)
         names = [*self._lengths]
-        await self._round(names)
+        await self._round(names, one.draft_count)
         growing_pages = rows * (self._pages(one.draft_count + 1) - 1)  # each has its first page already
         while (left := await self._free_pages() - prompt_pages - growing_pages) > 0:
             await self._prefill(f"rest {left}", min(left, most) * self._page_tokens - 1)
-        await self._round(names, prompt=self._tokens(one.chunk_tokens))
+        await self._round(names, one.draft_count, self._tokens(one.chunk_tokens))
 
     async def _free_pages(self) -> int:
         cache = (await self._remote.describe(TIMEOUT_S)).cache
@@ -156,13 +157,12 @@ class Load:
             raise result
         return result.cached_length
 
-    async def _round(self, names: Sequence[str], prompt: tuple[int, ...] = ()) -> None:
-        """Send a row of each sequence, and one with a prompt of its own."""
-        one = self._one
+    async def _round(self, names: Sequence[str], draft_count: int, prompt: tuple[int, ...] = ()) -> None:
+        """Send a row of each sequence with so many drafts, and one with a prompt of its own."""
         if isinstance(self._remote, RemoteVerifier):
-            heads = one.draft_count if one.heads != "none" else 0
+            heads = draft_count if self._one.heads != "none" else 0
             rows = [
-                VerifyRow(name, self._lengths[name], self._tokens(1), self._tokens(one.draft_count), DRAWN)
+                VerifyRow(name, self._lengths[name], self._tokens(1), self._tokens(draft_count), DRAWN)
                 for name in names
             ]
             rows += [VerifyRow("prompt", 0, prompt, (), DRAWN)] if prompt else []
@@ -170,8 +170,8 @@ class Load:
                 await self._remote.verify([replace(row, propose_count=heads) for row in rows])
             ).results
         else:
-            asked = [ProposeRow(name, self._lengths[name], self._tokens(1), one.draft_count, DRAWN) for name in names]
-            asked += [ProposeRow("prompt", 0, prompt, one.draft_count, DRAWN)] if prompt else []
+            asked = [ProposeRow(name, self._lengths[name], self._tokens(1), draft_count, DRAWN) for name in names]
+            asked += [ProposeRow("prompt", 0, prompt, draft_count, DRAWN)] if prompt else []
             results = (await self._remote.propose(asked)).results
         for result in results:
             if isinstance(result, Exception):
