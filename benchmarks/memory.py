@@ -7,10 +7,12 @@ all rows with drafts, drawn for, beside a whole chunk of a prompt. The peak is t
 import asyncio
 import random
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Literal
 
 import typer
@@ -28,6 +30,7 @@ from paceline.planning.heads import read_heads_size
 from paceline.planning.memory import MIB, CallSize, WeightForm, serving_work_bytes
 from paceline.process.launcher import ServiceProcess
 from paceline.types import (
+    GREEDY,
     ChoiceRule,
     ModelDescription,
     Prefilled,
@@ -44,6 +47,7 @@ TOLERANCE = 0.05
 PAIR = "100m/5m"
 DRAWN = ChoiceRule(SamplingParameters(temperature=0.8), seed=7)
 SETTLED_S = 0.5
+TIMED_ROUNDS = 20
 TREE_DRAFTS = 63
 """With the committed token 64 places of a row: as many as the nodes of Medusa's default tree (arXiv 2401.10774), whose
 buffers SpecMemo (arXiv 2506.01986) saves 65 % of."""
@@ -130,6 +134,15 @@ class Load:
             await self._prefill(f"rest {left}", min(left, most) * self._page_tokens - 1)
         await self._round(names, one.draft_count, self._tokens(one.chunk_tokens))
 
+    async def round_s(self) -> float:
+        """Return the median seconds of the load's rounds, chosen for greedily, without a prompt."""
+        names, took = [str(number) for number in range(self._one.row_count)], list[float]()
+        for _ in range(TIMED_ROUNDS):
+            began_s = time.perf_counter()
+            await self._round(names, self._one.draft_count, rule=GREEDY)
+            took.append(time.perf_counter() - began_s)
+        return median(took)
+
     async def _free_pages(self) -> int:
         cache = (await self._remote.describe(TIMEOUT_S)).cache
         return (cache.capacity_bytes - cache.used_bytes) // (cache.token_bytes * self._page_tokens)
@@ -157,21 +170,22 @@ class Load:
             raise result
         return result.cached_length
 
-    async def _round(self, names: Sequence[str], draft_count: int, prompt: tuple[int, ...] = ()) -> None:
+    async def _round(
+        self, names: Sequence[str], draft_count: int, prompt: tuple[int, ...] = (), rule: ChoiceRule = DRAWN
+    ) -> None:
         """Send a row of each sequence with so many drafts, and one with a prompt of its own."""
         if isinstance(self._remote, RemoteVerifier):
             heads = draft_count if self._one.heads != "none" else 0
             rows = [
-                VerifyRow(name, self._lengths[name], self._tokens(1), self._tokens(draft_count), DRAWN)
-                for name in names
+                VerifyRow(name, self._lengths[name], self._tokens(1), self._tokens(draft_count), rule) for name in names
             ]
-            rows += [VerifyRow("prompt", 0, prompt, (), DRAWN)] if prompt else []
+            rows += [VerifyRow("prompt", 0, prompt, (), rule)] if prompt else []
             results: Sequence[object] = (
                 await self._remote.verify([replace(row, propose_count=heads) for row in rows])
             ).results
         else:
             asked = [ProposeRow(name, self._lengths[name], self._tokens(1), draft_count, DRAWN) for name in names]
-            asked += [ProposeRow("prompt", 0, prompt, draft_count, DRAWN)] if prompt else []
+            asked += [ProposeRow("prompt", 0, prompt, draft_count, rule)] if prompt else []
             results = (await self._remote.propose(asked)).results
         for result in results:
             if isinstance(result, Exception):
@@ -189,6 +203,8 @@ class Outcome:
     """Bytes of the whole process."""
     generating: int
     """Bytes of a round beyond committed tokens: drafts' cache, logits and activations."""
+    round_s: float
+    """Seconds of such a round at the service."""
 
     @property
     def error(self) -> float:
@@ -232,10 +248,12 @@ async def measured(one: Configuration, path: str, console: Console) -> Outcome:
         before, idle = resident.parts(), resident.begin()
         await load.fill()
         peak = resident.peak()
-        cache = described.cache
+        cache, round_s = described.cache, await load.round_s()
         drafts_bytes = one.row_count * one.draft_count * cache.token_bytes
         generating = peak - idle - cache.capacity_bytes + drafts_bytes
-        found = Outcome(one, predicted_bytes(read_dimensions(path), described, one), peak - idle, peak, generating)
+        found = Outcome(
+            one, predicted_bytes(read_dimensions(path), described, one), peak - idle, peak, generating, round_s
+        )
         after = resident.parts()
         grown = ", ".join(f"{name} {(after[name] - before[name]) / MIB:+.1f}" for name in before)
         console.print(
@@ -269,7 +287,8 @@ def beside_trees(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield (
                 f"to generate, {one.configuration.draft_count} drafts of {one.configuration.row_count} rows take "
                 f"{one.generating / MIB:.1f} MiB, and trees of {TREE_DRAFTS + 1} nodes {tree.generating / MIB:.1f}: "
-                f"{1 - one.generating / tree.generating:.0%} less"
+                f"{1 - one.generating / tree.generating:.0%} less; a verify takes {1e3 * one.round_s:.1f} ms and "
+                f"{1e3 * tree.round_s:.1f}"
             )
 
 

@@ -24,8 +24,8 @@ from paceline.simulate.saved_costs import SavedCosts
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, OutputPiece, TokenIds
 
 Prompts = Sequence[tuple[int, ...]]
-REQUEST_COUNTS = {1: 6, 4: 16, 8: 32, 16: 48}
-"""Requests of a turn by the number of clients: two to four seconds of each on two cores."""
+REQUEST_COUNTS = {1: 16, 4: 24, 8: 32, 16: 48}
+"""Requests of a turn by the number of clients: two to three seconds of each on two cores."""
 TURNS = 8
 """Of each coordinator at each load."""
 ROUND_TRIP_EVERY_S = 0.1
