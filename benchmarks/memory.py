@@ -7,10 +7,12 @@ all rows with drafts, drawn for, beside a whole chunk of a prompt. The peak is t
 import asyncio
 import random
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Literal
 
 import typer
@@ -18,6 +20,7 @@ from rich.console import Console
 
 from benchmarks.resident import Resident
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
+from paceline.checks import DECODED_TOKENS
 from paceline.errors import PacelineError
 from paceline.measure.synthetic.pair import PairOrder, write_pair
 from paceline.measure.synthetic.shapes import SHAPES
@@ -27,6 +30,7 @@ from paceline.planning.heads import read_heads_size
 from paceline.planning.memory import MIB, CallSize, WeightForm, serving_work_bytes
 from paceline.process.launcher import ServiceProcess
 from paceline.types import (
+    GREEDY,
     ChoiceRule,
     ModelDescription,
     Prefilled,
@@ -43,6 +47,7 @@ TOLERANCE = 0.05
 PAIR = "100m/5m"
 DRAWN = ChoiceRule(SamplingParameters(temperature=0.8), seed=7)
 SETTLED_S = 0.5
+TIMED_ROUNDS = 20
 TREE_DRAFTS = 63
 """With the committed token 64 places of a row: as many as the nodes of Medusa's default tree (arXiv 2401.10774), whose
 buffers SpecMemo (arXiv 2506.01986) saves 65 % of."""
@@ -106,9 +111,9 @@ class Load:
         self._lengths: dict[str, int] = {}
 
     async def warm(self) -> None:
-        """Make one small call of each kind, so that code and tables are there."""
-        await self._prefill("warm", 2 * self._page_tokens)
-        await self._round(["warm"])
+        """Make the smallest call of each kind, so that code and tables are there, and little of what calls take."""
+        await self._prefill("warm", DECODED_TOKENS + 1)
+        await self._round(["warm"], draft_count=1)
         await self._remote.release(["warm"])
         self._lengths.clear()
 
@@ -123,11 +128,20 @@ class Load:
         for number in range(rows):
             await self._prefill(str(number), (pages_each - spare) * self._page_tokens)
         names = [*self._lengths]
-        await self._round(names)
+        await self._round(names, one.draft_count)
         growing_pages = rows * (self._pages(one.draft_count + 1) - 1)  # each has its first page already
         while (left := await self._free_pages() - prompt_pages - growing_pages) > 0:
             await self._prefill(f"rest {left}", min(left, most) * self._page_tokens - 1)
-        await self._round(names, prompt=self._tokens(one.chunk_tokens))
+        await self._round(names, one.draft_count, self._tokens(one.chunk_tokens))
+
+    async def round_s(self) -> float:
+        """Return the median seconds of the load's rounds, chosen for greedily, without a prompt."""
+        names, took = [str(number) for number in range(self._one.row_count)], list[float]()
+        for _ in range(TIMED_ROUNDS):
+            began_s = time.perf_counter()
+            await self._round(names, self._one.draft_count, rule=GREEDY)
+            took.append(time.perf_counter() - began_s)
+        return median(took)
 
     async def _free_pages(self) -> int:
         cache = (await self._remote.describe(TIMEOUT_S)).cache
@@ -156,22 +170,22 @@ class Load:
             raise result
         return result.cached_length
 
-    async def _round(self, names: Sequence[str], prompt: tuple[int, ...] = ()) -> None:
-        """Send a row of each sequence, and one with a prompt of its own."""
-        one = self._one
+    async def _round(
+        self, names: Sequence[str], draft_count: int, prompt: tuple[int, ...] = (), rule: ChoiceRule = DRAWN
+    ) -> None:
+        """Send a row of each sequence with so many drafts, and one with a prompt of its own."""
         if isinstance(self._remote, RemoteVerifier):
-            heads = one.draft_count if one.heads != "none" else 0
+            heads = draft_count if self._one.heads != "none" else 0
             rows = [
-                VerifyRow(name, self._lengths[name], self._tokens(1), self._tokens(one.draft_count), DRAWN)
-                for name in names
+                VerifyRow(name, self._lengths[name], self._tokens(1), self._tokens(draft_count), rule) for name in names
             ]
-            rows += [VerifyRow("prompt", 0, prompt, (), DRAWN)] if prompt else []
+            rows += [VerifyRow("prompt", 0, prompt, (), rule)] if prompt else []
             results: Sequence[object] = (
                 await self._remote.verify([replace(row, propose_count=heads) for row in rows])
             ).results
         else:
-            asked = [ProposeRow(name, self._lengths[name], self._tokens(1), one.draft_count, DRAWN) for name in names]
-            asked += [ProposeRow("prompt", 0, prompt, one.draft_count, DRAWN)] if prompt else []
+            asked = [ProposeRow(name, self._lengths[name], self._tokens(1), draft_count, DRAWN) for name in names]
+            asked += [ProposeRow("prompt", 0, prompt, draft_count, rule)] if prompt else []
             results = (await self._remote.propose(asked)).results
         for result in results:
             if isinstance(result, Exception):
@@ -189,6 +203,8 @@ class Outcome:
     """Bytes of the whole process."""
     generating: int
     """Bytes of a round beyond committed tokens: drafts' cache, logits and activations."""
+    round_s: float
+    """Seconds of such a round at the service."""
 
     @property
     def error(self) -> float:
@@ -232,10 +248,12 @@ async def measured(one: Configuration, path: str, console: Console) -> Outcome:
         before, idle = resident.parts(), resident.begin()
         await load.fill()
         peak = resident.peak()
-        cache = described.cache
+        cache, round_s = described.cache, await load.round_s()
         drafts_bytes = one.row_count * one.draft_count * cache.token_bytes
         generating = peak - idle - cache.capacity_bytes + drafts_bytes
-        found = Outcome(one, predicted_bytes(read_dimensions(path), described, one), peak - idle, peak, generating)
+        found = Outcome(
+            one, predicted_bytes(read_dimensions(path), described, one), peak - idle, peak, generating, round_s
+        )
         after = resident.parts()
         grown = ", ".join(f"{name} {(after[name] - before[name]) / MIB:+.1f}" for name in before)
         console.print(
@@ -269,7 +287,8 @@ def beside_trees(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield (
                 f"to generate, {one.configuration.draft_count} drafts of {one.configuration.row_count} rows take "
                 f"{one.generating / MIB:.1f} MiB, and trees of {TREE_DRAFTS + 1} nodes {tree.generating / MIB:.1f}: "
-                f"{1 - one.generating / tree.generating:.0%} less"
+                f"{1 - one.generating / tree.generating:.0%} less; a verify takes {1e3 * one.round_s:.1f} ms and "
+                f"{1e3 * tree.round_s:.1f}"
             )
 
 

@@ -45,11 +45,15 @@ def measure_real(
 
 
 @app.command("compare")
-def compare_all(folder: Folder = FOLDER, seeds: int = 9) -> None:
+def compare_all(
+    folder: Folder = FOLDER,
+    seeds: int = 9,
+    own_costs: Annotated[bool, typer.Option(help="Take the costs of the timed calls themselves")] = False,
+) -> None:
     """Simulate what was measured, and show both."""
     for path in sorted(folder.glob("real-*.json")):
         real = read_real(path)
-        comparisons = compare(real, range(seeds))
+        comparisons = compare(real, range(seeds), own_costs=own_costs)
         title = f"{real.replica_count} replicas of {real.saved.target.model_id}"
         console.print(title)
         console.print(table_of(comparisons, real.replica_count))

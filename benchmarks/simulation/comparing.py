@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from statistics import mean
 
 from rich.table import Table
 
@@ -12,6 +14,7 @@ from paceline.measure.figures import new_figure, save_figure
 from paceline.measure.load.load import SentRequest
 from paceline.measure.load.summary import LoadSummary, Objectives, Percentiles, summarize
 from paceline.simulate.cluster import PlannedRequest, SimulatedCluster
+from paceline.simulate.saved_costs import SavedCosts
 
 LIMITS = {1: (0.05, 0.10, 0.15), 2: (0.10, 0.25, 0.25)}
 """Most that throughput, P50 and P99 of latency may be off, by replicas."""
@@ -40,20 +43,57 @@ class Comparison:
         return tuple(one / other - 1 for one, other in pairs)
 
 
-def compare(real: RealCluster, seeds: Sequence[int]) -> list[Comparison]:
-    """Simulate each load with each seed, because 40 outputs have luck; compare the run of median throughput."""
-    return [_compared(real, run, seeds) for run in real.runs]
+def compare(real: RealCluster, seeds: Sequence[int], *, own_costs: bool = False) -> list[Comparison]:
+    """Simulate each load with each seed, because so few outputs have luck; compare the run of median throughput.
+
+    `own_costs` takes the costs of the timed calls, so that only the simulator can be wrong.
+    """
+    saved = real.compared if own_costs else real.saved
+    cluster = replace(SimulatedCluster.measured(saved), target_count=real.replica_count)
+    loads = groupby(real.runs, key=lambda one: one.client_count)
+    return [_compared(saved, cluster, client_count, [*turns], seeds) for client_count, turns in loads]
 
 
-def _compared(real: RealCluster, run: RealRun, seeds: Sequence[int]) -> Comparison:
-    measured = SimulatedCluster.measured(real.saved)
-    cluster = replace(measured, target_count=real.replica_count, client_round_trip_s=run.round_trip_s)
-    requests = [PlannedRequest(*lengths) for lengths in zip(run.prompt_counts, run.output_counts, strict=True)]
-    results = [simulate(real.saved, cluster, requests, client_count=run.client_count, seed=seed) for seed in seeds]
-    result = sorted(results, key=lambda one: one.summary.tokens_per_s)[len(results) // 2]
-    summary = summarize(run.records, Objectives())
-    shares = {one.name: one.busy_share for one in result.services}
-    return Comparison(run.client_count, summary, result.summary, run.records, result.requests, shares)
+def _compared(
+    saved: SavedCosts, cluster: SimulatedCluster, client_count: int, turns: Sequence[RealRun], seeds: Sequence[int]
+) -> Comparison:
+    found = [_simulated(saved, cluster, turns, seed * len(turns)) for seed in seeds]
+    records, shares = sorted(found, key=lambda one: summarize(one[0], Objectives()).tokens_per_s)[len(found) // 2]
+    real = _one_after_the_other([turn.records for turn in turns])
+    return Comparison(
+        client_count, summarize(real, Objectives()), summarize(records, Objectives()), real, records, shares
+    )
+
+
+def _simulated(
+    saved: SavedCosts, cluster: SimulatedCluster, turns: Sequence[RealRun], first_seed: int
+) -> tuple[tuple[SentRequest, ...], dict[str, float]]:
+    """Return the records of all turns, and the share of the time in which each service worked."""
+    results = []
+    for seed, turn in enumerate(turns, first_seed):
+        requests = [PlannedRequest(*lengths) for lengths in zip(turn.prompt_counts, turn.output_counts, strict=True)]
+        own = replace(cluster, client_round_trip_s=turn.round_trip_s)
+        results.append(simulate(saved, own, requests, client_count=turn.client_count, seed=seed))
+    shares = {
+        services[0].name: mean(one.busy_share for one in services)
+        for services in zip(*(one.services for one in results), strict=True)
+    }
+    return _one_after_the_other([one.requests for one in results]), shares
+
+
+def _one_after_the_other(turns: Sequence[Sequence[SentRequest]]) -> tuple[SentRequest, ...]:
+    """Return the records of all turns as those of one run, without the time between them."""
+    records: list[SentRequest] = []
+    for turn in turns:
+        began_s = max((one.ended_s for one in records), default=0.0)
+        records += [_later(one, began_s) for one in turn]
+    return tuple(records)
+
+
+def _later(record: SentRequest, by_s: float) -> SentRequest:
+    planned_s, sent_s, ended_s = (by_s + one for one in (record.planned_s, record.sent_s, record.ended_s))
+    token_times = tuple((by_s + at_s, count) for at_s, count in record.token_times)
+    return replace(record, planned_s=planned_s, sent_s=sent_s, ended_s=ended_s, token_times=token_times)
 
 
 def table_of(comparisons: Sequence[Comparison], replica_count: int) -> Table:

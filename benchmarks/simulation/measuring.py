@@ -1,15 +1,16 @@
 """The real runs: services as processes, a coordinator over one replica or more, and clients that ask in loops.
 
-Two coordinators share the services and take turns at each load: one shows what calls cost, before and after clients of
-the other, with other prompts, are timed, and that is what a simulation is compared with. So a machine that grows slower
+Two coordinators share the services and take turns of some seconds at each load: one shows what calls cost, and clients
+of the other, with other prompts, are timed, which is what a simulation is compared with. So a machine that grows slower
 or faster does so for both. Knows nothing of simulations.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import mean
 
@@ -23,8 +24,10 @@ from paceline.simulate.saved_costs import SavedCosts
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, OutputPiece, TokenIds
 
 Prompts = Sequence[tuple[int, ...]]
-REQUEST_COUNTS = {1: 40, 4: 96, 8: 128, 16: 192}
-"""Requests by the number of clients: about 20 seconds of each on two cores."""
+REQUEST_COUNTS = {1: 16, 4: 24, 8: 32, 16: 48}
+"""Requests of a turn by the number of clients: two to three seconds of each on two cores."""
+TURNS = 8
+"""Of each coordinator at each load."""
 ROUND_TRIP_EVERY_S = 0.1
 FROM_DRAFT = DraftingOptions(sources=(DraftSource.DRAFT,))
 """What sources without a model find depends on the texts, which a simulation does not have."""
@@ -32,7 +35,7 @@ FROM_DRAFT = DraftingOptions(sources=(DraftSource.DRAFT,))
 
 @dataclass(frozen=True)
 class RealRun:
-    """What so many clients saw."""
+    """What so many clients saw in one turn."""
 
     client_count: int
     round_trip_s: float
@@ -47,6 +50,9 @@ class RealRun:
 class RealCluster:
     replica_count: int
     saved: SavedCosts
+    compared: SavedCosts
+    """Costs of the timed calls themselves: with these a simulation shows its own errors, without the machine's drift.
+    """
     runs: tuple[RealRun, ...]
 
 
@@ -79,21 +85,21 @@ async def measure(
             clients.append(await stack.enter_async_context(Client(coordinator.address, NO_RETRIES)))
         costing, client = clients
         half, runs = len(prompts) // 2, []
-        await _run(client, 1, prompts[:half], max_new_tokens)  # services begin slowly
+        shown, timed = cycle(prompts[:half]), cycle(prompts[half:])
+        await _run(client, 4, shown, max_new_tokens)  # services begin slowly
         for client_count in REQUEST_COUNTS:
-            before, after = prompts[: half // 2], prompts[half // 2 : half]
-            await _run(costing, client_count, before, max_new_tokens, share=2)
-            runs.append(await _run(client, client_count, prompts[half:], max_new_tokens))
-            await _run(costing, client_count, after, max_new_tokens, share=2)
+            for _ in range(TURNS):
+                await _run(costing, client_count, shown, max_new_tokens)
+                runs.append(await _run(client, client_count, timed, max_new_tokens))
             tell(f"{client_count} clients: measured")
-        saved = SavedCosts.of(await costing.describe(include_costs=True))
-    return RealCluster(replica_count, saved, tuple(runs))
+        saved, compared = [SavedCosts.of(await one.describe(include_costs=True)) for one in clients]
+    return RealCluster(replica_count, saved, compared, tuple(runs))
 
 
-async def _run(client: Client, client_count: int, prompts: Prompts, max_new_tokens: int, share: int = 1) -> RealRun:
-    """Send the load's requests, or one in `share` of them."""
-    count = REQUEST_COUNTS[client_count] // share
-    chosen = [prompts[number % len(prompts)] for number in range(count)]
+async def _run(client: Client, client_count: int, prompts: Iterator[tuple[int, ...]], max_new_tokens: int) -> RealRun:
+    """Send the requests of a turn."""
+    count = REQUEST_COUNTS[client_count]
+    chosen = [*islice(prompts, count)]
     output_counts = [0] * count
 
     async def generate(request: GenerationRequest) -> AsyncIterator[OutputPiece]:

@@ -6,19 +6,21 @@ A draw belongs to a request and a position in its output, so clusters that answe
 from collections.abc import Sequence
 from random import Random
 
+from paceline.simulate.call_times import drawn_factor
 from paceline.types import AcceptanceCounts, DraftSource, MeasuredCosts
-
-LEAST_FACTOR, MOST_LIKELY = 0.1, 0.995
 
 
 class Text:
     """What one output turns out to be."""
 
-    def __init__(self, seed: str, rates: Sequence[float], deviation: float) -> None:
-        """`deviation` is that of texts' rates beside each other, as a share of the rates."""
+    def __init__(self, seed: str, rates: Sequence[float], spread: float) -> None:
+        """`rates` are the chances of the first, second, ... draft; `spread` is how texts' misses vary beside luck.
+
+        Texts differ in how often they are missed, and few much: most are about as easy, and some far harder.
+        """
         self._rng = Random(seed)
-        self._rates = rates
-        self._factor = max(LEAST_FACTOR, self._rng.gauss(1.0, deviation))
+        factor = drawn_factor(spread, self._rng)
+        self._rates = [1 - (1 - rate) * factor for rate in rates]
         self._luck: list[float] = []
 
     def accepted_count(self, position: int, draft_count: int) -> int:
@@ -27,7 +29,7 @@ class Text:
             self._luck.append(self._rng.random())
         for place in range(draft_count):
             rate = self._rates[min(place, len(self._rates) - 1)]
-            if self._luck[position + place] >= min(MOST_LIKELY, rate * self._factor):
+            if self._luck[position + place] >= rate:
                 return place
         return draft_count
 
@@ -45,11 +47,12 @@ class Texts:
         return self._counts is not None
 
     def of(self, number: int) -> Text:
-        rates, deviation = _rates(self._counts) if self._counts else ([0.0], 0.0)
-        return Text(f"{self._seed} {number}", rates, deviation)
+        rates, spread = _rates(self._counts) if self._counts else ([0.0], 0.0)
+        return Text(f"{self._seed} {number}", rates, spread)
 
 
 def _rates(counts: AcceptanceCounts) -> tuple[list[float], float]:
+    """Return the chance at each place, and the coefficient of variation of texts' misses."""
     rates = [right / compared for right, compared in zip(counts.right_counts, counts.compared_counts, strict=True)]
-    usual = sum(counts.right_counts) / sum(counts.compared_counts)
-    return rates, counts.output_deviation / usual if usual else 0.0
+    missed = 1 - sum(counts.right_counts) / sum(counts.compared_counts)
+    return rates, counts.output_deviation / missed if missed else 0.0

@@ -11,7 +11,7 @@ shows that: NaN counts as the highest of all, and nothing here removes it.
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from math import isfinite
 from typing import TypeVar
 
@@ -97,14 +97,13 @@ def _parted(places: Sequence[PlaceT], sequences: Sequence[Choosing]) -> list[lis
 def _choose_apart(sequences: Sequence[Choosing]) -> list[list[Choice]]:
     """Choose by torch, one sequence after the other."""
     with choice_threads(max(one.logits.numel() for one in sequences)):
-        parts = [
-            one.logits.max(dim=-1) if one.rule == GREEDY else _best(one)
-            for sequence in sequences
-            for one in _few_places(sequence)
-        ]
-        scores, token_ids = (torch.cat(one) for one in zip(*parts, strict=True))
-        highest: list[float] = scores.tolist()
-        choices: list[Choice] = token_ids.tolist()
+        highest: list[float] = []
+        choices: list[Choice] = []
+        for one in chain.from_iterable(map(_few_places, sequences)):
+            scores, token_ids = one.logits.max(dim=-1) if one.rule == GREEDY else _best(one)
+            # Not kept as tensors: a small one in the room of a freed large one sends the next large one elsewhere.
+            highest += scores.tolist()
+            choices += token_ids.tolist()
     # This check is on the host: on the device it would take as many operations again as the choice.
     if not all(map(isfinite, highest)):
         places = [(one, row) for one in sequences for row in range(one.logits.shape[0])]

@@ -26,7 +26,7 @@ LEAST_LOGITS = MAX_DRAFT_COUNT + 1
 """Places of a row with the most drafts, whose logits are held together."""
 MOST_LOGITS = 1 << 27
 """Most logits that a call holds at a time: 512 MiB of them."""
-SERVING_BYTES = 1 << 20
+SERVING_BYTES = 1 << 19
 """What calls take beside the model's work: messages, threads, and what Python keeps of sequences."""
 CONTEXT_BYTES = 600 << 20
 """What the driver and libraries take of a CUDA device for a process; not measured yet."""
@@ -140,7 +140,8 @@ def layer_token_bytes(model: ModelDimensions, form: WeightForm) -> int:
     sums = 2 * FLOAT_BYTES * hidden  # what goes through the layers, and what is added to it
     products = FLOAT_BYTES * (model.projection_size + 2 * inner)
     entering = value * (hidden + model.attended_size + inner)
-    widened = FLOAT_BYTES * inner if form.is_int8 and value < FLOAT_BYTES else 0
+    # Where the processor multiplies no bfloat16, or beside weights of int8, a product's rows become float32 first.
+    widened = FLOAT_BYTES * inner if form.device == "cpu" and value < FLOAT_BYTES else 0
     return sums + products + entering + widened
 
 

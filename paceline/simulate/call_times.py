@@ -97,7 +97,9 @@ class CallTimes:
         """Return seconds of one call: work and wire spread about their means as they did when they were measured."""
         mean, at_once = self.foresee(work), work.round_count_at_once
         of_work, of_wire = (_nearest(found, at_once, 0.0) for found in (self._work_spreads, self._wire_spreads))
-        return CallSeconds(mean.executed_s * _factor(of_work, rng), mean.wire_s * _factor(of_wire, rng), mean.own_s)
+        return CallSeconds(
+            mean.executed_s * drawn_factor(of_work, rng), mean.wire_s * drawn_factor(of_wire, rng), mean.own_s
+        )
 
 
 def _known(calls: Iterable[CallCosts], seconds: Callable[[CallCosts], float]) -> list[_Known]:
@@ -127,7 +129,7 @@ def _spreads(
     return {one: min(most, sqrt(max(0.0, squares[one] - value) / value)) for one, value in alike.items() if value}
 
 
-def _factor(spread: float, rng: Random) -> float:
+def drawn_factor(spread: float, rng: Random) -> float:
     """Draw from a log-normal distribution with mean 1 and this coefficient of variation."""
     deviation = sqrt(log(1 + spread**2))
     return exp(rng.gauss(-(deviation**2) / 2, deviation))

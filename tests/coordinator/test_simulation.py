@@ -132,3 +132,15 @@ def test_drafts_are_right_as_often_as_was_measured() -> None:
     rates = [0.8, 0.6, 0.4]
     found = [Text(f"1 {number}", rates, 0.0).accepted_count(0, 3) for number in range(3000)]
     assert sum(found) / 3000 == pytest.approx(0.8 + 0.8 * 0.6 + 0.8 * 0.6 * 0.4, rel=0.05)
+
+
+def test_texts_that_are_missed_often_are_further_from_the_usual_than_those_that_are_missed_seldom() -> None:
+    """Measured outputs were so. With as many above as below, some texts had every draft right."""
+    shares = sorted(_right_share(Text(f"1 {number}", [0.9], 0.4)) for number in range(400))
+    usual = sum(shares) / len(shares)
+    assert usual == pytest.approx(0.9, abs=0.01)
+    assert usual - shares[4] > 1.4 * (shares[-5] - usual)
+
+
+def _right_share(text: Text) -> float:
+    return sum(text.accepted_count(place, 1) for place in range(400)) / 400

@@ -126,3 +126,10 @@ def test_the_loss_of_laws_is_that_of_the_foreseen_best_among_all_drafts() -> Non
     chosen, loss = laws.loss_of_foreseen(speeds)
     assert chosen is speeds[1]
     assert loss == pytest.approx(0.03)
+
+
+def test_the_runs_without_drafts_are_one_choice_and_the_luckiest_is_not_the_best() -> None:
+    plain = [laws.Speeds(name, 0, measured=speed, foreseen=90) for name, speed in (("a", 90), ("b", 106))]
+    chosen, loss = laws.loss_of_foreseen([*plain, laws.Speeds("a", 3, measured=97, foreseen=99)])
+    assert chosen.draft_count == 3
+    assert loss == pytest.approx(1 - 97 / 98)
