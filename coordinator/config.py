@@ -66,8 +66,8 @@ class CoordinatorSettings(ServiceSettings):
     lanes: Annotated[int, Field(ge=1, le=2)] | None = Field(
         default=None,
         description="groups in flight at once; with 2 the draft works for one while the target verifies the other; "
-        "unset: 2, or with --draft-count auto 1 where that is measured to give more; with eqspec and exspec 1, the "
-        "most that they allow",
+        "unset: 2, but 1 for few rows near the services, and with --draft-count auto where 1 is measured to give more; "
+        "with eqspec and exspec 1, the most that they allow",
     )
     window: Count = Field(
         default=48,
