@@ -46,8 +46,9 @@ class IndexedText:
     def extend(self, token_ids: Sequence[int]) -> int:
         """Add tokens as far as there is room; return how many."""
         start, stop = self.count, min(self.count + len(token_ids), len(self.token_ids))
-        self.token_ids[start:stop] = array("i", token_ids[: stop - start])
-        self.count = stop
+        if start < stop:  # else a full array would be made longer
+            self.token_ids[start:stop] = array("i", token_ids[: stop - start])
+            self.count = stop
         return stop - start
 
     def chains(self) -> "list[_Chains]":
