@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -58,6 +58,22 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Size:
+    batch_size: int
+    lanes: int
+    draft_count: str
+    """As a flag."""
+
+    @property
+    def row_count(self) -> int:
+        return self.batch_size * self.lanes
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return f"--batch-size={self.batch_size}", f"--lanes={self.lanes}", self.draft_count, *COORDINATOR
+
+
+@dataclass(frozen=True)
 class Model:
     process: psutil.Process
     metrics_url: str
@@ -70,11 +86,12 @@ class Coordinators:
         self,
         clients: Sequence[Client],
         processes: Sequence[psutil.Process],
-        batch_size: int,
+        row_count: int,
         models: Mapping[str, Model],
     ) -> None:
+        """Each coordinator is to have so many requests at once."""
         self._clients = clients
-        self._batch_size = batch_size
+        self._row_count = row_count
         self._models = models
         self._processes = {name: [one.process] for name, one in models.items()}
         self._processes |= {"coordinators": [*processes], "client": [psutil.Process()]}
@@ -87,8 +104,8 @@ class Coordinators:
             while True:
                 await client.complete(next(left))
 
-        count = LANES * self._batch_size
-        asking = [asyncio.create_task(keep_asking(client)) for client in self._clients for _ in range(count)]
+        rows = range(self._row_count)
+        asking = [asyncio.create_task(keep_asking(client)) for client in self._clients for _ in rows]
         try:
             await asyncio.sleep(WARM_UP_S)
             moment, began, counts, calls = watch.begin(), time.perf_counter(), await self._counts(), await self._calls()
@@ -142,6 +159,9 @@ def main(
     prompt_count: Annotated[int, typer.Option(min=1)] = 24,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     streams: Annotated[bool, typer.Option(help="One stream a coordinator, as a gateway has it.")] = False,
+    lanes: Annotated[
+        int, typer.Option(min=1, max=LANES, help="Of a small coordinator; with one, its groups are twice as large.")
+    ] = LANES,
     target_model: str = ClusterOptions.target_model,
     draft_model: str = ClusterOptions.draft_model,
     output: Annotated[Path | None, typer.Option(help="A file for all windows, as JSON.")] = None,
@@ -150,8 +170,9 @@ def main(
     codec = read_text_codec(target_model, draft_model)
     lines = encode_lines(selected_lines(input_file, None, prompt_count), codec, chat=codec.has_chat_template)
     requests = [GenerationRequest(TokenIds(one.token_ids), max_new_tokens) for one in lines]
-    sizes = {"one": [count * batch_size], "several": [batch_size] * count}
-    measured = asyncio.run(_measured(sizes, draft_count, requests, seconds, runs, target_model, draft_model, streams))
+    small = Size(batch_size * LANES // lanes, lanes, f"--draft-count={draft_count}")
+    sizes = {"one": [replace(small, batch_size=count * batch_size, lanes=LANES)], "several": [small] * count}
+    measured = asyncio.run(_measured(sizes, requests, seconds, runs, target_model, draft_model, streams))
     console.print_json(json.dumps(_summary(measured)))
     if output:
         windows = {name: [asdict(one) for one in found] for name, found in measured.items()}
@@ -159,8 +180,7 @@ def main(
 
 
 async def _measured(
-    sizes: Mapping[str, Sequence[int]],
-    draft_count: str,
+    sizes: Mapping[str, Sequence["Size"]],
     requests: Sequence[GenerationRequest],
     seconds: float,
     runs: int,
@@ -177,14 +197,13 @@ async def _measured(
         }
         flags = [f"--{name}={one.address}" for name, one in endpoints.items()]
         systems = {}
-        for name, batch_sizes in sizes.items():
+        for name, own in sizes.items():
             clients, processes = [], []
-            for batch_size in batch_sizes:
-                own = (f"--batch-size={batch_size}", f"--draft-count={draft_count}", *COORDINATOR)
-                endpoint = await stack.enter_async_context(running_service("coordinator", [*flags, *own]))
+            for size in own:
+                endpoint = await stack.enter_async_context(running_service("coordinator", [*flags, *size.flags]))
                 processes.append(latest_process("coordinator"))
                 clients.append(await stack.enter_async_context(Client(endpoint.address, shares_stream=streams)))
-            systems[name] = Coordinators(clients, processes, batch_sizes[0], models)
+            systems[name] = Coordinators(clients, processes, own[0].row_count, models)
         watch, windows = MachineWatch(), {name: list[Window]() for name in systems}
         for _ in range(runs):
             for name, system in systems.items():
