@@ -2,7 +2,8 @@
 
 All coordinators are up at once, on one target and one draft service. In turn the large one alone and the small ones
 together are kept busy, with as many requests as fill both of a coordinator's lanes. It prints tokens a second of both,
-their ratio, the least and the largest share of a small one, and how many calls the models served together.
+their ratio, the least and the largest share of a small one, how many calls the models served together, and what a token
+costs each process.
 """
 
 import asyncio
@@ -11,15 +12,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
+import psutil
 import typer
 from rich.console import Console
 
+from benchmarks.processes import cpu_s, latest_process
 from benchmarks.scrapes import scraped
 from paceline.cli.options import InputFile
 from paceline.cli.prompts import selected_lines
@@ -45,6 +48,8 @@ class Window:
     """Of each coordinator."""
     calls_together: Mapping[str, float]
     """Mean calls that a model served together, by `target` and `draft`."""
+    cpu_us: Mapping[str, float]
+    """Processor time of a token, in microseconds, in both models, all coordinators and the client."""
     contention: Contention
 
     @property
@@ -52,13 +57,44 @@ class Window:
         return sum(self.tokens_per_s)
 
 
-class Coordinators:
-    """Some coordinators with a client each, and the models' metrics pages."""
+@dataclass(frozen=True)
+class Size:
+    batch_size: int
+    lanes: int
+    draft_count: str
+    """As a flag."""
 
-    def __init__(self, clients: Sequence[Client], batch_size: int, metrics: Mapping[str, str]) -> None:
+    @property
+    def row_count(self) -> int:
+        return self.batch_size * self.lanes
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return f"--batch-size={self.batch_size}", f"--lanes={self.lanes}", self.draft_count, *COORDINATOR
+
+
+@dataclass(frozen=True)
+class Model:
+    process: psutil.Process
+    metrics_url: str
+
+
+class Coordinators:
+    """Some coordinators with a client each, and the models behind them."""
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        processes: Sequence[psutil.Process],
+        row_count: int,
+        models: Mapping[str, Model],
+    ) -> None:
+        """Each coordinator is to have so many requests at once."""
         self._clients = clients
-        self._batch_size = batch_size
-        self._metrics = metrics
+        self._row_count = row_count
+        self._models = models
+        self._processes = {name: [one.process] for name, one in models.items()}
+        self._processes |= {"coordinators": [*processes], "client": [psutil.Process()]}
 
     async def work(self, requests: Sequence[GenerationRequest], seconds: float, watch: MachineWatch) -> Window:
         """Keep all coordinators busy, and measure after a while."""
@@ -68,12 +104,14 @@ class Coordinators:
             while True:
                 await client.complete(next(left))
 
-        count = LANES * self._batch_size
-        asking = [asyncio.create_task(keep_asking(client)) for client in self._clients for _ in range(count)]
+        rows = range(self._row_count)
+        asking = [asyncio.create_task(keep_asking(client)) for client in self._clients for _ in rows]
         try:
             await asyncio.sleep(WARM_UP_S)
             moment, began, counts, calls = watch.begin(), time.perf_counter(), await self._counts(), await self._calls()
+            used_s = self._used_s()
             await asyncio.sleep(seconds)
+            spent_s = {name: used - used_s[name] for name, used in self._used_s().items()}
             took_s, ended = time.perf_counter() - began, await self._counts()
             contention, later = watch.since(moment), await self._calls()
         finally:
@@ -82,7 +120,11 @@ class Coordinators:
             await asyncio.gather(*asking, return_exceptions=True)
         rates = [(after - before) / took_s for before, after in zip(counts, ended, strict=True)]
         together = {name: _mean(calls[name], later[name]) for name in calls}
-        return Window(rates, together, contention)
+        spent_us = {name: round(1e6 * spent / took_s / sum(rates), 1) for name, spent in spent_s.items()}
+        return Window(rates, together, spent_us, contention)
+
+    def _used_s(self) -> dict[str, float]:
+        return {name: sum(map(cpu_s, own)) for name, own in self._processes.items()}
 
     async def _counts(self) -> list[int]:
         described = await asyncio.gather(*(client.describe() for client in self._clients))
@@ -91,8 +133,8 @@ class Coordinators:
     async def _calls(self) -> dict[str, tuple[float, float]]:
         """Return the calls of each model, and the turns in which they were served."""
         found = {}
-        for name, url in self._metrics.items():
-            samples = {one.name: one.value for one in await scraped(url)}
+        for name, model in self._models.items():
+            samples = {one.name: one.value for one in await scraped(model.metrics_url)}
             found[name] = (
                 samples.get("paceline_turn_calls_sum", 0.0),
                 samples.get("paceline_turn_calls_count", 0.0),
@@ -116,6 +158,10 @@ def main(
     runs: Annotated[int, typer.Option(min=1)] = 3,
     prompt_count: Annotated[int, typer.Option(min=1)] = 24,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    streams: Annotated[bool, typer.Option(help="One stream a coordinator, as a gateway has it.")] = False,
+    lanes: Annotated[
+        int, typer.Option(min=1, max=LANES, help="Of a small coordinator; with one, its groups are twice as large.")
+    ] = LANES,
     target_model: str = ClusterOptions.target_model,
     draft_model: str = ClusterOptions.draft_model,
     output: Annotated[Path | None, typer.Option(help="A file for all windows, as JSON.")] = None,
@@ -124,8 +170,9 @@ def main(
     codec = read_text_codec(target_model, draft_model)
     lines = encode_lines(selected_lines(input_file, None, prompt_count), codec, chat=codec.has_chat_template)
     requests = [GenerationRequest(TokenIds(one.token_ids), max_new_tokens) for one in lines]
-    sizes = {"one": [count * batch_size], "several": [batch_size] * count}
-    measured = asyncio.run(_measured(sizes, draft_count, requests, seconds, runs, target_model, draft_model))
+    small = Size(batch_size * LANES // lanes, lanes, f"--draft-count={draft_count}")
+    sizes = {"one": [replace(small, batch_size=count * batch_size, lanes=LANES)], "several": [small] * count}
+    measured = asyncio.run(_measured(sizes, requests, seconds, runs, target_model, draft_model, streams))
     console.print_json(json.dumps(_summary(measured)))
     if output:
         windows = {name: [asdict(one) for one in found] for name, found in measured.items()}
@@ -133,26 +180,30 @@ def main(
 
 
 async def _measured(
-    sizes: Mapping[str, Sequence[int]],
-    draft_count: str,
+    sizes: Mapping[str, Sequence["Size"]],
     requests: Sequence[GenerationRequest],
     seconds: float,
     runs: int,
     target_model: str,
     draft_model: str,
+    streams: bool,
 ) -> dict[str, list[Window]]:
     async with AsyncExitStack() as stack:
-        models = await _models(stack, target_model, draft_model)
-        metrics = {name: one.metrics_url for name, one in models.items() if one.metrics_url}
-        flags = [f"--{name}={one.address}" for name, one in models.items()]
+        endpoints = await _models(stack, target_model, draft_model)
+        models = {
+            name: Model(latest_process(f"{name}_service"), one.metrics_url)
+            for name, one in endpoints.items()
+            if one.metrics_url
+        }
+        flags = [f"--{name}={one.address}" for name, one in endpoints.items()]
         systems = {}
-        for name, batch_sizes in sizes.items():
-            clients = []
-            for batch_size in batch_sizes:
-                own = (f"--batch-size={batch_size}", f"--draft-count={draft_count}", *COORDINATOR)
-                endpoint = await stack.enter_async_context(running_service("coordinator", [*flags, *own]))
-                clients.append(await stack.enter_async_context(Client(endpoint.address)))
-            systems[name] = Coordinators(clients, batch_sizes[0], metrics)
+        for name, own in sizes.items():
+            clients, processes = [], []
+            for size in own:
+                endpoint = await stack.enter_async_context(running_service("coordinator", [*flags, *size.flags]))
+                processes.append(latest_process("coordinator"))
+                clients.append(await stack.enter_async_context(Client(endpoint.address, shares_stream=streams)))
+            systems[name] = Coordinators(clients, processes, own[0].row_count, models)
         watch, windows = MachineWatch(), {name: list[Window]() for name in systems}
         for _ in range(runs):
             for name, system in systems.items():
@@ -183,6 +234,7 @@ def _summary(measured: Mapping[str, Sequence[Window]]) -> dict[str, object]:
             [round(share / one, 3) for share in (min(own), max(own))] for own, one in zip(shares, fair, strict=True)
         ],
         "calls_together": {name: [one.calls_together for one in windows] for name, windows in measured.items()},
+        "cpu_us_per_token": {name: [one.cpu_us for one in own] for name, own in measured.items()},
         "quiet": {name: f"{sum(map(was_quiet, own))} of {len(own)}" for name, own in measured.items()},
     }
 

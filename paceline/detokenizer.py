@@ -33,6 +33,10 @@ class Detokenizer(Protocol):
         """Add a token; return the text that became complete."""
         ...
 
+    def push_all(self, token_ids: Sequence[int]) -> list[str]:
+        """Add tokens; return for each the text that became complete with it."""
+        ...
+
     def flush(self) -> str:
         """Return the text still held back, with incomplete characters as U+FFFD."""
         ...
@@ -51,6 +55,8 @@ class TokenDecoder:
         self._special_ids = frozenset(special_tokens_of(tokenizer))
         self._bytes: dict[int, bytes] = {}
         """Bytes of the tokens seen so far: few of the vocabulary, and they recur."""
+        self.whole_texts: dict[int, str] = {}
+        """Texts of those that begin and end with whole characters."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for a new output, which goes on with the text of the tokens `after`.
@@ -99,11 +105,24 @@ class _ByteDetokenizer:
     def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
         self._text = _UTF_8("replace")
+        self._is_open = False
+        """Whether the last character is incomplete."""
 
     def push(self, token_id: int) -> str:
-        return self._text.decode(self._decoder.bytes_of(token_id))
+        was_open, text = self._is_open, self._text.decode(self._decoder.bytes_of(token_id))
+        self._is_open = bool(self._text.getstate()[0])
+        if not (was_open or self._is_open):
+            self._decoder.whole_texts[token_id] = text
+        return text
+
+    def push_all(self, token_ids: Sequence[int]) -> list[str]:
+        whole_texts = self._decoder.whole_texts
+        if not self._is_open and all(map(whole_texts.__contains__, token_ids)):
+            return [*map(whole_texts.__getitem__, token_ids)]
+        return [*map(self.push, token_ids)]
 
     def flush(self) -> str:
+        self._is_open = False
         return self._text.decode(b"", final=True)
 
 
@@ -137,6 +156,9 @@ class _ContextDetokenizer:
             return self._push_byte(token_id, bytes.fromhex(byte[1]))
         ended, self._run_is_broken = self._end_run(), False
         return ended + self._push_text(token_id)
+
+    def push_all(self, token_ids: Sequence[int]) -> list[str]:
+        return [*map(self.push, token_ids)]
 
     def flush(self) -> str:
         if self._decoder.has_byte_tokens:

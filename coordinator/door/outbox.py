@@ -25,11 +25,10 @@ MESSAGE_TOKENS = 4096
 class Sending:
     """The sending of one call's output."""
 
-    def __init__(self, call_id: int, call: Call, is_held: bool) -> None:
+    def __init__(self, call_id: int, call: Call) -> None:
         self.call_id = call_id
         self.call = call
         self.stream = call.stream
-        self.is_held = is_held
         self.has_told_end = False
         """Whether a message tells that all of the output was sent."""
         self.is_over = asyncio.Event()
@@ -40,6 +39,10 @@ class Sending:
         await self.is_over.wait()
         if self.error:
             raise self.error
+
+
+def _nobody_waits() -> None:
+    """What a stream tells while nothing of it is to be sent."""
 
 
 class Outbox:
@@ -67,21 +70,24 @@ class Outbox:
 
     def send(self, call_id: int, call: Call, *, is_held: bool = False) -> Sending:
         """Send the output of a queued call from now on, as it comes, unless it is held."""
-        sending = Sending(call_id, call, is_held)
-        sending.stream.tell_put(partial(self._put, sending))
-        self._put(sending)
+        sending = Sending(call_id, call)
+        self.hold(sending, is_held)
         return sending
 
     def hold(self, sending: Sending, is_held: bool) -> None:
-        sending.is_held = is_held
         if is_held:
-            self._ready.pop(sending, None)
-        else:
+            self._pass_over(sending)
+        elif not sending.is_over.is_set():
+            sending.stream.tell_put(partial(self._put, sending))
             self._put(sending)
 
     def drop(self, sending: Sending) -> None:
         """Send no more of a call."""
         sending.is_over.set()
+        self._pass_over(sending)
+
+    def _pass_over(self, sending: Sending) -> None:
+        sending.stream.tell_put(_nobody_waits)
         self._ready.pop(sending, None)
 
     def tell_closing(self) -> None:
@@ -112,9 +118,8 @@ class Outbox:
             await self._news.wait()
 
     def _put(self, sending: Sending) -> None:
-        if not (sending.is_held or sending.is_over.is_set()):
-            self._ready[sending] = None
-            self._news.set()
+        self._ready[sending] = None
+        self._news.set()
 
     def _next_message(self) -> pb.GenerateStreamResponse | None:
         """Return a message with as much as it may hold; None when there is nothing to be sent."""

@@ -6,6 +6,7 @@ all generations of a coordinator, for one kind of source. Knows nothing of round
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 
 from coordinator.requests.acceptance import MOST_LIKELY
 from coordinator.requests.guess import Guess
@@ -35,16 +36,20 @@ class Calibration:
             for share_class in range(SHARE_CLASSES + 1)
         ]
         self._weights = [PRIOR_WEIGHT] * len(self._chances)
+        self._known: dict[tuple[int, ...], list[float]] = {}
+        """The chances of guesses, by their classes, since something was learned last."""
 
-    def chances(self, guess: Guess, likelier: float = 1.0) -> list[float]:
-        """Return for each token the chance that it and all before it are right.
+    def chances(self, guess: Guess) -> list[float]:
+        """Return for each token the chance that it and all before it are right."""
+        classes = _classes_of(guess.match_length, guess.shares)
+        if classes not in self._known:
+            self._known[classes] = self._reached(classes)
+        return self._known[classes]
 
-        `likelier` is a factor on the chance of each token, what the guess's generation is beside the usual one.
-        """
-        known, reached, chances = self._chances, 1.0, []
-        for number in _classes_of(guess):
-            chance = known[number] * likelier
-            reached *= chance if chance < MOST_LIKELY else MOST_LIKELY
+    def _reached(self, classes: Sequence[int]) -> list[float]:
+        reached, chances = 1.0, []
+        for number in classes:
+            reached *= min(self._chances[number], MOST_LIKELY)
             chances.append(reached)
         return chances
 
@@ -53,8 +58,11 @@ class Calibration:
 
         Tokens after the first wrong one, and after the last committed one, tell nothing.
         """
+        if self._known:
+            self._known = {}
         chances, weights = self._chances, self._weights
-        for token_id, number, right_id in zip(guess.token_ids, _classes_of(guess), committed, strict=False):
+        classes = _classes_of(guess.match_length, guess.shares)
+        for token_id, number, right_id in zip(guess.token_ids, classes, committed, strict=False):
             is_right = token_id == right_id
             weight = weights[number] = MEMORY * weights[number] + 1
             chances[number] += (is_right - chances[number]) / weight
@@ -62,10 +70,11 @@ class Calibration:
                 break
 
 
-def _classes_of(guess: Guess) -> list[int]:
+@lru_cache(maxsize=4096)
+def _classes_of(match_length: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     """Return the class of each token of a guess: so many tokens of match and guess stand before it."""
-    firsts, most = _FIRST_CLASSES, LENGTHS[-1]
-    return [
-        firsts[agreement if agreement < most else most] + int(share * SHARE_CLASSES)
-        for agreement, share in enumerate(guess.shares, guess.match_length)
-    ]
+    most = LENGTHS[-1]
+    return tuple(
+        _FIRST_CLASSES[min(agreement, most)] + int(share * SHARE_CLASSES)
+        for agreement, share in enumerate(shares, match_length)
+    )

@@ -21,7 +21,10 @@ STEPS = range(4)
 
 
 class IndexedText:
-    """Token ids, with room for more, and their places. Each token of room takes 17 bytes beside the 4 of its id."""
+    """Token ids, with room for more, and their places. Each token of room takes 17 bytes beside the 4 of its id.
+
+    Places are chained when one is looked for: while a long match goes on, none is.
+    """
 
     def __init__(self, room: "array[int]", count: int, first_place: int = 0) -> None:
         """Keep the text in `room`, of type int32, whose first `count` tokens are there already.
@@ -29,11 +32,11 @@ class IndexedText:
         Places before `first_place` are not found.
         """
         self.token_ids = room
-        self.count = 0
+        self.count = count
         self._packed = memoryview(room).cast("B")
-        self.chains = [_Chains.of(len(room)) for _ in KEY_LENGTHS]
-        self._first_place = first_place
-        self._count_up_to(count)
+        self._chains = [_Chains.of(len(room)) for _ in KEY_LENGTHS]
+        self._chained_count = max(first_place, 1)
+        """The places before this one are chained, or are not to be found."""
 
     @property
     def left_count(self) -> int:
@@ -41,19 +44,25 @@ class IndexedText:
         return len(self.token_ids) - self.count
 
     def extend(self, token_ids: Sequence[int]) -> int:
-        """Add tokens as far as there is room, about 1 us for each; return how many."""
+        """Add tokens as far as there is room; return how many."""
         start, stop = self.count, min(self.count + len(token_ids), len(self.token_ids))
-        if start < stop:
+        if start < stop:  # else a full array would be made longer
             self.token_ids[start:stop] = array("i", token_ids[: stop - start])
-            self._count_up_to(stop)
+            self.count = stop
         return stop - start
 
-    def _count_up_to(self, count: int) -> None:
+    def chains(self) -> "list[_Chains]":
+        """Return the chains of all places by `KEY_LENGTHS`. A place that is new takes about 1 us."""
+        if self._chained_count < self.count:
+            self._chain()
+        return self._chains
+
+    def _chain(self) -> None:
         token_ids, packed, key_length = self.token_ids, self._packed, KEY_LENGTHS[0]
-        (latest, earlier), (latest_by_one, earlier_by_one) = self.chains
+        (latest, earlier), (latest_by_one, earlier_by_one) = self._chains
         size = len(latest)
         # What follows the last token is not known: that place is added with the token that follows.
-        for place in range(max(self.count, self._first_place, 1), count):
+        for place in range(self._chained_count, self.count):
             slot = token_ids[place - 1] % size
             earlier_by_one[place] = latest_by_one[slot]
             latest_by_one[slot] = place
@@ -62,7 +71,7 @@ class IndexedText:
                 slot = crc32(packed[end - TOKEN_BYTES * key_length : end]) % size
                 earlier[place] = latest[slot]
                 latest[slot] = place
-        self.count = count
+        self._chained_count = self.count
 
     def after(self, place: int, most: int) -> list[int]:
         """Return the tokens at a place, at most `most`."""
@@ -88,7 +97,9 @@ def index_of(text: "array[int]") -> IndexedText:
 
     It may run in any thread. The index shares the text with its owner, and outputs share the index; neither changes.
     """
-    return IndexedText(text, len(text))
+    index = IndexedText(text, len(text))
+    index.chains()
+    return index
 
 
 Match = tuple[int, IndexedText, int]
@@ -108,7 +119,7 @@ def latest_matches(texts: Iterable[IndexedText], latest_token_ids: Sequence[int]
         key = crc32(array("i", latest_token_ids[-shortest:]).tobytes()) if shortest > 1 else backwards[0]
         for text in texts:
             token_ids = text.token_ids
-            latest, earlier = text.chains[chain_number]
+            latest, earlier = text.chains()[chain_number]
             place = latest[key % len(latest)]
             for _ in STEPS:
                 if not place:

@@ -82,11 +82,13 @@ class PreparedDrafter:
         return len(self._choices.drafts(row)) == row.draft_count
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        if not self._may_prepare:
+            return await self._drafter.propose(rows, deadline)
         began_s = self._clock()
         self._patience.asked(rows, began_s)
         self._answered.asked(rows)
-        begun = self._worth.begin(rows, began_s) if self._may_prepare else None
-        if prepares := begun is not None and begun.prepares:
+        begun = self._worth.begin(rows, began_s)
+        if prepares := begun.prepares:
             rows = [replace(row, prepare_count=PREPARE_COUNT) for row in rows]
             self.row_count += sum(row.base_length > 0 for row in rows)
             for row in rows:
@@ -111,13 +113,12 @@ class PreparedDrafter:
         self._patience.called(call_s)
         self._worth.called(rows, call_s, proposals.timing)
 
-    def _note(self, rows: Sequence[ProposeRow], proposals: Proposals, begun: Begun | None) -> None:
+    def _note(self, rows: Sequence[ProposeRow], proposals: Proposals, begun: Begun) -> None:
         """Note what a round got, to compare it with others."""
         results = proposals.results
         counts = [len(one.draft_token_ids) if isinstance(one, Proposal) else 0 for one in results]
         self._answered.answered(rows, counts)
-        if begun:
-            self._worth.answered(begun, sum(map(self._answered.tokens, counts)))
+        self._worth.answered(begun, sum(map(self._answered.tokens, counts)))
         self._patience.answered(rows, self._clock())
 
     def _known(self, rows: Sequence[ProposeRow], waited_s: float) -> Proposals | None:

@@ -115,11 +115,11 @@ class _RemoteModel:
 
     def _unreadable(self, rows: Sequence[RowT]) -> dict[int, PacelineError]:
         """Return errors by index, for the rows that the service is too old to read. No other row fails for them."""
-        errors: dict[int, PacelineError] = {}
-        for index, row in enumerate(rows):
-            if version_of(row.rule) > self._latest_version:
-                errors[index] = version_refusal(row.rule, self._latest_version, self._kind)
-        return errors
+        return {
+            index: version_refusal(row.rule, self._latest_version, self._kind)
+            for index, row in enumerate(rows)
+            if row.rule and version_of(row.rule) > self._latest_version
+        }
 
     async def _ask(self, rows: Sequence[_Named], request: Any, timeout_s: float | None) -> Any:
         """Return the response to the rows. Raise the call's error, or PeerUnavailable when another process answers."""
@@ -159,7 +159,7 @@ class RemoteDrafter(_RemoteModel):
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline = ANY_TIME) -> Proposals:
         errors = self._unreadable(rows)
-        sent = [row for index, row in enumerate(rows) if index not in errors]
+        sent = [row for index, row in enumerate(rows) if index not in errors] if errors else rows
         if errors and not sent:
             return Proposals([*errors.values()])
         request = await _encoded(sent, propose_rows_to_pb)
@@ -188,7 +188,7 @@ class RemoteVerifier(_RemoteModel):
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         errors = self._unreadable(rows)
-        sent = [row for index, row in enumerate(rows) if index not in errors]
+        sent = [row for index, row in enumerate(rows) if index not in errors] if errors else rows
         if errors and not sent:
             return Verdicts([*errors.values()])
         response = await self._ask(sent, await _encoded(sent, verify_rows_to_pb), timeout_s)

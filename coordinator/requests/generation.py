@@ -33,16 +33,6 @@ from paceline.types import (
 )
 
 
-@dataclass(slots=True)
-class Lack:
-    """The committed tokens of a generation that a service is not known to hold."""
-
-    count: int
-    """At least 1."""
-    taken_count: int | None
-    """Tokens that the service took of the generation's last row; None: there was none, and it may hold more."""
-
-
 @dataclass(eq=False)
 class Request:
     """One request of a client: its outputs are admitted and queued together."""
@@ -175,22 +165,19 @@ class Generation:
         self.usage.queued_s = now_s - self.request.submitted_s
 
     @property
-    def draft_lack(self) -> Lack:
-        return Lack(len(self.token_ids) - self._draft_base, self.draft_taken_count)
+    def draft_lack(self) -> int:
+        """Committed tokens that the draft service is not known to hold, at least one: a row brings a token."""
+        return max(1, len(self.token_ids) - self.draft_cached_length)
 
     @property
-    def target_lack(self) -> Lack:
+    def target_lack(self) -> int:
+        return max(1, len(self.token_ids) - self.target_cached_length)
+
+    @property
+    def target_taken(self) -> int | None:
+        """Tokens that the target took of its last row; None: there was none, and the target may hold more."""
         # A prompt that is scored takes nothing over.
-        taken_count = 0 if self.prompt_scores else self.target_taken_count
-        return Lack(len(self.token_ids) - self._target_base, taken_count)
-
-    @property
-    def _draft_base(self) -> int:
-        return min(self.draft_cached_length, len(self.token_ids) - 1)
-
-    @property
-    def _target_base(self) -> int:
-        return min(self.target_cached_length, len(self.token_ids) - 1)
+        return 0 if self.prompt_scores else self.target_taken_count
 
     def propose_row(self, draft_count: int, token_count: int) -> ProposeRow:
         """Return a row that asks for drafts after all committed tokens and relies on the draft service's cache.
@@ -198,7 +185,8 @@ class Generation:
         It brings the rule if the service may not know it: one that holds any of the cache does.
         The row brings the next `token_count` tokens that the draft service lacks; the rest follow in later rows.
         """
-        token_ids, base_length = self.token_ids, self._draft_base
+        token_ids, length = self.token_ids, len(self.token_ids)
+        base_length = length - self.draft_lack
         stop = base_length + token_count
         return ProposeRow(
             self.sequence_id,
@@ -206,7 +194,7 @@ class Generation:
             tuple(token_ids[base_length:stop]),
             draft_count,
             None if base_length else self.rule,
-            len(token_ids) - stop,
+            length - stop,
             self.draft_prefix.of(token_ids, base_length),
         )
 
@@ -218,7 +206,8 @@ class Generation:
         The target's heads are asked for `propose_count` tokens that can help a later round. `draft_is_idle` tells that
         no draft service works meanwhile.
         """
-        token_ids, base_length = self.token_ids, self._target_base
+        token_ids, length = self.token_ids, len(self.token_ids)
+        base_length = length - self.target_lack
         stop = base_length + token_count
         if propose_count:
             # At least one token comes before the drafts, and one after them.
@@ -230,7 +219,7 @@ class Generation:
             draft_token_ids,
             None if base_length else self.rule,
             self.top_logprob_count,
-            len(token_ids) - stop,
+            length - stop,
             self.target_prefix.of(token_ids, base_length),
             draft_is_idle and bool(draft_token_ids),
             self.prompt_scores is not None,
@@ -282,7 +271,7 @@ class Generation:
         if self.output.finish_reason:
             drafted_count = min(drafted_count, committed_count)
             accepted_count = min(accepted_count, committed_count)
-        if self.is_suspect or self.loss_count:
+        if self.runs_alone or self.failed_at or self.loss_count:
             self._came_through()
         self.usage.output_count = self.output.count
         self.usage.round_count += 1

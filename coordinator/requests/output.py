@@ -70,7 +70,7 @@ class Output:
         """Add a round's tokens up to the one that ends the output; `source` drafted the first `accepted_count`."""
         if not (logprobs or self._rules.stop_strings or self._may_end(token_ids)):
             self.count += len(token_ids)
-            texts = [*map(self._detokenizer.push, token_ids)] if self._detokenizer else ()
+            texts = self._detokenizer.push_all(token_ids) if self._detokenizer else ()
             return TokenRun(token_ids, texts, accepted_count, source)
         tokens: list[OutputToken] = []
         for position, (token_id, own_logprobs) in enumerate(zip_longest(token_ids, logprobs)):

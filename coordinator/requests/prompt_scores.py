@@ -17,7 +17,7 @@ def prompt_texts(token_ids: Sequence[int], decoder: TokenDecoder | None) -> list
     if decoder is None:
         return [""] * len(token_ids)
     detokenizer = decoder.detokenizer()
-    texts = [detokenizer.push(token_id) for token_id in token_ids]
+    texts = detokenizer.push_all(token_ids)
     texts[-1] += detokenizer.flush()
     return texts
 

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from coordinator.requests.generation import Generation
-from coordinator.rounds.outlook import FREE, NO_OPTION, Outlook
-from coordinator.rounds.outlooks import Outlooks
+from coordinator.requests.guess import Guess
+from coordinator.rounds.acceptances import Acceptances, ModelAcceptance
 from coordinator.rounds.round_report import RoundReport
+from coordinator.rounds.sources import guesses_of, may_ask
 from coordinator.rounds.wishes import Wish
+from paceline.types import DraftSource
 
 
 class FixedPlanner:
@@ -17,16 +19,46 @@ class FixedPlanner:
         """`heads_count` is the most tokens that the target's heads draft."""
         self.lane_count = lanes
         self._count = count
-        self._outlooks = Outlooks(count, heads_count)
+        self._heads_count = min(count, heads_count)
+        self._acceptances = Acceptances(count, heads_count)
 
     def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
-        return {one.generation: self._wish(one) for one in self._outlooks.of(group, draft_models)}
-
-    def _wish(self, outlook: Outlook) -> Wish:
-        at_hand = outlook.at_hand(FREE, self._count) if outlook.guess_chances else NO_OPTION
-        asked = outlook.asked(FREE, self._count)
-        heads_count = outlook.propose_count(FREE, self._count) if outlook.heads_chances else 0
-        return outlook.wish(asked if outlook.prefers(asked, at_hand) else NO_OPTION, at_hand, heads_count)
+        models = self._acceptances.of_models(draft_models)
+        return {one: self._wish(one, models) for one in group}
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
-        self._outlooks.observe(wishes, report)
+        self._acceptances.observe(wishes, report)
+
+    def _wish(self, one: Generation, models: Mapping[str, ModelAcceptance]) -> Wish:
+        """Return the wish for a generation: what is at hand is wanted too where a draft service should be asked."""
+        guesses = guesses_of(one, self._count)
+        source, worth = self._at_hand(one, guesses) if guesses else (None, 0.0)
+        model = self._model_to_ask(one, models, source, worth)
+        return Wish(
+            self._count if model else 0,
+            model,
+            source,
+            guesses[source].token_ids if source else (),
+            guesses,
+            self._heads_count if one.drafting.allows(DraftSource.HEADS) else 0,
+        )
+
+    def _at_hand(self, one: Generation, guesses: Mapping[DraftSource, Guess]) -> tuple[DraftSource, float]:
+        """Return the best source at hand, the first where the generation has an order, and the tokens it promises."""
+        worths = {source: sum(self._acceptances.of_guess(source, guess)) for source, guess in guesses.items()}
+        source = next(iter(worths)) if one.drafting.in_order else max(worths, key=worths.__getitem__)
+        return source, worths[source]
+
+    def _model_to_ask(
+        self, one: Generation, models: Mapping[str, ModelAcceptance], source: DraftSource | None, worth: float
+    ) -> str:
+        """Return the model of the draft service to ask; empty where none promises more than what is at hand."""
+        most = min(self._count, one.max_draft_count)
+        worths = {model: sum(own.chances(one)[:most]) for model, own in models.items() if may_ask(one, model)}
+        if not (most and worths):
+            return ""
+        model = max(worths, key=worths.__getitem__)
+        if one.drafting.in_order and source:
+            order = one.drafting.sources
+            return model if order.index(DraftSource.DRAFT) < order.index(source) else ""
+        return model if worths[model] > worth else ""

@@ -6,9 +6,8 @@ further calls. Later rows bring a chunk, or as much again as was taken over. Own
 of rounds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from coordinator.requests.generation import Lack
 from paceline.checks import DECODED_TOKENS
 
 CALL_TOKENS = 16_384
@@ -17,17 +16,20 @@ CHUNKS_BROUGHT = 4
 """Most chunks that the other rows of a call bring. More than one, because some rows may turn out to wait for others."""
 
 
-def prompt_shares(lacks: Sequence[Lack], chunk_tokens: int) -> list[int]:
+def prompt_shares(lacks: Sequence[int], taken: Callable[[int], int | None], chunk_tokens: int) -> list[int]:
     """Return the number of tokens that each row is to bring; 0 leaves the row out of this call.
+
+    `lacks` are the committed tokens, at least one, that the service is not known to hold of each row. `taken` returns
+    how many it took of a row's generation the last time; None: there was no such time, and it may hold more.
 
     Decoding rows bring all. The first prompt is always served, then those that lack least. The service shares its chunk
     of `chunk_tokens` in the same order.
     """
-    shares = [lack.count for lack in lacks]
-    prompts = [index for index, lack in enumerate(lacks) if lack.count > DECODED_TOKENS]
+    shares = [*lacks]
+    prompts = [index for index, lack in enumerate(lacks) if lack > DECODED_TOKENS]
     may_be_cached, to_compute = CALL_TOKENS, CHUNKS_BROUGHT * chunk_tokens
-    for index in prompts[:1] + sorted(prompts[1:], key=lambda one: lacks[one].count):
-        share = _wish(lacks[index], chunk_tokens)
+    for index in prompts[:1] + sorted(prompts[1:], key=lacks.__getitem__):
+        share = _wish(lacks[index], taken(index), chunk_tokens)
         left = to_compute if share <= chunk_tokens else may_be_cached
         if share > left and index != prompts[0]:
             share = 0
@@ -39,6 +41,6 @@ def prompt_shares(lacks: Sequence[Lack], chunk_tokens: int) -> list[int]:
     return shares
 
 
-def _wish(lack: Lack, chunk_tokens: int) -> int:
-    taken_count = CALL_TOKENS if lack.taken_count is None else lack.taken_count
-    return min(lack.count, CALL_TOKENS, max(chunk_tokens, taken_count, DECODED_TOKENS))
+def _wish(lack: int, taken_count: int | None, chunk_tokens: int) -> int:
+    may_bring = CALL_TOKENS if taken_count is None else max(chunk_tokens, taken_count, DECODED_TOKENS)
+    return min(lack, CALL_TOKENS, may_bring)

@@ -167,7 +167,10 @@ async def run_round(
 
 def _taking_part(wishes: Mapping[Generation, Wish], limits: RoundLimits) -> tuple[Mapping[Generation, Wish], list[int]]:
     """Return the generations for which the chunk of prompts has room, with their wishes, and the share of each."""
-    shares = prompt_shares([generation.target_lack for generation in wishes], limits.prefill_chunk_tokens)
+    group = list(wishes)
+    shares = prompt_shares(
+        [one.target_lack for one in group], lambda index: group[index].target_taken, limits.prefill_chunk_tokens
+    )
     if all(shares):
         return wishes, shares
     taking_part = {one: wish for (one, wish), share in zip(wishes.items(), shares, strict=True) if share}
@@ -279,7 +282,11 @@ async def _ask(
             wanted.append((one, count))
     if not wanted:
         return None
-    shares = prompt_shares([one.draft_lack for one, _ in wanted], drafter.prefill_chunk_tokens)
+    shares = prompt_shares(
+        [one.draft_lack for one, _ in wanted],
+        lambda index: wanted[index][0].draft_taken_count,
+        drafter.prefill_chunk_tokens,
+    )
     rows = {one: one.propose_row(count, share) for (one, count), share in zip(wanted, shares, strict=True) if share}
     call = _call_of(rows)
     began = clock()

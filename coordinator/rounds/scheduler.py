@@ -303,7 +303,7 @@ class Scheduler:
         token_bytes, most = self._limits.token_bytes, self._limits.prefill_chunk_tokens
         if not token_bytes:
             return 0
-        lacks = [(one.target_lack.count, missing) for one, missing in shortage.missing_bytes.items() if missing]
+        lacks = [(one.target_lack, missing) for one, missing in shortage.missing_bytes.items() if missing]
         return max((min(lack, most) - missing // token_bytes for lack, missing in lacks), default=0)
 
     def _length_to_keep(self, victim: Generation, missing_bytes: int) -> int:

@@ -118,7 +118,7 @@ class _Member:
     @classmethod
     def of(cls, one: Generation, waited_s: float) -> Self:
         assert one.request.traced
-        is_prefill = not one.target_cached_length or one.target_lack.count > DECODED_TOKENS
+        is_prefill = not one.target_cached_length or one.target_lack > DECODED_TOKENS
         return cls(one, one.request.traced, waited_s, one.queued_s, is_prefill, one.usage.copy())
 
     def note(self, note: RoundNote) -> None:

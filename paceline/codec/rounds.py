@@ -14,7 +14,8 @@ from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 
 def _context(rows: Sequence[types.ProposeRow] | Sequence[types.VerifyRow]) -> common_pb2.RequestContext:
     """Return the part of the context that depends on the rows; the transport adds the rest."""
-    return common_pb2.RequestContext(wire_version=max((version_of(row.rule) for row in rows), default=RULES_TOLD_ONCE))
+    versions = [version_of(row.rule) for row in rows if row.rule]
+    return common_pb2.RequestContext(wire_version=max(versions, default=RULES_TOLD_ONCE))
 
 
 def _add_row(messages: Any, row: types.ProposeRow | types.VerifyRow) -> Any:

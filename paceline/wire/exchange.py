@@ -38,8 +38,8 @@ class Exchange:
         self._take_unasked = take_unasked
         self._kept: list[tuple[float, _Stream]] = []
         """Idle streams with the times of their last answers, oldest first. The newest is used first."""
-        self._busy: dict[str, _Stream] = {}
-        """Streams with requests under way, by the names in these."""
+        self._busy: set[_Stream] = set()
+        """Streams with requests under way."""
         self._trimming: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -62,8 +62,8 @@ class Exchange:
             await stream.half_close()
 
     async def _ask(self, request: Any, limit: asyncio.Timeout, names: Collection[str]) -> Any:
-        while len(streams := {self._busy[name] for name in names if name in self._busy}) > 1:
-            await next(iter(streams)).quiet.wait()  # only one stream keeps an order
+        while len(streams := [one for one in self._busy if not one.names.isdisjoint(names)]) > 1:
+            await streams[0].quiet.wait()  # only one stream keeps an order
         while stream := streams.pop() if streams else self._take():
             try:
                 return await self._ask_on(stream, request, limit, names)
@@ -77,13 +77,14 @@ class Exchange:
 
     async def _ask_on(self, stream: "_Stream", request: Any, limit: asyncio.Timeout, names: Collection[str]) -> Any:
         request.context.timeout_s = max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
-        self._busy |= dict.fromkeys(names, stream)
+        stream.names.update(names)
+        self._busy.add(stream)
         return await stream.ask(request)
 
     def _settled(self, stream: "_Stream") -> None:
         """Keep a stream whose requests have all been answered for later ones."""
-        if self._busy:
-            self._busy = {name: one for name, one in self._busy.items() if one is not stream}
+        stream.names.clear()
+        self._busy.discard(stream)
         if stream.is_over:
             return
         loop = asyncio.get_running_loop()
@@ -121,6 +122,8 @@ class _Stream:
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._sending = asyncio.Lock()
         self._has_ended = False
+        self.names: set[str] = set()
+        """Names in the requests under way."""
         self.quiet = asyncio.Event()
         """Set while no request is under way."""
         self._reading = asyncio.create_task(self._read())

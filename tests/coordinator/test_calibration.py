@@ -75,9 +75,3 @@ def test_classes_learn_apart() -> None:
     for _ in range(100):
         calibration.observe(ONE, [6])
     assert calibration.chances(shared) == Calibration().chances(shared)
-
-
-def test_a_likelier_generation_has_higher_chances_but_no_certainty() -> None:
-    guess = Guess((5, 6), 4, (1.0, 1.0))
-    less, usual, more = (Calibration().chances(guess, likelier) for likelier in (0.5, 1.0, 100.0))
-    assert all(one < two < three < 1 for one, two, three in zip(less, usual, more, strict=True))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.replicas.plausibility import check_proposals, check_verdicts
-from coordinator.requests.generation import Generation, Lack, Request
+from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.prompt_shares import CALL_TOKENS, CHUNKS_BROUGHT, prompt_shares
 from coordinator.rounds.round import RoundLimits, run_round
@@ -46,21 +46,22 @@ def generation_of(token_ids: Sequence[int], max_new_tokens: int = 9, name: str =
 
 
 @given(
-    lacks=st.lists(st.builds(Lack, COUNTS, st.none() | st.integers(0, CALL_TOKENS)), min_size=1, max_size=20),
+    rows=st.lists(st.tuples(COUNTS, st.none() | st.integers(0, CALL_TOKENS)), min_size=1, max_size=20),
     chunk_tokens=st.integers(0, 1000),
 )
 def test_a_call_is_bounded_and_its_first_prompt_and_its_decoding_rows_are_always_served(
-    lacks: list[Lack], chunk_tokens: int
+    rows: list[tuple[int, int | None]], chunk_tokens: int
 ) -> None:
     """review C8"""
-    shares = prompt_shares(lacks, chunk_tokens)
-    assert all(0 <= share <= lack.count for share, lack in zip(shares, lacks, strict=True))
-    prompts = [index for index, lack in enumerate(lacks) if lack.count > DECODED_TOKENS]
-    assert all(share == lack.count for share, lack in zip(shares, lacks, strict=True) if lack.count <= DECODED_TOKENS)
+    lacks, taken = [lack for lack, _ in rows], [count for _, count in rows]
+    shares = prompt_shares(lacks, taken.__getitem__, chunk_tokens)
+    assert all(0 <= share <= lack for share, lack in zip(shares, lacks, strict=True))
+    prompts = [index for index, lack in enumerate(lacks) if lack > DECODED_TOKENS]
+    assert all(share == lack for share, lack in zip(shares, lacks, strict=True) if lack <= DECODED_TOKENS)
     assert all(shares[index] for index in prompts[:1])
     assert sum(shares[index] for index in prompts) <= CALL_TOKENS + max(CHUNKS_BROUGHT * chunk_tokens, DECODED_TOKENS)
-    known = [index for index in prompts if lacks[index].taken_count is not None]
-    assert all(shares[index] <= max(chunk_tokens, DECODED_TOKENS, lacks[index].taken_count or 0) for index in known)
+    known = [index for index in prompts if taken[index] is not None]
+    assert all(shares[index] <= max(chunk_tokens, DECODED_TOKENS, taken[index] or 0) for index in known)
 
 
 class ChunkedDrafter(FakeDrafter):

@@ -89,6 +89,15 @@ def test_what_came_before_is_found_wherever_a_text_became_full(length: int) -> N
     assert guess == Guess((repeated[COMPARED],), COMPARED, (1.0,))
 
 
+def test_what_was_copied_while_no_place_was_looked_for_is_found_later() -> None:
+    prompt = list(range(2 * FIRST_ROOM))
+    index, context = suffixes_of(prompt), CommittedTokens(packed(prompt))
+    for token_id in [*prompt, 9_998, 9_999, *prompt[-5:], 9_998]:
+        context += [token_id]
+        guess = index.guess(context, 1)
+    assert guess and guess.token_ids == (9_999,)
+
+
 def test_a_match_may_begin_in_the_prompt_and_end_in_the_output() -> None:
     assert guess_after([9, 1, 2], [3, 4, 8, 1, 2, 3], most=2) == Guess((4, 8), 3, (1.0, 1.0))
 

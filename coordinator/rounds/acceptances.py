@@ -1,0 +1,102 @@
+"""How often the drafts of each source are right, and how long outputs become: learned from rounds.
+
+Knows nothing of costs and decides nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.drafting.calibration import Calibration
+from coordinator.drafting.heads_acceptance import HeadsAcceptance
+from coordinator.requests.acceptance import PlaceAcceptance
+from coordinator.requests.generation import Generation
+from coordinator.requests.guess import Guess
+from coordinator.rounds.output_lengths import OutputLengths
+from coordinator.rounds.round_report import RoundReport
+from coordinator.rounds.wishes import Wish
+from paceline.types import DraftSource
+
+LIKELIER_STEPS = 20
+"""Steps of the factor on a generation's acceptance: rows of about one factor share a computation."""
+
+
+class Acceptances:
+    def __init__(self, max_drawn: int, heads_count: int = 0) -> None:
+        """`max_drawn` is the most tokens to ask a draft service for, `heads_count` the target's heads."""
+        self._max_drawn = max_drawn
+        self._heads = HeadsAcceptance(heads_count)
+        self._places: dict[str, PlaceAcceptance] = {}
+        self._calibrations: dict[DraftSource, Calibration] = {}
+        self.lengths = OutputLengths()
+
+    def of_guess(self, source: DraftSource, guess: Guess) -> Sequence[float]:
+        """Return the chance that the first 1, 2, ... tokens of a guess are all right."""
+        if source is DraftSource.HEADS:
+            return self._heads.chances()[: len(guess.token_ids)]
+        return self._calibration(source).chances(guess)
+
+    def of_models(self, models: Sequence[str]) -> dict[str, "ModelAcceptance"]:
+        """Return what is known of the draft services of these models now."""
+        return {model: ModelAcceptance(self._at(model)) for model in models}
+
+    def expected_of_heads(self) -> Sequence[float]:
+        """Return the same for drafts that the target's heads would be asked for."""
+        return self._heads.expected_chances()
+
+    def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport) -> None:
+        """Learn from a round: of drafts by place, and of every guess, whether it was used or not."""
+        self._heads.age()
+        for places in self._places.values():
+            places.age()
+        for row in report.rows:
+            generation = row.generation
+            if row.source is DraftSource.DRAFT:
+                count = min(row.drafted_count, self._max_drawn)
+                self._at(row.draft_model).add(min(row.accepted_count, count), count)
+            if generation is None:
+                continue
+            if generation.heads_draft:
+                self._heads.take_in(generation.heads_draft)
+            if guesses := wishes[generation].guesses:
+                committed = generation.token_ids[len(generation.token_ids) - row.committed_count :]
+                for source, guess in guesses.items():
+                    self._observe(source, guess, committed)
+            if generation.ended:
+                self._ended(generation)
+
+    def _observe(self, source: DraftSource, guess: Guess, committed: Sequence[int]) -> None:
+        if source is DraftSource.HEADS:
+            self._heads.observe(guess.token_ids, committed)
+        else:
+            self._calibration(source).observe(guess, committed)
+
+    def _ended(self, generation: Generation) -> None:
+        self.lengths.ended(generation)
+        for guesser in generation.guessers.values():
+            guesser.ended(generation.token_ids)
+
+    def _at(self, model: str) -> PlaceAcceptance:
+        if model not in self._places:
+            self._places[model] = PlaceAcceptance(self._max_drawn)
+        return self._places[model]
+
+    def _calibration(self, source: DraftSource) -> Calibration:
+        if source not in self._calibrations:
+            self._calibrations[source] = Calibration()
+        return self._calibrations[source]
+
+
+class ModelAcceptance:
+    """The acceptance of a draft service's model, as it is when a round is planned."""
+
+    def __init__(self, places: PlaceAcceptance) -> None:
+        self._places = places
+        self._usual = places.rate
+        self._known: dict[int, list[float]] = {}
+        """Chances by the factor on a generation's acceptance, in steps."""
+
+    def chances(self, generation: Generation) -> list[float]:
+        """Return the chance that the first 1, 2, ... drafts for the generation are all right."""
+        likelier = round(LIKELIER_STEPS * generation.acceptance.rate(self._usual) / self._usual)
+        if likelier not in self._known:
+            self._known[likelier] = self._places.survival(likelier / LIKELIER_STEPS)
+        return self._known[likelier]

@@ -1,0 +1,39 @@
+"""What a generation's sources have for it in a round, and which draft services it may ask."""
+
+from coordinator.requests.generation import Generation
+from coordinator.requests.guess import Guess
+from paceline.types import DraftSource
+
+
+def guesses_of(generation: Generation, most: int) -> dict[DraftSource, Guess]:
+    """Return at most `most` tokens of each source that has some at hand, in the generation's order of sources.
+
+    No more than can help: a round adds one token more than it accepts.
+    """
+    most = min(most, generation.max_draft_count, generation.output.remaining_count - 1)
+    guesses: dict[DraftSource, Guess] = {}
+    if most < 1:
+        return guesses
+    guessers = generation.guessers
+    for source in generation.drafting.sources if generation.drafting.in_order else guessers:
+        if source in guessers and (guess := guessers[source].guess(generation.token_ids, most)) and guess.token_ids:
+            guesses[source] = guess
+    if heads := _of_heads(generation, most):
+        guesses[DraftSource.HEADS] = heads
+    return guesses
+
+
+def _of_heads(generation: Generation, most: int) -> Guess | None:
+    """Return what the target's heads drafted in the last round, if it is about the text as it is."""
+    drafted = generation.heads_draft
+    if drafted is None or drafted.length != len(generation.token_ids):
+        return None
+    token_ids = drafted.token_ids[:most]
+    return Guess(token_ids, 0, (1.0,) * len(token_ids)) if token_ids else None
+
+
+def may_ask(generation: Generation, model: str) -> bool:
+    """Return whether a draft service of this model may be asked for the generation."""
+    drafting = generation.drafting
+    named = not drafting.draft_model or drafting.draft_model == model
+    return named and drafting.allows(DraftSource.DRAFT) and model not in generation.refused_draft_models

@@ -1,0 +1,94 @@
+"""A fixed draft count: who drafts for a generation, and for how many tokens it is asked."""
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.requests.committed_tokens import TokenList
+from coordinator.requests.generation import Generation, HeadsDraft, Request
+from coordinator.requests.guess import Guess
+from coordinator.requests.output import Output, StopRules
+from coordinator.rounds.fixed_planner import FixedPlanner
+from coordinator.rounds.round_report import RoundReport, RowReport
+from coordinator.rounds.wishes import Wish
+from paceline.types import DraftingOptions, DraftSource, HopTime, Usage
+
+COUNT = 3
+SURE, WEAK = 20, 0
+"""Tokens that match: after many a guess is worth more than a draft service, and after none less."""
+ASKED = Wish(COUNT, "small")
+ANY_SOURCE = DraftingOptions()
+
+
+class Says:
+    """Guesses the same tokens always."""
+
+    def __init__(self, match_length: int) -> None:
+        self._match_length = match_length
+
+    def guess(self, context: TokenList, most: int) -> Guess:
+        token_ids = (7, 8, 9, 10, 11)[:most]
+        return Guess(token_ids, self._match_length, (1.0,) * len(token_ids))
+
+    def ended(self, context: TokenList) -> None:
+        pass
+
+
+def generation(match_length: int | None = None, drafting: DraftingOptions = ANY_SOURCE) -> Generation:
+    guessers = {} if match_length is None else {DraftSource.SUFFIX: Says(match_length)}
+    output = Output(StopRules(100, frozenset()), None)
+    return Generation("one", [1, 2], output, 64, Usage(2), Request(), guessers=guessers, drafting=drafting)
+
+
+def wish_of(one: Generation, *models: str, planner: FixedPlanner | None = None) -> Wish:
+    """Return what a planner wishes, without what it learns from."""
+    return replace((planner or FixedPlanner(COUNT)).plan([one], models)[one], guesses={})
+
+
+@pytest.mark.parametrize(
+    ("match_length", "models", "expected"),
+    [
+        (None, (), Wish()),
+        (None, ("small",), ASKED),
+        (SURE, (), Wish(source=DraftSource.SUFFIX, token_ids=(7, 8, 9))),
+        (SURE, ("small",), Wish(source=DraftSource.SUFFIX, token_ids=(7, 8, 9))),
+        (WEAK, ("small",), Wish(COUNT, "small", DraftSource.SUFFIX, (7, 8, 9))),
+    ],
+)
+def test_the_source_drafts_that_promises_most_and_what_is_at_hand_stands_by(
+    match_length: int | None, models: tuple[str, ...], expected: Wish
+) -> None:
+    assert wish_of(generation(match_length), *models) == expected
+
+
+@pytest.mark.parametrize("match_length", [SURE, WEAK])
+def test_an_order_of_sources_decides_whatever_they_promise(match_length: int) -> None:
+    order = (DraftSource.DRAFT, DraftSource.SUFFIX)
+    assert wish_of(generation(match_length, DraftingOptions(order, in_order=True)), "small").asked_count == COUNT
+    assert wish_of(generation(match_length, DraftingOptions(order[::-1], in_order=True)), "small").asked_count == 0
+
+
+def test_a_draft_service_that_may_not_draft_is_not_asked() -> None:
+    forbidden = DraftingOptions(forbidden_sources=(DraftSource.DRAFT,))
+    assert wish_of(generation(drafting=forbidden), "small") == Wish()
+    assert wish_of(generation(drafting=DraftingOptions(draft_model="large")), "small", "large") == Wish(COUNT, "large")
+
+
+def test_of_several_models_the_one_is_asked_whose_drafts_were_right() -> None:
+    planner, one = FixedPlanner(COUNT), generation()
+    for model, accepted in (("small", 0), ("large", COUNT)):
+        rows = [RowReport(COUNT, accepted, accepted + 1, DraftSource.DRAFT, model)] * 50
+        planner.observe({}, RoundReport(rows, 0.1, HopTime(), HopTime(), None, None), 0.1)
+    assert wish_of(one, "small", "large", planner=planner) == Wish(COUNT, "large")
+
+
+def test_plain_decoding_and_generations_without_drafts_want_none() -> None:
+    assert wish_of(generation(SURE), "small", planner=FixedPlanner(0)) == Wish()
+    assert wish_of(replace(generation(SURE), max_draft_count=0), "small") == Wish()
+
+
+def test_heads_that_have_drafted_are_verified_and_are_asked_again() -> None:
+    one = generation()
+    one.heads_draft = HeadsDraft(len(one.token_ids), (5, 6), 2)
+    planner = FixedPlanner(COUNT, heads_count=2)
+    assert wish_of(one, planner=planner) == Wish(source=DraftSource.HEADS, token_ids=(5, 6), propose_count=2)
