@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from paceline.engine.heads.clover import Clover
 from paceline.engine.heads.interface import HeadsModule
-from paceline.engine.heads.parts import unit
+from paceline.engine.heads.parts import Norm
 from paceline.engine.heads.reading import KINDS
 from training.features import FrozenTarget
 from training.heads import begin, begun_heads
@@ -30,12 +30,13 @@ class _Sum(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
+        self.unit = Norm(size, 1e-6, is_trained=False)
         self.value = nn.Linear(size, size)
         nn.init.uniform_(self.value.weight, -0.01, 0.01)
         nn.init.zeros_(self.value.bias)
 
     def forward(self, state: Tensor, embedded: Tensor) -> Tensor:
-        made: Tensor = state + self.value(unit(embedded))
+        made: Tensor = state + self.value(self.unit(embedded))
         return made
 
 
