@@ -10,7 +10,7 @@ from coordinator.wiring import Clocks
 from paceline.errors import CallTimedOut, NoChoice, PacelineError, PeerFailed, PeerUnavailable
 from paceline.types import CircuitState, Proposals, Verdict, Verdicts, VerifyRow
 from tests.coordinators import Dispatched, dispatching
-from tests.fakes.dispatches import SteppedVerifier, output, submit, until, whole
+from tests.fakes.dispatches import output, submit, until, whole
 from tests.fakes.model_services import CHUNK_TOKENS, Clock, FakeDrafter, FakeVerifier
 
 pytestmark = pytest.mark.review
@@ -22,10 +22,10 @@ def failing(error: PacelineError) -> FakeVerifier:
     def fail(_: int) -> None:
         raise error
 
-    return SteppedVerifier(fail)
+    return FakeVerifier(fail)
 
 
-class NoChoices(SteppedVerifier):
+class NoChoices(FakeVerifier):
     """Fails every row of its answers."""
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
@@ -33,7 +33,7 @@ class NoChoices(SteppedVerifier):
         return Verdicts([NoChoice("logits are not finite") for _ in rows])
 
 
-class Slow(SteppedVerifier):
+class Slow(FakeVerifier):
     """Lets other tasks run for a while before it answers."""
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
@@ -65,7 +65,7 @@ class Hung(FakeVerifier):
 )
 async def test_a_target_that_answers_errors_beside_a_healthy_one_fails_no_request(broken, lanes: int) -> None:  # type: ignore[no-untyped-def]
     """The broken target had the least load, so it drew every request to itself."""
-    black_hole, healthy = broken(), SteppedVerifier()
+    black_hole, healthy = broken(), FakeVerifier()
     async with dispatching([FakeDrafter(0.6)], [black_hole, healthy], lanes=lanes, batch_size=8) as running:
         looks = asyncio.create_task(look_on(running))
         requests = [submit(running, prompt(n)) for n in range(100)]
@@ -88,7 +88,7 @@ async def look_on(running: Dispatched) -> None:
 async def test_a_hung_target_costs_the_requests_of_its_first_round_and_no_others() -> None:
     """The target's health is good and every request has a deadline: no call ever lasted long enough to lose it."""
     clock = Clock()
-    hung, healthy = Hung(clock), SteppedVerifier()
+    hung, healthy = Hung(clock), FakeVerifier()
     async with dispatching([], [hung, healthy], batch_size=8, clocks=Clocks(clock)) as running:
         requests = [submit(running, prompt(n), deadline_s=clock() + 10.0 + n) for n in range(100)]
         outputs = await asyncio.gather(*map(output, requests), return_exceptions=True)
@@ -120,7 +120,7 @@ async def test_an_open_target_is_tried_again_with_one_request_and_used_when_that
     assert len(failed) < FAILURES_TO_OPEN
 
 
-class Spares(SteppedVerifier):
+class Spares(FakeVerifier):
     """Chooses no token after one prompt, which takes it two calls to read."""
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
@@ -155,7 +155,7 @@ async def test_requests_that_break_any_call_keep_others_waiting_for_a_few_pauses
         if any(row.base_length == 0 and row.token_ids[0] == POISON for row in verifier.calls[-1]):
             raise PeerFailed("the model raised an error")
 
-    verifier, monotonic = SteppedVerifier(break_on_poison), Clock()
+    verifier, monotonic = FakeVerifier(break_on_poison), Clock()
     async with dispatching([], [verifier], batch_size=4, clocks=Clocks(circuits=monotonic)) as running:
         poisoned = [submit(running, (POISON, n)) for n in range(12)]
         healthy = [submit(running, prompt(n)) for n in range(4)]
@@ -183,7 +183,7 @@ async def test_a_trial_is_one_output_of_a_request_of_several() -> None:
         assert len(verifier.calls[count]) == 1
 
 
-class Computing(SteppedVerifier):
+class Computing(FakeVerifier):
     """Takes 10 ms for a token, by the clock of a test, and at most its timeout."""
 
     def __init__(self, clock: Clock) -> None:
@@ -262,7 +262,7 @@ async def test_what_waits_is_shared_with_a_target_that_joins_and_the_oldest_come
 
 
 async def test_the_requests_of_several_completions_stay_together() -> None:
-    async with dispatching([], [SteppedVerifier(), SteppedVerifier()], batch_size=4) as running:
+    async with dispatching([], [FakeVerifier(), FakeVerifier()], batch_size=4) as running:
         together = submit(running, (9,), completion_count=4)
         assert [one.sequence_count for one in running.dispatcher.describe()] == [4, 0]
         submit(running, (5,))
@@ -272,7 +272,7 @@ async def test_the_requests_of_several_completions_stay_together() -> None:
 
 async def test_a_draft_is_told_to_free_what_is_abandoned_while_no_target_is_there() -> None:
     """Review C6: abandoned sequences were kept for ever, and no drafts were made ahead until a restart."""
-    verifier, drafter = SteppedVerifier(), FakeDrafter(0.5)
+    verifier, drafter = FakeVerifier(), FakeDrafter(0.5)
     async with dispatching([drafter], [verifier], batch_size=2) as running:
         requests = [submit(running, (n,), 900) for n in (5, 6, 7)]
         await until(lambda: len(drafter.token_ids) == 2)
@@ -288,7 +288,7 @@ async def test_a_draft_is_told_to_free_what_is_abandoned_while_no_target_is_ther
 
 async def test_it_is_told_when_no_target_serves_and_when_one_does_again() -> None:
     """Review C11: a coordinator without a usable target kept saying that it serves."""
-    verifier, told = SteppedVerifier(), list[bool]()
+    verifier, told = FakeVerifier(), list[bool]()
 
     async def tell(is_serving: bool) -> None:
         told.append(is_serving)

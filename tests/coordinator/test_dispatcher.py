@@ -19,7 +19,7 @@ from paceline.types import (
     VerifyRow,
 )
 from tests.coordinators import dispatching
-from tests.fakes.dispatches import SteppedVerifier, output, submit, until, whole
+from tests.fakes.dispatches import output, submit, until, whole
 from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier
 
 KILLED = PeerUnavailable("killed")
@@ -32,12 +32,12 @@ def dying(after: int) -> FakeVerifier:
         if number > after:
             verifier.away = KILLED
 
-    verifier = SteppedVerifier(die)
+    verifier = FakeVerifier(die)
     return verifier
 
 
 async def test_requests_go_to_the_target_with_the_fewest_generations_and_then_the_emptier_cache() -> None:
-    full, empty = SteppedVerifier(), SteppedVerifier()
+    full, empty = FakeVerifier(), FakeVerifier()
     full.description = with_cache(full, used_bytes=50)
     empty.description = with_cache(empty, used_bytes=10)
     async with dispatching([], [full, empty], batch_size=8) as running:
@@ -67,7 +67,7 @@ def test_outputs_are_the_targets_own_whichever_targets_die_while_one_lives(
     deaths: list[int], lanes: int, batch_size: int
 ) -> None:
     async def run() -> None:
-        survivor, drafter = SteppedVerifier(), FakeDrafter(0.7)
+        survivor, drafter = FakeVerifier(), FakeDrafter(0.7)
         verifiers = [dying(after) for after in deaths]
         async with dispatching([drafter], [*verifiers, survivor], lanes=lanes, batch_size=batch_size) as running:
             requests = [submit(running, (n, n)) for n in range(4, 16)]
@@ -82,7 +82,7 @@ def test_outputs_are_the_targets_own_whichever_targets_die_while_one_lives(
 
 
 async def test_a_full_queue_refuses_with_a_time_to_retry_and_loses_nothing_accepted() -> None:
-    async with dispatching([FakeDrafter(0.5)], [SteppedVerifier()], batch_size=1, queue_limit=1) as running:
+    async with dispatching([FakeDrafter(0.5)], [FakeVerifier()], batch_size=1, queue_limit=1) as running:
         accepted = [submit(running, (n,)) for n in (5, 6)]
         with pytest.raises(Overloaded) as refusal:
             submit(running, (7,))
@@ -91,7 +91,7 @@ async def test_a_full_queue_refuses_with_a_time_to_retry_and_loses_nothing_accep
 
 
 async def test_generations_of_a_dead_target_come_before_newer_ones() -> None:
-    first, second = dying(after=2), SteppedVerifier()
+    first, second = dying(after=2), FakeVerifier()
     async with dispatching([], [first, second], batch_size=2) as running:
         running.targets[1].lose(KILLED)
         old = [submit(running, (n,)) for n in (5, 6)]
@@ -140,7 +140,7 @@ async def test_what_waits_for_a_target_too_long_is_told_so_and_the_queue_stays_b
 
 
 async def test_a_draining_target_gives_its_generations_to_another_and_is_told_to_free_them() -> None:
-    leaving, staying = SteppedVerifier(), SteppedVerifier()
+    leaving, staying = FakeVerifier(), FakeVerifier()
     async with dispatching([], [leaving, staying]) as running:
         requests = [submit(running, (n,)) for n in (5, 6, 7, 8)]
         await until(lambda: bool(leaving.token_ids))
@@ -154,7 +154,7 @@ async def test_a_draining_target_gives_its_generations_to_another_and_is_told_to
 
 
 async def test_a_draining_target_goes_on_with_what_it_has_while_there_is_no_other() -> None:
-    leaving, late = SteppedVerifier(), SteppedVerifier()
+    leaving, late = FakeVerifier(), FakeVerifier()
     late.away = KILLED
     async with dispatching([], [leaving, late]) as running:
         request = submit(running, (5,), 60)
@@ -176,7 +176,7 @@ async def test_a_stalled_call_is_given_up_when_its_replica_is_found_down() -> No
             await asyncio.Event().wait()
             raise AssertionError
 
-    stalled, other = Stalled(), SteppedVerifier()
+    stalled, other = Stalled(), FakeVerifier()
     async with dispatching([], [stalled, other], batch_size=2) as running:
         requests = [submit(running, (n,)) for n in (5, 6)]
         await until(lambda: running.dispatcher.describe()[0].sequence_count == 1)
@@ -193,7 +193,7 @@ async def test_a_generation_that_kills_every_target_is_stopped_before_it_stops_t
         if any(row.token_ids[:2] == poison for row in verifier.calls[-1]):
             raise KILLED
 
-    verifiers = [SteppedVerifier(), SteppedVerifier()]
+    verifiers = [FakeVerifier(), FakeVerifier()]
     for verifier in verifiers:
         verifier.before = lambda _, verifier=verifier: die_of_poison(verifier)  # type: ignore[misc]
     async with dispatching([], verifiers, batch_size=8) as running:
@@ -210,7 +210,7 @@ async def test_a_generation_that_kills_every_target_is_stopped_before_it_stops_t
 
 
 async def test_an_abandoned_generation_is_found_wherever_it_is() -> None:
-    verifiers = [SteppedVerifier(), SteppedVerifier()]
+    verifiers = [FakeVerifier(), FakeVerifier()]
     async with dispatching([], verifiers, batch_size=1) as running:
         requests = [submit(running, (n,), 900) for n in range(4, 10)]
         await until(lambda: all(verifier.token_ids for verifier in verifiers))

@@ -34,7 +34,7 @@ from paceline.types import (
 )
 from tests.coordinators import SERVED, admission, dispatching, fake_server, prompts, scheduling, submit
 from tests.fakes import dispatches
-from tests.fakes.dispatches import SteppedVerifier, whole
+from tests.fakes.dispatches import whole
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, logprobs_of
 from tests.fakes.proxy import running_proxy
 from tests.fakes.tokenizers import DECODERS, byte_tokenizer, word_tokenizer
@@ -77,7 +77,7 @@ def assert_whole(pieces: Sequence[OutputPiece], prompt: tuple[int, ...], count: 
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("outputs", [1, 3])
 async def test_the_prompt_comes_first_and_once_with_its_scores(lanes: int, outputs: int) -> None:
-    verifier = SteppedVerifier()
+    verifier = FakeVerifier()
     asking = [LONG, *prompts(7)]
     async with scheduling(FakeDrafter(0.8), verifier, lanes=lanes) as (door, scheduler):
         requests = [submit(scheduler, door.admit(asked(one, outputs=outputs))) for one in asking]
@@ -131,7 +131,7 @@ def test_a_prompt_that_is_not_scored_comes_without_bytes() -> None:
 
 async def test_lost_caches_and_short_ones_change_no_score() -> None:
     """The cache is lost three times while prompts are scored, and holds less than the generations together."""
-    verifier = SteppedVerifier(
+    verifier = FakeVerifier(
         before=lambda number: verifier.evict() if number in (3, 8, 12) else None, capacity_tokens=len(LONG) + 40
     )
     async with scheduling(FakeDrafter(0.8), verifier, lanes=2) as (door, scheduler):
@@ -148,7 +148,7 @@ async def test_a_target_lost_while_it_scores_is_followed_by_another(after: int) 
         if number == after:
             dying.away = PeerUnavailable("killed")
 
-    dying, other = SteppedVerifier(vanish), SteppedVerifier()
+    dying, other = FakeVerifier(vanish), FakeVerifier()
     async with dispatching([FakeDrafter(0.8)], [dying, other]) as running:
         running.targets[1].lose(PeerUnavailable("not yet"))
         request = dispatches.submit(running, LONG, 12, top_logprob_count=2, echo_prompt=True)
@@ -157,7 +157,7 @@ async def test_a_target_lost_while_it_scores_is_followed_by_another(after: int) 
         assert_whole(await pieces_of(request), LONG)
 
 
-class Changing(SteppedVerifier):
+class Changing(FakeVerifier):
     """Answers rows that are scored otherwise than it should."""
 
     def __init__(self, change: Callable[[VerifyOutcome], VerifyOutcome]) -> None:
@@ -193,7 +193,7 @@ async def test_a_service_that_knows_no_scores_fails_the_request_and_nothing_else
 
 
 async def test_a_request_that_an_old_service_cannot_serve_goes_to_a_newer_one() -> None:
-    old, new = Changing(without_scores), SteppedVerifier()
+    old, new = Changing(without_scores), FakeVerifier()
     async with dispatching([], [old, new]) as running:
         requests = [dispatches.submit(running, LONG, 12, top_logprob_count=2, echo_prompt=True) for _ in range(2)]
         for pieces in await asyncio.gather(*map(pieces_of, requests)):
@@ -253,7 +253,7 @@ def test_what_cannot_be_sent_back_is_refused_by_name() -> None:
 
 
 async def test_a_client_whose_stream_breaks_gets_the_prompt_once() -> None:
-    server = fake_server(FakeDrafter(0.7), SteppedVerifier(), CollectorRegistry(), batch_size=4)
+    server = fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), batch_size=4)
     async with server as running, running_proxy(running.address) as proxy, Client(proxy.address) as client:
         pieces: list[OutputPiece] = []
         async for piece in client.generate(asked(LONG, 200, 2)):

@@ -21,8 +21,8 @@ from paceline.types import GenerationRequest, ModelIdentity, ReplicaState, Respo
 from tests.checkpoints import write_model
 from tests.clusters import model_server
 from tests.coordinators import Dispatched, dispatching, generation_server
-from tests.fakes.dispatches import SteppedVerifier, output, submit, until, whole
-from tests.fakes.model_services import FakeDrafter
+from tests.fakes.dispatches import output, submit, until, whole
+from tests.fakes.model_services import FakeDrafter, FakeVerifier
 from tests.fakes.tokenizers import byte_tokenizer
 from tests.ports import port_for_later
 
@@ -34,13 +34,13 @@ OLD, NEW = 17, 23
 """Languages of the made-up targets."""
 
 
-def target(language: int, process: str = "first", longest: int = 1000) -> SteppedVerifier:
-    verifier = SteppedVerifier(language=language)
+def target(language: int, process: str = "first", longest: int = 1000) -> FakeVerifier:
+    verifier = FakeVerifier(language=language)
     become(verifier, language, process, longest)
     return verifier
 
 
-def become(verifier: SteppedVerifier, language: int, process: str, longest: int = 1000) -> None:
+def become(verifier: FakeVerifier, language: int, process: str, longest: int = 1000) -> None:
     """Answer as another process at the same address, with nothing cached."""
     verifier.evict()
     verifier.away, verifier.language = None, language

@@ -6,8 +6,8 @@ from coordinator.requests.stream import Stream
 from paceline.errors import Overloaded, PeerFailed
 from paceline.types import FinishReason, GenerationFinish, OutputPiece, OutputToken, Usage
 from tests.coordinators import dispatching
-from tests.fakes.dispatches import SteppedVerifier, output, submit, until, whole
-from tests.fakes.model_services import FakeDrafter
+from tests.fakes.dispatches import output, submit, until, whole
+from tests.fakes.model_services import FakeDrafter, FakeVerifier
 
 pytestmark = pytest.mark.review
 UNREAD_TOKENS = 100
@@ -49,7 +49,7 @@ async def test_an_error_comes_after_what_was_committed_before_it() -> None:
 @pytest.mark.parametrize("lanes", [1, 2])
 async def test_a_generation_that_is_not_read_pauses_and_gives_its_place_to_others(lanes: int) -> None:
     """The generation continued to its end, stayed in memory, and took part in every round."""
-    verifier = SteppedVerifier()
+    verifier = FakeVerifier()
     async with dispatching([FakeDrafter(0.7)], [verifier], batch_size=1, lanes=lanes) as running:
         unread = [submit(running, (n,), LONG) for n in range(5, 5 + lanes)]
         await until(lambda: all(one.generations[0].is_unread for one in unread))
@@ -60,7 +60,7 @@ async def test_a_generation_that_is_not_read_pauses_and_gives_its_place_to_other
 
 
 async def test_what_is_not_read_is_taken_back_first_where_a_cache_is_full() -> None:
-    verifier = SteppedVerifier(capacity_tokens=UNREAD_TOKENS + 300)
+    verifier = FakeVerifier(capacity_tokens=UNREAD_TOKENS + 300)
     async with dispatching([], [verifier], batch_size=2) as running:
         unread = submit(running, (5,), LONG)
         await until(lambda: unread.generations[0].is_unread)
@@ -71,7 +71,7 @@ async def test_what_is_not_read_is_taken_back_first_where_a_cache_is_full() -> N
 
 
 async def test_what_is_not_read_counts_as_waiting_and_leaves_with_its_client() -> None:
-    verifier, drafter = SteppedVerifier(), FakeDrafter(0.7)
+    verifier, drafter = FakeVerifier(), FakeDrafter(0.7)
     async with dispatching([drafter], [verifier], batch_size=1, queue_limit=1) as running:
         requests = []
         for n in (5, 6):

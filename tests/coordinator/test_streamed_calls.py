@@ -1,7 +1,7 @@
 """Calls over one `GenerateStream`: each is what a `GenerateText` would be, and none harms another."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.codec.generation import piece_from_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerUnavailable
 from paceline.shared_stream import STREAM_METHOD
-from paceline.types import GenerationRequest, OutputPiece, OutputToken, TokenIds, Verdicts, VerifyRow
+from paceline.types import GenerationRequest, OutputPiece, OutputToken, TokenIds
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
@@ -89,16 +89,8 @@ async def test_calls_over_one_stream_get_the_same_tokens_as_calls_of_their_own()
         assert await outputs(client, requests) == [continuation(one, 30) for one in PROMPTS]
 
 
-class LaterVerifier(FakeVerifier):
-    """Lets others run before it answers, as every service does."""
-
-    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        await asyncio.sleep(0)
-        return await super().verify(rows, timeout_s)
-
-
 async def test_a_round_is_one_message_for_all_calls() -> None:
-    async with server(LaterVerifier()) as running, raw_stream(running) as stream:
+    async with server() as running, raw_stream(running) as stream:
         for call_id, prompt in enumerate(PROMPTS):
             await stream.start(call_id, GenerationRequest(TokenIds(prompt), ignore_end_tokens=True))
         messages = await stream.read_until_ended(range(len(PROMPTS)))

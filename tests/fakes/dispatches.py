@@ -1,21 +1,13 @@
 """Common steps of tests with several targets: ask, wait, compare."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from coordinator.requests.generation import Request
-from paceline.types import GenerationRequest, TokenIds, Verdicts, VerifyRow
+from paceline.types import GenerationRequest, TokenIds
 from tests.coordinators import Dispatched
-from tests.fakes.model_services import FakeVerifier, continuation
-
-
-class SteppedVerifier(FakeVerifier):
-    """Lets other tasks run before it answers, as a service does."""
-
-    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        await asyncio.sleep(0)
-        return await super().verify(rows, timeout_s)
+from tests.fakes.model_services import continuation
 
 
 def submit(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from paceline.types import ModelDescription, ModelIdentity, ProposeRow, VerifyRow
 from tests.coordinators import Dispatched
-from tests.fakes.dispatches import SteppedVerifier, output, submit
-from tests.fakes.model_services import VOCABULARY_SIZE
+from tests.fakes.dispatches import output, submit
+from tests.fakes.model_services import VOCABULARY_SIZE, FakeVerifier
 
 PAGE_TOKENS = 16
 
@@ -20,7 +20,7 @@ def sharing(model: ModelDescription, process_id: str, page_count: int, *, tells:
     return replace(model, cache=cache, identity=ModelIdentity("digest", process_id))
 
 
-class SharingVerifier(SteppedVerifier):
+class SharingVerifier(FakeVerifier):
     """Counts the prompt tokens that it would compute if it kept the latest `page_count` pages, sequences' own included.
 
     `tells` is whether it says that it shares: without that, a coordinator places by load alone.
