@@ -13,13 +13,12 @@ may slow down a target on the same cores, so it is tried later. Knows nothing of
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from coordinator.replicas.way import Way, usual_time
 from coordinator.smoothing import smoothed
 from paceline.types import CallTiming, ProposeRow
 
 BLOCK = 8
 """Rounds in a row of one kind: what was prepared in one round shows in the next."""
-LONGEST = 3
-"""A round counts as at most this many mean rounds: a pause of the machine says nothing."""
 WORTHWHILE, WORTHWHILE_NEAR = 0.99, 0.9
 """Preparing pays if a token takes less than this share of its time without. A few rounds of another text may seem a
 tenth shorter, and near the draft service preparing seldom is worth more."""
@@ -32,9 +31,6 @@ FIRST_GAP, GAP_GROWTH = 4, 4
 services were still warming up, must not stand for long."""
 LEAST_LAST_GAP = 32
 """Blocks from one trial to the next in the end, at least."""
-FAR_SHARE = 0.4
-"""Share of a round's time that the way to the service takes where it is far."""
-WAY_MEMORY = 0.8
 KNOWN = BLOCK // 2
 """Rounds without prompts after which the time of a kind is known."""
 
@@ -53,7 +49,7 @@ class Begun:
 class PreparingWorth:
     def __init__(self) -> None:
         self._searches: dict[int, _Search] = {}
-        self._way = _Way()
+        self._way = Way()
         self._last: Begun | None = None
         self._prepares = True
         self._rounds_left = 0
@@ -93,25 +89,6 @@ class PreparingWorth:
 
 
 @dataclass(slots=True)
-class _Way:
-    """What the way to the service takes of rounds, in seconds."""
-
-    _wire_s: float | None = None
-    _round_s: float | None = None
-
-    def called(self, wire_s: float) -> None:
-        self._wire_s = smoothed(self._wire_s, wire_s, WAY_MEMORY)
-
-    def took(self, round_s: float) -> None:
-        self._round_s = smoothed(self._round_s, _usual_time(round_s, self._round_s), WAY_MEMORY)
-
-    @property
-    def is_near(self) -> bool:
-        """Whether it is known to be a small part."""
-        return self._wire_s is not None and self._round_s is not None and self._wire_s < FAR_SHARE * self._round_s
-
-
-@dataclass(slots=True)
 class _Mean:
     """Rounds of one kind: what they give and take."""
 
@@ -122,7 +99,7 @@ class _Mean:
 
     def took(self, round_s: float) -> None:
         self.count += 1
-        self.round_s = smoothed(self.round_s, _usual_time(round_s, self.round_s))
+        self.round_s = smoothed(self.round_s, usual_time(round_s, self.round_s))
 
     def gave(self, tokens: float) -> None:
         self.tokens = smoothed(self.tokens, tokens)
@@ -187,8 +164,3 @@ class _Search:
             self._means = {True: _Mean(), False: _Mean()}
         self._first_blocks += 1
         return self._first_blocks % 2 == 1
-
-
-def _usual_time(round_s: float, mean_s: float | None) -> float:
-    """Return a round's time as it counts beside the mean so far."""
-    return round_s if mean_s is None else min(round_s, LONGEST * mean_s)

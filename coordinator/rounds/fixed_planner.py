@@ -59,6 +59,5 @@ class FixedPlanner:
             return ""
         model = max(worths, key=worths.__getitem__)
         if one.drafting.in_order and source:
-            order = one.drafting.sources
-            return model if order.index(DraftSource.DRAFT) < order.index(source) else ""
+            return model if one.drafting.asks_before(source) else ""
         return model if worths[model] > worth else ""

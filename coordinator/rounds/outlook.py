@@ -128,8 +128,7 @@ class Outlook:
         """Return whether a draft service should be asked though tokens are at hand, which may be none."""
         if not (self._in_order and asked.count and at_hand.source):
             return asked.worth > at_hand.worth
-        order = self.generation.drafting.sources
-        return order.index(DraftSource.DRAFT) < order.index(at_hand.source)
+        return self.generation.drafting.asks_before(at_hand.source)
 
     @property
     def _in_order(self) -> bool:

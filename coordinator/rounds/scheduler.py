@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from coordinator.protocols import Drafters, GuardedVerifier
+from coordinator.replicas.way import Way
 from coordinator.requests.generation import Generation
 from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.metrics import RoundMetrics
@@ -24,7 +25,6 @@ from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
 from coordinator.rounds.wishes import DraftPlanner, Wish
-from coordinator.smoothing import smoothed
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
 log = structlog.get_logger()
@@ -33,8 +33,6 @@ TARGET_AWAY = (PeerUnavailable, CallTimedOut)
 """Errors of a verify call that mean that the target is away."""
 FAILED_AT_DEADLINE_S = 0.05
 """A call that failed so near to the deadline of its requests failed for that."""
-FAR_SHARE = 0.4
-"""Share of a round's time that its calls spend on the way where services are far: there lanes hide each other's."""
 LOSSES_TO_RUN_ALONE = 2
 LOSSES_TO_FAIL = 3
 """A generation that lost this many targets, the last one while alone, fails: it may bring down others."""
@@ -85,8 +83,7 @@ class Scheduler:
         self._target = target
         self._residency = residency
         self._others = others
-        self._way_share: float | None = None
-        """Share of a round's time that its calls spend on the way to the services."""
+        self._way = Way()
         self._is_relieving = False
         self._lost: PacelineError | None = None
         """The error for which a lane gave the target up. The other lane then begins no round, to count it once."""
@@ -133,10 +130,11 @@ class Scheduler:
     def _lane_count(self) -> int:
         """Lanes that may begin a round now.
 
-        Where the target is near, rows that fit into one group gain more from one verify than from two side by side.
+        Where services are near, rows that fit into one group gain more from one verify than from two side by side.
+        Where they are far, lanes hide each other's ways.
         """
         most = self._planner.lane_count
-        if self._lanes_are_fixed or self._way_share is None or self._way_share > FAR_SHARE:
+        if self._lanes_are_fixed or not self._way.is_near:
             return most
         return min(most, max(1, ceil(self.pool.live_count / self._batch_size)))
 
@@ -250,8 +248,8 @@ class Scheduler:
     def _learn(self, wishes: Mapping[Generation, Wish], report: RoundReport, waited_s: float) -> None:
         self.statistics.count_report(report)
         self._draft_worth.observe(report)
-        way_s = report.propose.wire_s + report.verify.wire_s
-        self._way_share = smoothed(self._way_share, way_s / max(report.duration_s, way_s) if way_s else 0.0)
+        self._way.called(report.propose.wire_s + report.verify.wire_s)
+        self._way.took(report.duration_s)
         if report.draft_error is None:
             # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
             # tokens, so drafts would seem cheap, and each coordinator would slow the others down.

@@ -37,6 +37,10 @@ class DraftingOptions:
     def allows(self, source: DraftSource) -> bool:
         return source not in self.forbidden_sources and (not self.sources or source in self.sources)
 
+    def asks_before(self, source: DraftSource) -> bool:
+        """Return whether a draft service comes before another one of `sources`, in their order."""
+        return self.sources.index(DraftSource.DRAFT) < self.sources.index(source)
+
 
 @dataclass(slots=True)
 class SourceUsage:

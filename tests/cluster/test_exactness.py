@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from coordinator.drafting import preparing_worth
+from coordinator.replicas import way
 from draft_service.preparing import Preparing
 from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention import short as short_attention
@@ -99,7 +99,7 @@ async def test_tiny_pairs_equal_hugging_face(family: str, batch_size: int, pairs
 
 def prepare_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every draft service for a distant one: near ones, as here, prepare late."""
-    monkeypatch.setattr(preparing_worth, "FAR_SHARE", 0.0)
+    monkeypatch.setattr(way, "FAR_SHARE", 0.0)
 
 
 def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:

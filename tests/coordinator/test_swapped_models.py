@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from paceline.types import (
     ReplicaState,
     TokenIds,
     Verdict,
-    Verdicts,
     VerifyOutcome,
     VerifyRow,
 )
@@ -56,10 +55,6 @@ class SwappedVerifier(FakeVerifier):
             self.evict()
             name = "two" if self._other_model else "one"
             self.description = replace(self.description, weights_digest=name, identity=ModelIdentity(name, "second"))
-
-    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        await asyncio.sleep(0)
-        return await super().verify(rows, timeout_s)
 
     def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
         outcome = super()._verify(row)

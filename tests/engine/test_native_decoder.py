@@ -202,15 +202,18 @@ def test_rules_with_more_than_a_temperature_and_long_rows_go_one_by_one(llama: L
     assert not is_at_once(SamplingParameters(), following=1)
 
 
+CHOICES = {
+    "size": st.sampled_from([1, 7, 16, 100, 4099]),
+    "spread": st.sampled_from([0.0, 0.5, 6.0]),
+    "temperature": st.sampled_from([0.0, 0.05, 1.0, 1.7]),
+    "seed": st.integers(0, 2**64 - 1),
+    "odd": st.sampled_from([None, float("nan"), float("inf"), float("-inf")]),
+}
+"""Logits of a vocabulary, one of them odd, and the rule."""
+
+
 @settings(max_examples=60)
-@given(
-    size=st.sampled_from([1, 7, 16, 100, 4099]),
-    spread=st.sampled_from([0.0, 0.5, 6.0]),
-    temperature=st.sampled_from([0.0, 0.05, 1.0, 1.7]),
-    seed=st.integers(0, 2**64 - 1),
-    length=st.integers(1, 5000),
-    odd=st.sampled_from([None, float("nan"), float("inf"), float("-inf")]),
-)
+@given(length=st.integers(1, 5000), **CHOICES)
 def test_choices_are_those_of_the_rule(
     size: int, spread: float, temperature: float, seed: int, length: int, odd: float | None
 ) -> None:
@@ -229,14 +232,7 @@ def test_choices_are_those_of_the_rule(
 
 
 @settings(max_examples=60)
-@given(
-    size=st.sampled_from([1, 7, 16, 100, 4099]),
-    spread=st.sampled_from([0.0, 0.5, 6.0]),
-    temperature=st.sampled_from([0.0, 0.05, 1.0, 1.7]),
-    seed=st.integers(0, 2**64 - 1),
-    count=st.sampled_from([1, 3, 8]),
-    odd=st.sampled_from([None, float("nan"), float("inf"), float("-inf")]),
-)
+@given(count=st.sampled_from([1, 3, 8]), **CHOICES)
 def test_ranked_tokens_are_those_of_the_rule(
     size: int, spread: float, temperature: float, seed: int, count: int, odd: float | None
 ) -> None:
