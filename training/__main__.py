@@ -92,6 +92,31 @@ def make_outputs(
     (work / ("unseen.json" if unseen else "outputs.json")).write_text(json.dumps([vars(one) for one in made]))
 
 
+@app.command("answers")
+def make_answers(
+    target: Annotated[Path, typer.Option(help="Folder of the target's checkpoint", exists=True)],
+    prompts: Annotated[Path, typer.Option(help="JSON list of what users say", exists=True)],
+    outputs_file: Annotated[Path, typer.Option("--outputs", help="File for the outputs")],
+    minutes: float = 15,
+    max_prompt_tokens: int = 2048,
+    max_new_tokens: int = 128,
+    token_budget: Annotated[int, typer.Option(help="Most tokens of a batch, padding included")] = 16_384,
+    device: Device = "auto",
+) -> None:
+    """Let the target answer prompts of a file, many at once and without the product: for a GPU."""
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    texts = [problems.prompt_text(text) for text in json.loads(prompts.read_text(encoding="utf-8"))]
+    asked = [tuple(one.ids) for one in tokenizer.encode_batch(texts) if len(one.ids) <= max_prompt_tokens]
+    batches = bucketed(asked, token_budget, random.Random(0), growth=max_new_tokens)
+    model = _teacher(target, device)
+    if model.device.type == "cuda":
+        model.bfloat16()  # lessons read the outputs so too
+    answers = outputs.outputs_at_once(model, batches, console.print, minutes=minutes, max_new_tokens=max_new_tokens)
+    made = list(answers)
+    console.print(f"{len(made)} outputs, {sum(len(one) - one.prompt_count for one in made)} tokens")
+    outputs_file.write_text(json.dumps([vars(one) for one in made]))
+
+
 def _questions(data: Path, rng: random.Random, *, unseen: bool) -> list[str]:
     seen, others = problems.load(data)
     if unseen:
@@ -118,7 +143,7 @@ def train_draft(
     own = outputs.read_outputs(work / "outputs.json")
     gold = _worked_answers(data, tokenizer, rng)
     teacher = _teacher(work / "target", device)
-    learnt = list(lessons(teacher, bucketed([*own, *gold], 8192, rng), console.print))
+    learnt = list(lessons(teacher, bucketed([*own, *gold], 2 * token_budget, rng), console.print))
     model = (
         LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32)
         if start_from

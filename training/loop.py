@@ -77,12 +77,15 @@ def mixed_precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=fast)
 
 
-def bucketed(rows: Sequence[Row], token_budget: int, rng: random.Random) -> Iterator[list[Row]]:
-    """Yield batches of similar length, at most `token_budget` tokens with padding, in random order."""
+def bucketed(rows: Sequence[Row], token_budget: int, rng: random.Random, growth: int = 0) -> Iterator[list[Row]]:
+    """Yield batches of similar length, at most `token_budget` tokens with padding, in random order.
+
+    A row will have `growth` more tokens than it has.
+    """
     ordered = sorted(rows, key=lambda row: len(row) + rng.random() * 8)
     batches: list[list[Row]] = [[]]
     for row in ordered:
-        if batches[-1] and (len(batches[-1]) + 1) * len(row) > token_budget:
+        if batches[-1] and (len(batches[-1]) + 1) * (len(row) + growth) > token_budget:
             batches.append([])
         batches[-1].append(row)
     rng.shuffle(batches)

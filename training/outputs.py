@@ -1,6 +1,7 @@
 """The target's own greedy outputs, which drafts learn from.
 
-The product itself makes the outputs, so they are those that the pair will be asked for.
+The product itself makes the outputs, so they are those that the pair will be asked for. For a GPU, which a small
+target's rounds do not fill, Hugging Face's `generate` makes them of thousands of prompts at once.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from paceline.client import Client
 from paceline.errors import PacelineError
@@ -78,6 +80,38 @@ async def greedy_outputs(
             raise
         report(f"ended early: {error}")
     return made
+
+
+@torch.inference_mode()
+def outputs_at_once(
+    model: LlamaForCausalLM,
+    batches: Iterable[Sequence[tuple[int, ...]]],
+    report: Callable[[str], None],
+    *,
+    minutes: float,
+    max_new_tokens: int,
+) -> Iterator[Output]:
+    """Answer the prompts of a batch together, greedily; prompts of one batch had better be of similar length.
+
+    No batch begins after `minutes`.
+    """
+    end, ends_at = model.config.eos_token_id, time.monotonic() + 60 * minutes
+    for number, prompts in enumerate(batches):
+        if time.monotonic() > ends_at:
+            return
+        tokens = padded([prompt[::-1] for prompt in prompts]).flip(1).to(model.device)  # padding on the left
+        ended = model.generate(  # type: ignore[operator]
+            input_ids=tokens.clamp_min(0),
+            attention_mask=tokens.ne(IGNORED).long(),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            cache_implementation="static",
+            disable_compile=True,  # a compiled step is of use to one shape, and each batch has its own
+        )
+        for prompt, row in zip(prompts, ended[:, tokens.shape[1] :].tolist(), strict=True):
+            made = row[: row.index(end) + 1] if end in row else row
+            yield Output((*prompt, *made), len(prompt))
+        report(f"{number + 1} batches of outputs")
 
 
 def given_prompt(question: str, tokenizer: Tokenizer) -> Prompt:

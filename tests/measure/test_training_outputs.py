@@ -1,4 +1,4 @@
-"""A draft's training outputs: those kept when making them ends early. The product is made up."""
+"""A draft's training outputs: those kept when making them ends early, of a made up product, and many at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -8,7 +8,10 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
+from paceline.builtin import resolve_model
 from paceline.errors import PeerFailed, StartupError
 from paceline.process.launcher import ClusterOptions
 from paceline.tasks import side_by_side
@@ -83,3 +86,18 @@ async def test_where_nothing_was_made_the_failure_is_raised(
 ) -> None:
     with pytest.raises(error):
         await Product(monkeypatch, 0, request_fails=request_fails).made()
+
+
+def test_prompts_answered_at_once_get_the_outputs_that_each_has_alone() -> None:
+    """Prompts of several lengths are padded to one."""
+    model = LlamaForCausalLM.from_pretrained(resolve_model("builtin:target"), dtype=torch.float32)
+    prompts = [(2, 500, 501, 3), (2, *range(600, 611), 3), (2, 700, 3)]
+
+    def answered(batches: list[list[tuple[int, ...]]], minutes: float = 60) -> set[Output]:
+        return set(outputs.outputs_at_once(model, batches, lambda words: None, minutes=minutes, max_new_tokens=6))
+
+    assert answered([prompts]) == answered([[one] for one in prompts])
+    assert {(one.prompt_count, one.token_ids[: one.prompt_count]) for one in answered([prompts])} == {
+        (len(one), one) for one in prompts
+    }
+    assert not answered([prompts], minutes=-1)
