@@ -529,3 +529,14 @@ extern "C" void paceline_replay(const Recorded *calls, int64_t call_count, const
         one->function(one->call, one->is_half, threads);
     }
 }
+
+// How many bytes the structure of this name has; -1 for a name that is none of them. `structures.py` describes them again.
+extern "C" int64_t paceline_structure_bytes(const char *name) {
+#define BYTES_OF(TYPE) if (!std::strcmp(name, #TYPE)) return sizeof(TYPE)
+    BYTES_OF(Norm); BYTES_OF(Gate); BYTES_OF(Take);
+    BYTES_OF(Row); BYTES_OF(Rows); BYTES_OF(Attend);
+    BYTES_OF(Product);
+    BYTES_OF(Choose); BYTES_OF(Rank); BYTES_OF(Step);
+    BYTES_OF(Recorded);
+    return -1;
+}

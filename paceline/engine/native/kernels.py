@@ -32,6 +32,7 @@ from paceline.engine.native.structures import (
     RankCall,
     StepCall,
     TakeCall,
+    check_sizes,
 )
 from paceline.engine.plan import Places
 from paceline.engine.scratch import Memory, new_memory
@@ -285,6 +286,7 @@ def find_kernels() -> Kernels | None:
             log.info("the compiled kernels need a processor with AVX2; torch does their work, more slowly")
             return None
         else:
+            check_sizes(library)
             return Kernels(library)
     except (OSError, AttributeError) as error:
         reason = str(error)
