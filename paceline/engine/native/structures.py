@@ -1,4 +1,4 @@
-"""The arguments of the functions in `kernels.cpp`, field by field as they are there.
+"""The arguments of the compiled functions, field by field as their source has them.
 
 `STRUCTURES` says which is which. Their sizes are compared when the library is loaded, their fields by a test.
 """
