@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,12 +127,10 @@ async def cluster(
     heads: str | Path = NO_HEADS,
 ) -> AsyncIterator[Cluster]:
     """Serve; `interceptors` are those of both model services, `quantization` and `heads` are the target's."""
-    draft_options = replace(options, numerics="fast")
+    serve = partial(model_server, dtype=dtype, tracer=tracer, interceptors=interceptors)
     async with (
-        model_server(
-            "target", target, options, dtype, tracer, interceptors=interceptors, quantization=quantization, heads=heads
-        ) as verifying,
-        model_server("draft", draft, draft_options, dtype, tracer, interceptors=interceptors) as drafting,
+        serve("target", target, options, quantization=quantization, heads=heads) as verifying,
+        serve("draft", draft, replace(options, numerics="fast")) as drafting,
     ):
         settings = CoordinatorSettings(
             draft=drafting.address,

@@ -251,16 +251,7 @@ async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(draf
     addresses = [(await up.stdout.readline()).decode().split()[1] for _ in range(3)]
     lines = [json.dumps({"prompt": f"Tom has {n} apples and eats 2. How many are left?"}) for n in range(3, 43)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    run = [
-        "paceline",
-        "run",
-        "--input",
-        str(tmp_path / "in.jsonl"),
-        "--address",
-        addresses[0],
-        "--max-new-tokens",
-        "48",
-    ]
+    run = ["paceline", "run", "--input", str(tmp_path / "in.jsonl"), "--address", addresses[0], "--max-new-tokens=48"]
     disturbed = await start(*run, "--output", str(tmp_path / "disturbed.jsonl"))
     while not (tmp_path / "disturbed.jsonl.partial").exists():
         assert disturbed.returncode is None
