@@ -25,8 +25,9 @@ from paceline.model_service.servicer import Answering
 from paceline.model_service.worker import ModelWorker
 from paceline.observe.metrics import new_registry
 from paceline.observe.tracing import traced_calls, traced_requests
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.instruments import Instruments
-from paceline.process.launcher import Addresses, ClusterOptions
+from paceline.process.launcher import Addresses
 from paceline.process.variables import NO_HEADS
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import PolicyName

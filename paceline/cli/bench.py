@@ -31,7 +31,7 @@ from paceline.measure.files import prepare_folder
 from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
 from paceline.measure.source_sets import ALL, read_source_set
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.variables import NO_HEADS
 
 if TYPE_CHECKING:

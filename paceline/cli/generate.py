@@ -32,7 +32,7 @@ from paceline.cli.options import (
     with_flags,
     with_sampling_flags,
 )
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.types import (
     ClusterDescription,
     GenerationFinish,

@@ -35,7 +35,7 @@ from paceline.measure.load.arrivals import poisson_arrivals
 from paceline.measure.load.files import write_json, write_plot
 from paceline.measure.load.load import LoadLog, run_load
 from paceline.measure.load.summary import Objectives, summarize
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.prompt_file import read_lines
 from paceline.types import ClusterDescription, DraftingOptions, GenerationRequest, SamplingParameters
 

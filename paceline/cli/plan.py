@@ -29,7 +29,7 @@ from paceline.planning.search import (
     weighed,
 )
 from paceline.planning.speed import MACHINES, Machine, RoundCosts
-from paceline.process.launcher import settings_here
+from paceline.process.cluster_plan import settings_here
 from paceline.process.variables import NO_HEADS
 from paceline.simulate.measured_rounds import MeasuredRounds
 from paceline.simulate.saved_costs import read_costs

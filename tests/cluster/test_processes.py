@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from paceline.client import Client
-from paceline.process.launcher import ClusterOptions, ServiceProcess
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.service_process import ServiceProcess
 from paceline.types import GenerationRequest, SamplingParameters, Text, UserMessage
 from tests.certificates import Authority
 from tests.clusters import cluster_here, model_server

@@ -17,7 +17,7 @@ from coordinator.config import CoordinatorSettings
 from draft_service.config import DraftSettings
 from paceline.cli.options import ClusterFlags
 from paceline.gateway.config import GatewaySettings
-from paceline.process.launcher import ClusterOptions, _asked
+from paceline.process.cluster_plan import ClusterOptions, _asked
 from paceline.process.variables import SERVICES
 from target_service.config import TargetSettings
 

@@ -31,7 +31,7 @@ from paceline.measure.rounds import Counters, RoundUse, RowUse, rounds_between
 from paceline.measure.source_sets import ALL_SOURCES, name_of, read_source_set
 from paceline.measure.tables import markdown_table
 from paceline.measure.traffic import pass_traffic
-from paceline.process.launcher import ClusterOptions, plan_cluster
+from paceline.process.cluster_plan import ClusterOptions, plan_cluster
 from paceline.prompt_file import InputLine
 from paceline.types import (
     PAPER_POLICIES,

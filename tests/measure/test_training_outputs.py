@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from paceline.errors import PeerFailed, StartupError
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.tasks import side_by_side
 from training import outputs
 from training.outputs import Output, Prompt, greedy_outputs
