@@ -22,7 +22,8 @@ from typing import Self
 
 from opentelemetry.trace import Tracer
 
-from paceline.codec.generation import accepted_from_pb, cluster_from_pb, piece_from_pb, request_to_pb
+from paceline.codec.cluster import cluster_from_pb
+from paceline.codec.generation import accepted_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
 from paceline.errors import (
     CallTimedOut,
