@@ -15,7 +15,6 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("paceline/engine/native/kernels.cpp")
-HEADERS = tuple(SOURCE.with_name(name) for name in ("choices.h", "crew.h", "lanes.h", "products.h"))
 LIBRARY = SOURCE.with_name("libkernels.so")
 # No -ffast-math: a number that is none must stay one.
 OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-Wno-psabi")
@@ -43,7 +42,8 @@ class KernelsHook(BuildHookInterface[Any]):
         command = shlex.split(os.environ.get("CXX") or "c++")
         if shutil.which(command[0]) is None:
             return f"there is no C++ compiler {command[0]!r}"
-        checksum = zlib.crc32(b"".join((root / one).read_bytes() for one in (SOURCE, *HEADERS)))
+        headers = sorted(source.parent.glob("*.h"))
+        checksum = zlib.crc32(b"".join(one.read_bytes() for one in (source, *headers)))
         command += [*OPTIONS, f"-DPACELINE_SOURCE={checksum}u", str(source), "-o", str(library)]
         made = subprocess.run(command, capture_output=True, text=True)
         if made.returncode:

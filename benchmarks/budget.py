@@ -22,7 +22,7 @@ from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.errors import PacelineError
 from paceline.planning.memory import MIB
-from paceline.process.launcher import ServiceProcess
+from paceline.process.service_process import ServiceProcess
 from paceline.types import ChoiceRule, Proposal, ProposeRow, SamplingParameters, VerifyOutcome, VerifyRow
 from paceline.wire.channel import open_channel
 from tests.fuzzing.calls import Call, calls, send

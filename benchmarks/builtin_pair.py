@@ -19,7 +19,8 @@ from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import MachineWatch, counting, was_quiet
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from training import problems
 
 console = Console(highlight=False)

@@ -37,7 +37,8 @@ from paceline.planning.search import (
     weighed,
 )
 from paceline.planning.speed import MACHINES
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.process.variables import NO_HEADS
 from paceline.types import GenerationRequest, TokenIds
 from paceline.wire.channel import open_channel

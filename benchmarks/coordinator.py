@@ -32,7 +32,7 @@ from paceline.engine.calls import Call
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.model_service.servicer import Answering
 from paceline.model_service.worker import ModelWorker
-from paceline.process.launcher import Endpoint, running_service
+from paceline.process.service_process import Endpoint, running_service
 from paceline.text import TextCodec, fingerprint
 from paceline.types import (
     CacheDescription,

@@ -33,7 +33,7 @@ from paceline.measure.synthetic.pair import PairOrder, write_pair
 from paceline.measure.synthetic.shapes import SHAPES
 from paceline.measure.system import Measured, System
 from paceline.measure.tables import markdown_table
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from training import problems
 
 WORLDS = ("gsm8k", "mix", "synthetic", "random", "slow")

@@ -22,7 +22,8 @@ from paceline.measure.cluster import ClusterSystem, Predictions
 from paceline.measure.contention import MachineWatch, was_quiet
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec, select_lines
 from paceline.measure.system import Measured
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.text import TextCodec
 from paceline.types import DraftSource, Text
 

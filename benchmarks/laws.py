@@ -23,7 +23,8 @@ from paceline.laws.points import read_points
 from paceline.measure.figures import new_figure, save_figure
 from paceline.measure.load.load import LoadLog, run_loops
 from paceline.measure.load.summary import Objectives, summarize
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.simulate.measured_rounds import MeasuredRounds
 from paceline.simulate.saved_costs import SavedCosts
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, TokenIds

@@ -28,7 +28,7 @@ from paceline.measure.tables import markdown_table
 from paceline.planning.dimensions import ModelDimensions, read_dimensions
 from paceline.planning.heads import read_heads_size
 from paceline.planning.memory import MIB, CallSize, WeightForm, serving_work_bytes
-from paceline.process.launcher import ServiceProcess
+from paceline.process.service_process import ServiceProcess
 from paceline.types import (
     GREEDY,
     ChoiceRule,

@@ -21,7 +21,8 @@ from paceline.engine.interfaces import Span
 from paceline.engine.native import Kernels, find_kernels, packed
 from paceline.engine.plan import BatchPlan
 from paceline.errors import StartupError
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.types import GenerationRequest, UserMessage
 
 TORCH_DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.measure.prompts import encode_lines, read_text_codec
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.prompt_file import InputLine
 
 

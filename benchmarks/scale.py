@@ -20,7 +20,7 @@ from benchmarks.timed_services import CostsFile, DraftTime, VerifyTime, timed_se
 from paceline.client import Client
 from paceline.measure.load.load import LoadLog, run_loops
 from paceline.measure.load.summary import LoadSummary, Objectives, summarize
-from paceline.process.launcher import running_service
+from paceline.process.service_process import running_service
 from paceline.types import ClusterStatistics, GenerationRequest, Text
 
 app = typer.Typer(add_completion=False, help=__doc__)

@@ -28,7 +28,8 @@ from paceline.measure.load.arrivals import poisson_arrivals
 from paceline.measure.load.load import LoadLog, run_load
 from paceline.measure.load.summary import Objectives, summarize
 from paceline.measure.system import Measured
-from paceline.process.launcher import Addresses, ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import Addresses, running_cluster
 from paceline.types import ClusterStatistics, GenerationRequest, TokenIds, UserMessage
 from training import problems
 

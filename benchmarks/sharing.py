@@ -30,7 +30,8 @@ from paceline.client import Client
 from paceline.errors import PacelineError
 from paceline.measure.contention import Contention, MachineWatch, counting, was_quiet
 from paceline.measure.prompts import encode_lines, read_text_codec
-from paceline.process.launcher import ClusterOptions, Endpoint, divided_threads, running_service
+from paceline.process.cluster_plan import ClusterOptions, divided_threads
+from paceline.process.service_process import Endpoint, running_service
 from paceline.types import GenerationRequest, TokenIds
 
 LANES = 2

@@ -26,7 +26,7 @@ from coordinator.replicas.replica import Replica
 from coordinator.wiring import Parts, wired
 from paceline.measure.load.summary import percentile
 from paceline.process.instruments import Instruments
-from paceline.process.launcher import running_service
+from paceline.process.service_process import running_service
 from paceline.process.variables import NO_DRAFT
 from paceline.types import GenerationRequest, ModelDescription, TokenIds, Usage
 from paceline.wire import open_channel

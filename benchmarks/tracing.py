@@ -34,7 +34,8 @@ from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.tracer import RoundTracer
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.types import GenerationRequest, Usage, UserMessage
 from paceline.wire import running_server
 

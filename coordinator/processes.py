@@ -16,8 +16,9 @@ import structlog
 
 from coordinator.config import CoordinatorSettings
 from paceline.errors import StartupError
-from paceline.process.launcher import ServiceProcess, as_flags
 from paceline.process.service import announce
+from paceline.process.service_process import ServiceProcess
+from paceline.process.settings import as_flags
 from paceline.process.supervision import keep_running
 from paceline.tasks import side_by_side
 from paceline.wire import termination

@@ -16,13 +16,14 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 from opentelemetry.trace import Tracer
 
-from paceline.codec.generation import accepted_from_pb, cluster_from_pb, piece_from_pb, request_to_pb
+from paceline.codec.cluster import cluster_from_pb
+from paceline.codec.generation import accepted_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
 from paceline.errors import (
     CallTimedOut,
@@ -34,6 +35,7 @@ from paceline.errors import (
     PeerUnavailable,
 )
 from paceline.observe.tracing import traced_call, traced_channel
+from paceline.received import Received
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.security.limits import LONGEST_TIMEOUT_S
@@ -46,7 +48,6 @@ from paceline.types import (
     ModelDescription,
     OutputPiece,
     OutputToken,
-    ReceivedOutput,
 )
 from paceline.v1 import draft_service_pb2, generation_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
@@ -89,61 +90,16 @@ class Completion:
         return [token.token_id for token in self.tokens]
 
 
-class _Received:
-    """The received part of a request's outputs, from which the request for the rest is made."""
+@dataclass(frozen=True)
+class _Attempts:
+    """The calls that are made for one request."""
 
-    def __init__(self, request: GenerationRequest) -> None:
-        self._request = request
-        self._token_ids = defaultdict(
-            list, {one.completion_index: [*one.token_ids] for one in request.received_outputs}
-        )
-        self._ended = {one.completion_index for one in request.received_outputs if one.ended}
-        self._as_begun = request
-        """The request with all that its coordinator decided of it."""
-        self._has_prompt = False
-
-    def accept(self, accepted: GenerationAccepted) -> None:
-        """Note what was decided of the tokens that follow, such as their model. Of earlier tokens it is the same."""
-        known = self._as_begun if self.is_begun else self._request
-        self._as_begun = replace(
-            known,
-            model_digest=accepted.model_digest or known.model_digest,
-            prompt_time_s=accepted.prompt_time_s or known.prompt_time_s,
-            max_new_tokens=accepted.max_new_tokens or known.max_new_tokens,
-        )
-
-    def add(self, piece: OutputPiece) -> None:
-        self._token_ids[piece.completion_index] += [token.token_id for token in piece.tokens]
-        self._has_prompt = self._has_prompt or bool(piece.prompt_tokens)
-        if piece.finish:
-            self._ended.add(piece.completion_index)
-
-    @property
-    def is_whole(self) -> bool:
-        return self._ended >= set(range(self._request.completion_count or 1))  # 0 means 1 on the wire
-
-    @property
-    def is_bound(self) -> bool:
-        """True when only one model will do, because it produced tokens already or the caller named it."""
-        return bool(self._request.model_digest) or self.is_begun
-
-    @property
-    def is_begun(self) -> bool:
-        """True when tokens were received."""
-        return bool(self._has_prompt or self._ended or any(self._token_ids.values()))
-
-    def rest(self) -> GenerationRequest:
-        """Return the request for the missing tokens."""
-        begun = sorted(index for index, token_ids in self._token_ids.items() if token_ids and index not in self._ended)
-        outputs = [ReceivedOutput(index, tuple(self._token_ids[index])) for index in begun]
-        outputs += [ReceivedOutput(index, ended=True) for index in sorted(self._ended)]
-        # While nothing is received, any model that the request allows will do, and any limit.
-        request = self._as_begun if outputs or self._has_prompt else self._request
-        return replace(
-            request,
-            received_outputs=tuple(outputs),
-            echo_prompt=request.echo_prompt and not self._has_prompt,
-        )
+    received: Received
+    outage: Outage
+    of_other_models: set[int] = field(default_factory=set)
+    """Places of the coordinators that do not serve the request's model."""
+    full: set[int] = field(default_factory=set)
+    """Places of those that are not asked again, because they were full."""
 
 
 class Client:
@@ -219,9 +175,8 @@ class Client:
         """
         ends_at_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
         rest = _seeded(request)
-        received, outage = _Received(rest), self._outage(ends_at_s)
-        of_other_models: set[int] = set()
-        full: set[int] = set()
+        received, outage = Received(rest), self._outage(ends_at_s)
+        attempts = _Attempts(received, outage)
 
         def accept(accepted: GenerationAccepted) -> None:
             received.accept(accepted)
@@ -238,29 +193,37 @@ class Client:
                     yield piece
                 break
             except ModelChanged as error:
-                if received.is_bound:
-                    of_other_models.add(asked)
-                    if not received.rest().model_digest or not self._turn_besides(of_other_models):
-                        raise
-                else:
-                    await outage.wait(error, self._addresses[asked])
+                await self._leave_other_model(error, asked, attempts)
             except (PeerUnavailable, Overloaded) as error:
                 self._without_streams.discard(asked)  # what comes back may be newer
                 if received.is_whole:
                     return  # only the end of the stream was lost
-                if self._is_closed:
-                    raise
-                if (full or isinstance(error, Overloaded)) and not (self._retries.wait_while_full or received.is_begun):
-                    full.add(asked)
-                    if not self._turn_besides(full):
-                        raise
-                else:
-                    if asked == self._next:
-                        self._turn()
-                    await outage.wait(error, self._addresses[asked])
+                await self._leave_failed(error, asked, attempts)
             rest = received.rest()
         if not received.is_whole:
             raise PeerFailed("the stream ended without a finish; the coordinator is not compatible")
+
+    async def _leave_other_model(self, error: ModelChanged, asked: int, attempts: _Attempts) -> None:
+        """Turn to a coordinator that may serve the request's model. Raise the error when there is none left."""
+        if not attempts.received.is_bound:
+            return await attempts.outage.wait(error, self._addresses[asked])
+        attempts.of_other_models.add(asked)
+        if not attempts.received.rest().model_digest or not self._turn_besides(attempts.of_other_models):
+            raise error
+
+    async def _leave_failed(self, error: PeerUnavailable | Overloaded, asked: int, attempts: _Attempts) -> None:
+        """Turn to the next coordinator, after a pause unless this one is only full. Raise when none is to be asked."""
+        if self._is_closed:
+            raise error
+        waits = self._retries.wait_while_full or attempts.received.is_begun
+        if (attempts.full or isinstance(error, Overloaded)) and not waits:
+            attempts.full.add(asked)
+            if not self._turn_besides(attempts.full):
+                raise error
+            return
+        if asked == self._next:
+            self._turn()
+        await attempts.outage.wait(error, self._addresses[asked])
 
     def _turn_besides(self, places: Collection[int]) -> bool:
         """Turn to an address outside `places`. Return False when there is none or retries are off."""

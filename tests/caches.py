@@ -2,16 +2,22 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from paceline.engine.cache.paged import KvPool
 from paceline.engine.interfaces import KvCache, KvShape, Span
 
 HEAD_COUNT = 4
 SHAPE = KvShape(2, HEAD_COUNT, 2, 4, torch.float32, torch.device("cpu"))
 PAGE_TOKENS = 4
 PAGE_BYTES = PAGE_TOKENS * SHAPE.token_bytes
+
+
+def pool_of(page_count: int, **options: Any) -> KvPool:
+    return KvPool(SHAPE, page_count * PAGE_BYTES, page_tokens=PAGE_TOKENS, **options)
 
 
 def vectors(prefix: Sequence[int], purpose: str) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Tiny random checkpoints of the architectures the engine runs, written once a session."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,21 @@ def write_related_draft(folder: Path, target: Path, family: str, *, noise: float
             parameter.add_(torch.randn_like(parameter) * noise * parameter.std())
     model.save_pretrained(folder)
     return folder
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | changes)
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    edit_json(folder / "config.json", **changes)
+
+
+def halve(path: Path) -> None:
+    """Leave the first half of a file, as a write that was cut off does."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])

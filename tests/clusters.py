@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +25,9 @@ from paceline.model_service.servicer import Answering
 from paceline.model_service.worker import ModelWorker
 from paceline.observe.metrics import new_registry
 from paceline.observe.tracing import traced_calls, traced_requests
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.instruments import Instruments
-from paceline.process.launcher import Addresses, ClusterOptions
+from paceline.process.launcher import Addresses
 from paceline.process.variables import NO_HEADS
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import PolicyName
@@ -126,12 +128,10 @@ async def cluster(
     heads: str | Path = NO_HEADS,
 ) -> AsyncIterator[Cluster]:
     """Serve; `interceptors` are those of both model services, `quantization` and `heads` are the target's."""
-    draft_options = replace(options, numerics="fast")
+    serve = partial(model_server, dtype=dtype, tracer=tracer, interceptors=interceptors)
     async with (
-        model_server(
-            "target", target, options, dtype, tracer, interceptors=interceptors, quantization=quantization, heads=heads
-        ) as verifying,
-        model_server("draft", draft, draft_options, dtype, tracer, interceptors=interceptors) as drafting,
+        serve("target", target, options, quantization=quantization, heads=heads) as verifying,
+        serve("draft", draft, replace(options, numerics="fast")) as drafting,
     ):
         settings = CoordinatorSettings(
             draft=drafting.address,

@@ -87,6 +87,13 @@ def workloads(found: list[Resource]) -> dict[str, Workload]:
     }
 
 
+def workload(overlay: str, component: str) -> Workload:
+    return workloads(resources(overlay))[component]
+
+
+GPU_OVERLAYS = [name for name in OVERLAYS if "cuda" in str(resources(name))]
+
+
 def _leaders(spec: Resource) -> Resource:
     """Return the first pods of groups as a StatefulSet would have them; the set gives them a label."""
     template = deepcopy(spec["leaderWorkerTemplate"]["leaderTemplate"])

@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM
 
-from tests.checkpoints import write_model, write_related_draft
+from tests.checkpoints import write_json, write_model, write_related_draft
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "LICENSE").read_text(encoding="utf-8")
@@ -24,14 +24,6 @@ GLM4_TOKENS = ("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"
 GLM45_TOKENS = (*GLM4_TOKENS, "<think>", "</think>", "/nothink")
 QWEN3_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEMPLATE = "{% for one in messages %}{{ one['content'] }}{% endfor %}"
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2), encoding="utf-8")
-
-
-def edit_json(path: Path, **changes: Any) -> None:
-    write_json(path, json.loads(path.read_text(encoding="utf-8")) | changes)
 
 
 def write_pair(folder: Path, name: str) -> tuple[Path, Path]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.client import RetryPolicy, describe_draft, describe_target
-from paceline.process.launcher import announced_endpoint
+from paceline.process.service_process import announced_endpoint
 from paceline.types import CacheDescription
 from tests.ports import port_for_later
 

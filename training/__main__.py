@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from paceline.cli.options import comma_counts
 from paceline.engine.heads.reading import KINDS, WEIGHTS, write_heads
 from paceline.laws.points import write_points
-from paceline.process.launcher import CORES, ClusterOptions
+from paceline.process.cluster_plan import CORES, ClusterOptions
 from training import draft, grid, heads, outputs, problems, target
 from training.features import FrozenTarget, features_of
 from training.lessons import Lesson, lessons, read_lessons, write_lessons

@@ -16,7 +16,8 @@ from transformers import LlamaForCausalLM
 
 from paceline.client import Client
 from paceline.errors import PacelineError
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.tasks import side_by_side
 from paceline.types import FinishReason, GenerationRequest, SamplingParameters, TokenIds
 from training.loop import IGNORED

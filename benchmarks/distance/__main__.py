@@ -29,7 +29,7 @@ from paceline.measure.figures import check_plots
 from paceline.measure.files import prepare_folder
 from paceline.measure.machine import describe_machine
 from paceline.measure.prompts import encode_lines, read_text_codec
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.variables import NO_DRAFT
 
 MAX_DELAY_MS = 1000

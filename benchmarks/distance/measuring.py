@@ -20,15 +20,9 @@ from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import Watch
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured
-from paceline.process.launcher import (
-    Addresses,
-    ClusterOptions,
-    Endpoint,
-    ServicePlan,
-    plan_cluster,
-    running_cluster,
-    running_service,
-)
+from paceline.process.cluster_plan import ClusterOptions, ServicePlan, plan_cluster
+from paceline.process.launcher import Addresses, running_cluster
+from paceline.process.service_process import Endpoint, running_service
 from paceline.types import SamplingParameters
 from tests.fakes.proxy import running_proxy
 

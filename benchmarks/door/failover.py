@@ -5,7 +5,7 @@ import asyncio
 from benchmarks.coordinator import instant_models
 from benchmarks.door.http import running_door
 from benchmarks.processes import coordinator_process
-from paceline.process.launcher import running_service
+from paceline.process.service_process import running_service
 
 MAX_NEW_TOKENS = 500
 FIRST_ID = 300

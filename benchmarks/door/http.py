@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from paceline.process.launcher import running_service
+from paceline.process.service_process import running_service
 
 MOST_CONNECTIONS = 512
 DATA = "data: "

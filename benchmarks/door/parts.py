@@ -19,7 +19,9 @@ from benchmarks.door.malformed import drawn_requests, refusals
 from paceline.client import Client
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.model_service.worker import ModelWorker
-from paceline.process.launcher import ClusterOptions, running_cluster, running_service
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
+from paceline.process.service_process import running_service
 from tests.fuzzing.bad_requests import MAX_BODY_BYTES
 
 console = Console(highlight=False, width=120)

@@ -22,7 +22,7 @@ from paceline.files import replace_file
 from paceline.measure.equivalence.precision import Precision
 from paceline.measure.figures import check_plots
 from paceline.measure.prompts import encode_lines, read_text_codec
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.variables import NO_DRAFT
 from training import problems
 from training.features import FrozenTarget, features_of

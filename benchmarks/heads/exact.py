@@ -14,7 +14,8 @@ from paceline.client import Client
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.equivalence.precision import Precision, with_precision
 from paceline.measure.rounds import RoundUse
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.process.variables import NO_DRAFT
 from paceline.types import DraftSource, SamplingParameters
 

@@ -19,7 +19,7 @@ from paceline.measure.contention import Contention, MachineWatch, counting, was_
 from paceline.measure.rounds import RoundUse
 from paceline.measure.source_sets import ALL_SOURCES, SourceSet
 from paceline.measure.system import Measured
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.variables import NO_DRAFT, NO_HEADS
 from paceline.types import DraftSource
 

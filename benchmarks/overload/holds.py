@@ -22,7 +22,7 @@ from benchmarks.scrapes import scraped
 from paceline.client import NO_RETRIES, Client
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.errors import PacelineError
-from paceline.process.launcher import running_service
+from paceline.process.service_process import running_service
 from paceline.text import TextCodec
 from paceline.types import GenerationRequest, SamplingParameters, Text, TokenIds
 from paceline.v1 import common_pb2

@@ -18,7 +18,7 @@ from benchmarks.simulation.measuring import measure, read_real, write_real
 from benchmarks.simulation.stages import figures as stage_figures
 from benchmarks.simulation.stages import table_of as table_of_stages
 from paceline.files import replace_file
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from training import problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)

@@ -19,7 +19,8 @@ from pydantic import TypeAdapter
 from paceline.client import NO_RETRIES, Client
 from paceline.files import replace_file
 from paceline.measure.load.load import LoadLog, SentRequest, run_loops
-from paceline.process.launcher import ClusterOptions, plan_cluster, running_service
+from paceline.process.cluster_plan import ClusterOptions, plan_cluster
+from paceline.process.service_process import running_service
 from paceline.simulate.saved_costs import SavedCosts
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, OutputPiece, TokenIds
 

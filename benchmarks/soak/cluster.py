@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from benchmarks.soak.changing_model import ChangingModel
 from paceline.builtin import resolve_model
 from paceline.kv_memory import parse_memory
-from paceline.process.launcher import HOST, Endpoint, ServiceProcess
+from paceline.process.cluster_plan import HOST
+from paceline.process.service_process import Endpoint, ServiceProcess
 
 ROLES = ("target", "draft", "coordinator")
 _MODULES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trustme
 
-from paceline.process.launcher import HOST
+from paceline.process.cluster_plan import HOST
 from paceline.security.channels import ChannelSecurity, channel_security
 
 

@@ -13,7 +13,8 @@ from coordinator.door.field_count import check_field_count
 from coordinator.door.open_streams import OpenStreams
 from coordinator.drafting.draft_models import DraftModels
 from coordinator.rounds.statistics import Statistics
-from paceline.codec.generation import accepted_to_pb, cluster_to_pb, piece_to_pb, request_from_pb
+from paceline.codec.cluster import cluster_to_pb
+from paceline.codec.generation import accepted_to_pb, piece_to_pb, request_from_pb
 from paceline.shared_stream import MOST_CALLS_KEY
 from paceline.types import ClusterDescription, GenerationRequest, ReplicaDescription
 from paceline.v1 import generation_service_pb2 as pb

@@ -18,6 +18,7 @@ from paceline.cli.options import (
     comma_counts,
     comma_list,
     run_async,
+    with_flags,
     with_pair_flags,
 )
 from paceline.cli.progress import work_progress
@@ -30,7 +31,7 @@ from paceline.measure.files import prepare_folder
 from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
 from paceline.measure.source_sets import ALL, read_source_set
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.variables import NO_HEADS
 
 if TYPE_CHECKING:
@@ -51,45 +52,76 @@ FULL = Extent("1,2,4,8,16,32", None, 128, 3)
 QUICK = Extent("1,8", 24, 48, 2)
 
 
-@with_pair_flags
-def command(
-    input_file: InputFile = None,
-    output: Annotated[Path, typer.Option(help="Folder for result.json, table.md and two plots.")] = Path("bench"),
-    category: Category = None,
-    prompt_count: PromptCount = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Under five minutes: less of everything not set.")] = False,
+@dataclass(frozen=True)
+class BenchFlags:
+    """Flags that say what is measured."""
+
+    quick: Annotated[bool, typer.Option("--quick", help="Under five minutes: less of everything not set.")] = False
     batch_sizes: Annotated[
         str | None,
         typer.Option(help=f"Generations at once, with commas. Unset: {FULL.batch_sizes}; quick: {QUICK.batch_sizes}."),
-    ] = None,
+    ] = None
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
             min=1, help=f"Most tokens of output. Unset: {FULL.max_new_tokens}; quick: {QUICK.max_new_tokens}."
         ),
-    ] = None,
-    runs: Annotated[
-        int | None, typer.Option(min=1, help=f"Timed runs. Unset: {FULL.runs}; quick: {QUICK.runs}.")
-    ] = None,
+    ] = None
+    runs: Annotated[int | None, typer.Option(min=1, help=f"Timed runs. Unset: {FULL.runs}; quick: {QUICK.runs}.")] = (
+        None
+    )
     systems: Annotated[str, typer.Option(help=f"What is measured, with commas: of {', '.join(SYSTEMS)}.")] = ",".join(
         kind for kind in KINDS if kind != LLAMA_CPP
-    ),
-    policies: Annotated[
-        str, typer.Option(help=f"How groups are formed, with commas: of {', '.join(POLICIES)}.")
-    ] = "continuous",
+    )
+    policies: Annotated[str, typer.Option(help=f"How groups are formed, with commas: of {', '.join(POLICIES)}.")] = (
+        "continuous"
+    )
     draft_counts: Annotated[
         str, typer.Option(help="Draft tokens a round and generation, with commas: numbers, auto, or both.")
-    ] = "5",
-    source_sets: SourceSets = ALL,
+    ] = "5"
+    source_sets: SourceSets = ALL
     by_category: Annotated[
         bool, typer.Option("--by-category", help="Each category of the file by itself too, which tells its speed.")
-    ] = False,
+    ] = False
     dtypes: Annotated[
         str, typer.Option(help=f"Types of weights and cache, with commas: of {', '.join(DTYPES)}, {AS_SERVED}")
-    ] = "auto",
-    chat: Chat = None,
-    gguf: Annotated[Path | None, typer.Option(help="The target's weights for llama.cpp.")] = None,
+    ] = "auto"
+    chat: Chat = None
+    gguf: Annotated[Path | None, typer.Option(help="The target's weights for llama.cpp.")] = None
+
+    @property
+    def extent(self) -> Extent:
+        return QUICK if self.quick else FULL
+
+    def plan(self, pair: ClusterOptions) -> BenchPlan:
+        """Raise InvalidRequest for a flag that cannot be read, and for heads that nobody gave."""
+        plan = BenchPlan(
+            pair,
+            comma_list("--systems", self.systems, SYSTEMS),
+            comma_counts("--batch-sizes", self.batch_sizes or self.extent.batch_sizes),
+            comma_list("--policies", self.policies, POLICIES),
+            _draft_counts(self.draft_counts),
+            tuple(Precision.parse(word) for word in comma_list("--dtypes", self.dtypes)),
+            self.max_new_tokens or self.extent.max_new_tokens,
+            self.runs or self.extent.runs,
+            self.gguf,
+            tuple(map(read_source_set, comma_list("--source-sets", self.source_sets))),
+            self.by_category,
+        )
+        if HEADS in plan.kinds and pair.heads == NO_HEADS:
+            raise InvalidRequest("--systems has heads, and there are none; give --heads", field="systems")
+        return plan
+
+
+@with_pair_flags
+@with_flags("measured", BenchFlags, BenchFlags)
+def command(
+    input_file: InputFile = None,
+    output: Annotated[Path, typer.Option(help="Folder for result.json, table.md and two plots.")] = Path("bench"),
+    category: Category = None,
+    prompt_count: PromptCount = None,
     *,
+    measured: BenchFlags,
     pair: ClusterOptions,
 ) -> None:
     """Measure throughput beside other systems. They run in turn: speculative and plain decoding, Hugging Face and
@@ -97,37 +129,22 @@ def command(
 
     Interrupted, it keeps what it has measured.
     """
-    extent = QUICK if quick else FULL
-    plan = BenchPlan(
-        pair,
-        comma_list("--systems", systems, SYSTEMS),
-        comma_counts("--batch-sizes", batch_sizes or extent.batch_sizes),
-        comma_list("--policies", policies, POLICIES),
-        _draft_counts(draft_counts),
-        tuple(Precision.parse(word) for word in comma_list("--dtypes", dtypes)),
-        max_new_tokens or extent.max_new_tokens,
-        runs or extent.runs,
-        gguf,
-        tuple(map(read_source_set, comma_list("--source-sets", source_sets))),
-        by_category,
-    )
-    lines = selected_lines(input_file, category, prompt_count or extent.prompt_count)
-    if by_category and not any(line.category for line in lines):
+    plan = measured.plan(pair)
+    lines = selected_lines(input_file, category, prompt_count or measured.extent.prompt_count)
+    if plan.by_category and not any(line.category for line in lines):
         raise InvalidRequest(
             "--by-category needs lines with a `category`, and there are none; give --input FILE", field="by_category"
         )
-    if HEADS in plan.kinds and pair.heads == NO_HEADS:
-        raise InvalidRequest("--systems has heads, and there are none; give --heads", field="systems")
     # Imported late: torch and matplotlib are slow to import, and not every installation has them.
     from paceline.measure.figures import check_plots
 
     check_plots()
     if LLAMA_CPP in plan.kinds:
-        check_llama_cpp(gguf)
+        check_llama_cpp(plan.gguf)
     prepare_folder(output)
     codec = read_text_codec(pair.target_model, pair.draft_model)
-    prompts = encode_lines(lines, codec, chat=codec.has_chat_template if chat is None else chat)
-    _Reporting(output).run(plan, prompts, str(input_file or "the demo"))
+    chat = codec.has_chat_template if measured.chat is None else measured.chat
+    _Reporting(output).run(plan, encode_lines(lines, codec, chat=chat), str(input_file or "the demo"))
 
 
 def _draft_counts(value: str) -> tuple[str, ...]:

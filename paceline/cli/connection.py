@@ -15,7 +15,8 @@ import typer
 from paceline.cli.options import ClusterFlags, Command, draft_limit, with_flags
 from paceline.client import NO_RETRIES, Client, Retry, RetryPolicy
 from paceline.errors import InvalidRequest, MethodNotFound, PacelineError, PeerUnavailable, StartupError
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.process.supervision import Tell
 from paceline.security.channels import ChannelSecurity, channel_security
 from paceline.types import ClusterDescription

@@ -25,7 +25,8 @@ from paceline.cli.prompts import PROMPTS, SHOWN
 from paceline.cli.trace import report
 from paceline.client import Client, Completion
 from paceline.observe.records import read_spans
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.types import (
     ClusterDescription,
     DraftSource,

@@ -27,7 +27,7 @@ from paceline.measure.equivalence.precision import AS_SERVED, NAMED_DTYPES, Prec
 from paceline.measure.files import prepare_folder
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec
 from paceline.measure.source_sets import ALL, read_source_set
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.text import TextCodec
 
 if TYPE_CHECKING:

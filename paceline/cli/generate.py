@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ from paceline.cli.options import (
     with_flags,
     with_sampling_flags,
 )
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.types import (
     ClusterDescription,
     GenerationFinish,
@@ -100,23 +101,21 @@ def command(
     options: ClusterOptions,
 ) -> None:
     """Stream the answer to one prompt, or to a conversation."""
-    limit = draft_limit(speculation, options)
-    drafting_options, response_format = drafting.options(), form.response_format()
+    asked = partial(
+        GenerationRequest,
+        max_new_tokens=max_new_tokens,
+        stop_strings=tuple(stop or ()),
+        max_draft_count=draft_limit(speculation, options),
+        sampling=sampling,
+        seed=seed,
+        drafting=drafting.options(),
+        predicted_output=Text(read_text("prediction", prediction)) if prediction else None,
+        response_format=form.response_format(),
+    )
     given = conversation.prompt(prompt, chat)
-    predicted_output = Text(read_text("prediction", prediction)) if prediction else None
 
     def request(cluster: ClusterDescription) -> GenerationRequest:
-        return GenerationRequest(
-            as_prompt(given, chat, cluster) if isinstance(given, str) else given,
-            max_new_tokens=max_new_tokens,
-            stop_strings=tuple(stop or ()),
-            max_draft_count=limit,
-            sampling=sampling,
-            seed=seed,
-            drafting=drafting_options,
-            predicted_output=predicted_output,
-            response_format=response_format,
-        )
+        return asked(as_prompt(given, chat, cluster) if isinstance(given, str) else given)
 
     run_async(_generate(connection, options, request, timeout_s, as_json=as_json))
 

@@ -24,6 +24,7 @@ from paceline.cli.options import (
     run_async,
     with_cluster_flags,
     with_drafting_flags,
+    with_flags,
     with_sampling_flags,
 )
 from paceline.cli.prompts import PROMPTS
@@ -34,7 +35,7 @@ from paceline.measure.load.arrivals import poisson_arrivals
 from paceline.measure.load.files import write_json, write_plot
 from paceline.measure.load.load import LoadLog, run_load
 from paceline.measure.load.summary import Objectives, summarize
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.prompt_file import read_lines
 from paceline.types import ClusterDescription, DraftingOptions, GenerationRequest, SamplingParameters
 
@@ -79,10 +80,24 @@ class LoadPlan:
         return asdict(self) | {"prompts": len(self.prompts)}
 
 
+@dataclass(frozen=True)
+class ObjectiveFlags:
+    """Flags that say what counts as good."""
+
+    slo_ttft_ms: Annotated[float | None, typer.Option(min=0.0, help="Goodput counts first tokens within this.")] = None
+    slo_tpot_ms: Annotated[float | None, typer.Option(min=0.0, help="Goodput counts time per token within this.")] = (
+        None
+    )
+
+    def objectives(self) -> Objectives:
+        return Objectives(_seconds(self.slo_ttft_ms), _seconds(self.slo_tpot_ms))
+
+
 @with_cluster_flags
 @with_connection_flags_for_single_calls
 @with_drafting_flags
 @with_sampling_flags
+@with_flags("wanted", ObjectiveFlags, ObjectiveFlags)
 def command(
     rate: Annotated[float, typer.Option(help="Requests a second, on average.")],
     duration_s: Annotated[
@@ -95,14 +110,11 @@ def command(
     output: Annotated[Path, typer.Option(help="Folder for load.json and load.png.")] = Path("load-results"),
     max_new_tokens: MaxNewTokens = 128,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals and sampling: the same seed sends the same.")] = 0,
-    slo_ttft_ms: Annotated[float | None, typer.Option(min=0.0, help="Goodput counts first tokens within this.")] = None,
-    slo_tpot_ms: Annotated[
-        float | None, typer.Option(min=0.0, help="Goodput counts time per token within this.")
-    ] = None,
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw load.png; needs matplotlib.")] = True,
     speculation: Speculation = True,
     chat: Chat = None,
     *,
+    wanted: ObjectiveFlags,
     sampling: SamplingParameters,
     drafting: DraftingFlags,
     connection: Connection,
@@ -119,11 +131,10 @@ def command(
     plan = LoadPlan(
         prompts, rate, duration_s, requests, seed, max_new_tokens, limit, chat, sampling, drafting.options()
     )
-    objectives = Objectives(_seconds(slo_ttft_ms), _seconds(slo_tpot_ms))
     if plot:
         plot = _can_plot(console)
     prepare_folder(output)
-    if run_async(_load(plan, objectives, connection, options, Report(console, output, plot))):
+    if run_async(_load(plan, wanted.objectives(), connection, options, Report(console, output, plot))):
         console.print("interrupted; the results are those until then", style="yellow")
         raise typer.Exit(INTERRUPTED)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.client import Completion
 from paceline.errors import InvalidRequest
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.supervision import Tell
 from paceline.types import (
     SOURCE_NAMES,

@@ -1,11 +1,13 @@
 """`paceline plan`: what a pair needs and gives within a memory, before anything is bought or started."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
+from paceline.cli.options import with_flags
 from paceline.cli.plan_view import needs_table, settings_table, shown_bytes, write_picture
 from paceline.errors import InvalidRequest, StartupError
 from paceline.kv_memory import parse_memory
@@ -27,7 +29,7 @@ from paceline.planning.search import (
     weighed,
 )
 from paceline.planning.speed import MACHINES, Machine, RoundCosts
-from paceline.process.launcher import settings_here
+from paceline.process.cluster_plan import settings_here
 from paceline.process.variables import NO_HEADS
 from paceline.simulate.measured_rounds import MeasuredRounds
 from paceline.simulate.saved_costs import read_costs
@@ -35,85 +37,124 @@ from paceline.simulate.saved_costs import read_costs
 MODEL_HELP = "Checkpoint directory, the path of a config.json alone, or"
 
 
-def command(
-    memory: Annotated[str, typer.Option(help="Bytes for all services' models together, such as 16GiB.")],
-    target_model: Annotated[str, typer.Option(help=f"{MODEL_HELP} builtin:target.")] = "builtin:target",
-    draft_model: Annotated[
-        str, typer.Option(help=f"{MODEL_HELP} builtin:draft; not read with --heads.")
-    ] = "builtin:draft",
+@dataclass(frozen=True)
+class ModelFlags:
+    """Flags that name a pair."""
+
+    target_model: Annotated[str, typer.Option(help=f"{MODEL_HELP} builtin:target.")] = "builtin:target"
+    draft_model: Annotated[str, typer.Option(help=f"{MODEL_HELP} builtin:draft; not read with --heads.")] = (
+        "builtin:draft"
+    )
     heads: Annotated[
         str,
         typer.Option(help="Folder of heads that draft in place of a draft service; or builtin:clover, builtin:eagle."),
-    ] = NO_HEADS,
-    conversations: Annotated[int, typer.Option(min=1, help="Conversations that are open at once.")] = 20,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each, prompt and output.")] = 512,
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Those of the prompt. Unset: half of them.")] = None,
+    ] = NO_HEADS
+
+    def pair(self, device: Literal["cpu", "cuda"]) -> Pair:
+        target = read_dimensions(self.target_model)
+        if self.heads != NO_HEADS:
+            return Pair(target, None, read_heads_size(self.heads), device)
+        return Pair(target, read_dimensions(self.draft_model), None, device)
+
+    @property
+    def title(self) -> str:
+        return f"{self.target_model} with {self.heads if self.heads != NO_HEADS else self.draft_model}"
+
+
+@dataclass(frozen=True)
+class WorkloadFlags:
+    """Flags that say what is to be served."""
+
+    conversations: Annotated[int, typer.Option(min=1, help="Conversations that are open at once.")] = 20
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each, prompt and output.")] = 512
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Those of the prompt. Unset: half of them.")] = None
     acceptance: Annotated[
         float, typer.Option(min=0, max=1, help="Chance of a draft to be accepted once those before it are.")
-    ] = 0.7,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the models run.")] = "cpu",
+    ] = 0.7
+
+    def workload(self, pair: Pair) -> Workload:
+        """Raise InvalidRequest for a conversation without output, or longer than the models can be."""
+        tokens, prompt = self.tokens, self.tokens // 2 if self.prompt_tokens is None else self.prompt_tokens
+        if prompt >= tokens:
+            raise InvalidRequest(
+                f"--prompt-tokens {prompt} leaves none of --tokens {tokens} for output; give fewer",
+                field="prompt_tokens",
+            )
+        longest = min(one.max_length for one in _models(pair))
+        if tokens > longest:
+            raise InvalidRequest(
+                f"--tokens {tokens} is more than the {longest} of the models; give fewer", field="tokens"
+            )
+        return Workload(self.conversations, tokens, prompt, self.acceptance)
+
+
+@dataclass(frozen=True)
+class MachineFlags:
+    """Flags that say how fast the models run."""
+
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the models run.")] = "cpu"
     bandwidth_gb_s: Annotated[
         float | None,
         typer.Option(
             min=0.001, help="Bandwidth of its memory, in 10^9 bytes a second. Unset: 20 on a CPU, 3350 on a GPU."
         ),
-    ] = None,
+    ] = None
     tflop_s: Annotated[
         float | None,
         typer.Option(
             min=0.001, help="Arithmetic of it, in 10^12 operations a second. Unset: 0.2 on a CPU, 400 on a GPU."
         ),
-    ] = None,
+    ] = None
     costs: Annotated[
         Path | None,
         typer.Option(help="Costs that `paceline simulate --save-costs` wrote. Unset: the floor by bandwidth."),
-    ] = None,
+    ] = None
+
+    def round_costs(self, pair: Pair) -> list[RoundCosts]:
+        """Return the costs of each of `INT8_STEPS`; measured ones are taken for all."""
+        if self.costs:
+            return [_measured(pair, self.costs)] * len(INT8_STEPS)
+        usual = MACHINES[self.device]
+        machine = Machine(self.bandwidth_gb_s or usual.bandwidth_gb_s, self.tflop_s or usual.tflop_s)
+        return [*floor_costs(pair, machine)]
+
+
+@with_flags("machine", MachineFlags, MachineFlags)
+@with_flags("served", WorkloadFlags, WorkloadFlags)
+@with_flags("models", ModelFlags, ModelFlags)
+def command(
+    memory: Annotated[str, typer.Option(help="Bytes for all services' models together, such as 16GiB.")],
     output: Annotated[
         Path | None, typer.Option(help="File to write the settings to, as variables. Unset: none.")
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="File for the picture, .svg or .png; needs matplotlib. Unset: none.")
     ] = None,
+    *,
+    models: ModelFlags,
+    served: WorkloadFlags,
+    machine: MachineFlags,
 ) -> None:
     """Say whether a pair fits a memory, and how fast it can be. It names the settings for that."""
     console = Console(highlight=False, soft_wrap=True)
     if picture:
         check_plots()
-    pair = _pair(target_model, draft_model, heads, device)
-    workload = _workload(conversations, tokens, prompt_tokens, acceptance, pair)
-    by_step = _costs(pair, costs, device, bandwidth_gb_s, tflop_s)
+    pair = models.pair(machine.device)
+    workload = served.workload(pair)
+    by_step = machine.round_costs(pair)
     made = plan(pair, workload, by_step, _budget(memory))
     own = _own(pair, workload, dict(zip(INT8_STEPS, by_step, strict=True)))
-    _tell(console, made, own, by_step[0].origin, conversations)
+    _tell(console, made, own, by_step[0].origin, served.conversations)
     if picture:
-        write_picture(picture, made, own, f"{target_model} with {heads if pair.heads else draft_model}")
+        write_picture(picture, made, own, models.title)
         console.print(f"picture: {picture}")
     chosen = made.chosen
     if chosen is None:
         raise StartupError(_refusal(memory, made.bound))
     if output:
-        words = f"paceline plan: {conversations} conversations of {tokens} tokens in {memory}"
-        write_variables(output, variables(chosen, target_model, draft_model, heads), words)
+        words = f"paceline plan: {served.conversations} conversations of {served.tokens} tokens in {memory}"
+        write_variables(output, variables(chosen, models.target_model, models.draft_model, models.heads), words)
         console.print(f"settings: {output}")
-
-
-def _pair(target_model: str, draft_model: str, heads: str, device: Literal["cpu", "cuda"]) -> Pair:
-    target = read_dimensions(target_model)
-    if heads != NO_HEADS:
-        return Pair(target, None, read_heads_size(heads), device)
-    return Pair(target, read_dimensions(draft_model), None, device)
-
-
-def _workload(conversations: int, tokens: int, prompt_tokens: int | None, acceptance: float, pair: Pair) -> Workload:
-    prompt = tokens // 2 if prompt_tokens is None else prompt_tokens
-    if prompt >= tokens:
-        raise InvalidRequest(
-            f"--prompt-tokens {prompt} leaves none of --tokens {tokens} for output; give fewer", field="prompt_tokens"
-        )
-    longest = min(one.max_length for one in _models(pair))
-    if tokens > longest:
-        raise InvalidRequest(f"--tokens {tokens} is more than the {longest} of the models; give fewer", field="tokens")
-    return Workload(conversations, tokens, prompt, acceptance)
 
 
 def _models(pair: Pair) -> list[ModelDimensions]:
@@ -125,17 +166,6 @@ def _budget(memory: str) -> int:
         return parse_memory(memory)
     except ValueError as error:
         raise InvalidRequest(f"--memory {memory!r}: {error}", field="memory") from error
-
-
-def _costs(
-    pair: Pair, path: Path | None, device: str, bandwidth_gb_s: float | None, tflop_s: float | None
-) -> list[RoundCosts]:
-    """Return the costs of each of `INT8_STEPS`; measured ones are taken for all."""
-    if path:
-        return [_measured(pair, path)] * len(INT8_STEPS)
-    usual = MACHINES[device]
-    machine = Machine(bandwidth_gb_s or usual.bandwidth_gb_s, tflop_s or usual.tflop_s)
-    return [*floor_costs(pair, machine)]
 
 
 def _measured(pair: Pair, path: Path) -> MeasuredRounds:

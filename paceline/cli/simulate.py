@@ -17,7 +17,7 @@ from paceline.cli.options import draft_limit, run_async, with_flags
 from paceline.client import Client
 from paceline.errors import InvalidRequest
 from paceline.files import replace_file
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.simulate.cluster import (
     Lengths,
     PlannedRequest,

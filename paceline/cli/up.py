@@ -11,7 +11,8 @@ from paceline.cli.options import run_async, teller, with_cluster_flags
 from paceline.client import describe_target
 from paceline.errors import PacelineError
 from paceline.numerics import promise
-from paceline.process.launcher import ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import running_cluster
 from paceline.process.variables import NO_HEADS
 from paceline.wire import termination
 

@@ -1,4 +1,4 @@
-"""Translation of the messages between the coordinator and its clients."""
+"""Translation of requests for text and of their outputs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -8,7 +8,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from paceline import types
 from paceline.codec.filling import filled
-from paceline.codec.models import model_from_pb, model_to_pb, values_of
+from paceline.codec.models import values_of
 from paceline.codec.sampling import (
     logprobs_from_pb,
     logprobs_to_pb,
@@ -16,6 +16,15 @@ from paceline.codec.sampling import (
     response_format_to_pb,
     sampling_from_pb,
     sampling_to_pb,
+)
+from paceline.codec.sources import (
+    HOPS,
+    SOURCE_TO_PB,
+    hop_from_pb,
+    hop_to_pb,
+    source_from_pb,
+    source_usage_from_pb,
+    source_usage_to_pb,
 )
 from paceline.errors import InvalidRequest
 from paceline.v1 import generation_service_pb2
@@ -27,9 +36,9 @@ _REASON_TO_PB = {
     types.FinishReason.STOP_STRING: generation_service_pb2.FINISH_REASON_STOP_STRING,
     types.FinishReason.STOP_TOKEN: generation_service_pb2.FINISH_REASON_STOP_TOKEN,
 }
+_REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 _CHUNK_IDS = 4096
 """Token ids read at a time; other threads may run in between."""
-_HOPS = ("propose", "verify")
 _PLAIN_FIELDS = (
     "max_new_tokens",
     "stop_strings",
@@ -46,32 +55,6 @@ _PLAIN_FIELDS = (
     "prompt_time_s",
 )
 """Fields of a request that its message has by the same name and in the same form."""
-_STATE_TO_PB = {
-    types.ReplicaState.UNSPECIFIED: generation_service_pb2.REPLICA_STATE_UNSPECIFIED,
-    types.ReplicaState.UP: generation_service_pb2.REPLICA_STATE_UP,
-    types.ReplicaState.DRAINING: generation_service_pb2.REPLICA_STATE_DRAINING,
-    types.ReplicaState.DOWN: generation_service_pb2.REPLICA_STATE_DOWN,
-    types.ReplicaState.REFUSED: generation_service_pb2.REPLICA_STATE_REFUSED,
-}
-_STATE_FROM_PB = {pb: state for state, pb in _STATE_TO_PB.items()}
-_CIRCUIT_TO_PB = {
-    types.CircuitState.UNSPECIFIED: generation_service_pb2.CIRCUIT_STATE_UNSPECIFIED,
-    None: generation_service_pb2.CIRCUIT_STATE_UNSPECIFIED,  # a description without a circuit; read as UNSPECIFIED
-    types.CircuitState.CLOSED: generation_service_pb2.CIRCUIT_STATE_CLOSED,
-    types.CircuitState.OPEN: generation_service_pb2.CIRCUIT_STATE_OPEN,
-    types.CircuitState.HALF_OPEN: generation_service_pb2.CIRCUIT_STATE_HALF_OPEN,
-}
-_CIRCUIT_FROM_PB = {pb: state for state, pb in _CIRCUIT_TO_PB.items()}
-_SOURCE_TO_PB = {
-    types.DraftSource.UNSPECIFIED: generation_service_pb2.DRAFT_SOURCE_UNSPECIFIED,
-    types.DraftSource.DRAFT: generation_service_pb2.DRAFT_SOURCE_DRAFT,
-    types.DraftSource.SUFFIX: generation_service_pb2.DRAFT_SOURCE_SUFFIX,
-    types.DraftSource.PREDICTION: generation_service_pb2.DRAFT_SOURCE_PREDICTION,
-    types.DraftSource.HEADS: generation_service_pb2.DRAFT_SOURCE_HEADS,
-}
-_SOURCE_FROM_PB = {pb: source for source, pb in _SOURCE_TO_PB.items()}
-# Another version may send values that are in none of these tables: they are read as UNSPECIFIED.
-_REASON_FROM_PB = {pb: reason for reason, pb in _REASON_TO_PB.items()}
 
 
 def request_to_pb(request: types.GenerationRequest) -> generation_service_pb2.GenerateTextRequest:
@@ -137,9 +120,9 @@ def _drafting_to_pb(options: types.DraftingOptions) -> generation_service_pb2.Dr
     if options == types.DraftingOptions():
         return None
     values = {
-        "sources": [_SOURCE_TO_PB[one] for one in options.sources],
+        "sources": [SOURCE_TO_PB[one] for one in options.sources],
         "in_order": options.in_order,
-        "forbidden_sources": [_SOURCE_TO_PB[one] for one in options.forbidden_sources],
+        "forbidden_sources": [SOURCE_TO_PB[one] for one in options.forbidden_sources],
         "draft_model": options.draft_model,
     }
     return filled(generation_service_pb2.DraftingOptions, values, prefix="drafting.")
@@ -192,7 +175,7 @@ def _drafting_from_pb(message: generation_service_pb2.DraftingOptions) -> types.
 
 def _sources_from_pb(values: Iterable[generation_service_pb2.DraftSource.ValueType]) -> tuple[types.DraftSource, ...]:
     """Read each source once: every round looks at them, and a message may repeat one a million times."""
-    return tuple(dict.fromkeys(_SOURCE_FROM_PB.get(one, types.DraftSource.UNSPECIFIED) for one in values))
+    return tuple(dict.fromkeys(source_from_pb(one) for one in values))
 
 
 def _prediction_from_pb(message: generation_service_pb2.GenerateTextRequest) -> types.Prediction | None:
@@ -262,7 +245,7 @@ def add_piece(message: generation_service_pb2.GenerateTextResponse, piece: types
         usage = piece.finish.usage
         message.finish.seed = piece.finish.seed
         message.finish.reason = _REASON_TO_PB[piece.finish.reason]
-        values = values_of(types.Usage, usage) | {"sources": map(_source_usage_to_pb, usage.sources)}
+        values = values_of(types.Usage, usage) | {"sources": map(source_usage_to_pb, usage.sources)}
         message.finish.usage.CopyFrom(generation_service_pb2.Usage(**values))
 
 
@@ -275,7 +258,7 @@ def _add_runs(
             token_ids=run.token_ids,
             texts=run.texts if any(run.texts) else None,
             accepted_count=run.accepted_count,
-            source=_SOURCE_TO_PB[source] if source else None,
+            source=SOURCE_TO_PB[source] if source else None,
         )
 
 
@@ -293,7 +276,7 @@ def _runs_of(tokens: Sequence[types.OutputToken]) -> Iterator[types.TokenRun]:
 
 
 def _run_from_pb(run: generation_service_pb2.TokenRun) -> types.TokenRun:
-    source = _SOURCE_FROM_PB.get(run.source, types.DraftSource.UNSPECIFIED)
+    source = source_from_pb(run.source)
     return types.TokenRun(run.token_ids, run.texts, run.accepted_count, source)
 
 
@@ -304,7 +287,7 @@ def _add_tokens(
         # Made in place: a separate message would be copied, which takes twice the time.
         added = messages.add(token_id=token.token_id, text=token.text, accepted=token.accepted)
         if token.source:
-            added.source = _SOURCE_TO_PB[token.source]
+            added.source = SOURCE_TO_PB[token.source]
         if token.logprobs:
             added.logprobs.CopyFrom(logprobs_to_pb(token.logprobs))
         if token.token_bytes or token.top_token_bytes:
@@ -313,31 +296,23 @@ def _add_tokens(
 
 
 def _round_to_pb(summary: types.RoundSummary) -> generation_service_pb2.RoundSummary:
-    hops = {name: _hop_to_pb(hop) if (hop := getattr(summary, name)) else None for name in _HOPS}
-    source = _SOURCE_TO_PB[summary.source] if summary.source else None
+    hops = {name: hop_to_pb(hop) if (hop := getattr(summary, name)) else None for name in HOPS}
+    source = SOURCE_TO_PB[summary.source] if summary.source else None
     return generation_service_pb2.RoundSummary(**values_of(types.RoundSummary, summary) | hops | {"source": source})
 
 
 def _round_from_pb(message: generation_service_pb2.RoundSummary) -> types.RoundSummary:
     values = values_of(types.RoundSummary, message) | {
-        "source": _SOURCE_FROM_PB.get(message.source, types.DraftSource.UNSPECIFIED) if message.source else None,
-        "propose": _hop_from_pb(message.propose) if message.HasField("propose") else None,
-        "verify": _hop_from_pb(message.verify),
+        "source": source_from_pb(message.source) if message.source else None,
+        "propose": hop_from_pb(message.propose) if message.HasField("propose") else None,
+        "verify": hop_from_pb(message.verify),
     }
     return types.RoundSummary(**values)
 
 
-def _hop_to_pb(hop: types.HopTime) -> generation_service_pb2.HopTime:
-    return generation_service_pb2.HopTime(**values_of(types.HopTime, hop))
-
-
-def _hop_from_pb(message: generation_service_pb2.HopTime) -> types.HopTime:
-    return types.HopTime(**values_of(types.HopTime, message))
-
-
 def _token_from_pb(message: generation_service_pb2.OutputToken) -> types.OutputToken:
     logprobs = logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None
-    source = _SOURCE_FROM_PB.get(message.source, types.DraftSource.UNSPECIFIED) if message.accepted else None
+    source = source_from_pb(message.source) if message.accepted else None
     top_bytes = tuple(message.top_token_bytes) if logprobs else ()
     return types.OutputToken(
         message.token_id, message.text, message.accepted, logprobs, source, message.token_bytes, top_bytes
@@ -356,121 +331,7 @@ def _finish_from_pb(message: generation_service_pb2.GenerationFinish) -> types.G
     reason = _REASON_FROM_PB.get(message.reason, types.FinishReason.UNSPECIFIED)
     lists = {
         "accepted_counts_by_position": tuple(message.usage.accepted_counts_by_position),
-        "sources": tuple(map(_source_usage_from_pb, message.usage.sources)),
+        "sources": tuple(map(source_usage_from_pb, message.usage.sources)),
     }
     usage = types.Usage(**values_of(types.Usage, message.usage) | lists)
     return types.GenerationFinish(reason, usage, message.seed)
-
-
-def _source_usage_to_pb(usage: types.SourceUsage) -> generation_service_pb2.SourceUsage:
-    values = values_of(types.SourceUsage, usage) | {"source": _SOURCE_TO_PB[usage.source]}
-    return generation_service_pb2.SourceUsage(**values)
-
-
-def _source_usage_from_pb(message: generation_service_pb2.SourceUsage) -> types.SourceUsage:
-    source = _SOURCE_FROM_PB.get(message.source, types.DraftSource.UNSPECIFIED)
-    return types.SourceUsage(**values_of(types.SourceUsage, message) | {"source": source})
-
-
-def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.DescribeClusterResponse:
-    return generation_service_pb2.DescribeClusterResponse(
-        target=model_to_pb(cluster.target),
-        draft=model_to_pb(cluster.draft) if cluster.draft else None,
-        batch_size=cluster.batch_size,
-        draft_count=cluster.draft_count,
-        policy=cluster.policy,
-        lane_count=cluster.lane_count,
-        live_sequence_count=cluster.live_sequence_count,
-        waiting_sequence_count=cluster.waiting_sequence_count,
-        statistics=_statistics_to_pb(cluster.statistics),
-        targets=map(_replica_to_pb, cluster.targets),
-        drafts=map(_replica_to_pb, cluster.drafts),
-        costs=_costs_to_pb(cluster.costs) if cluster.costs else None,
-        process_count=cluster.process_count,
-        process_index=cluster.process_index,
-    )
-
-
-def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> types.ClusterDescription:
-    return types.ClusterDescription(
-        target=model_from_pb(message.target),
-        draft=model_from_pb(message.draft) if message.HasField("draft") else None,
-        batch_size=message.batch_size,
-        draft_count=message.draft_count if message.HasField("draft_count") else None,
-        policy=message.policy,
-        lane_count=message.lane_count,
-        live_sequence_count=message.live_sequence_count,
-        waiting_sequence_count=message.waiting_sequence_count,
-        statistics=_statistics_from_pb(message.statistics),
-        targets=tuple(map(_replica_from_pb, message.targets)),
-        drafts=tuple(map(_replica_from_pb, message.drafts)),
-        costs=_costs_from_pb(message.costs) if message.HasField("costs") else None,
-        process_count=message.process_count or 1,
-        process_index=message.process_index,
-    )
-
-
-def _costs_to_pb(costs: types.MeasuredCosts) -> generation_service_pb2.MeasuredCosts:
-    return generation_service_pb2.MeasuredCosts(
-        calls=[generation_service_pb2.CallCosts(**values_of(types.CallCosts, one)) for one in costs.calls],
-        acceptances=[
-            generation_service_pb2.AcceptanceCounts(
-                **values_of(types.AcceptanceCounts, one) | {"source": _SOURCE_TO_PB[one.source]}
-            )
-            for one in costs.acceptances
-        ],
-    )
-
-
-def _costs_from_pb(message: generation_service_pb2.MeasuredCosts) -> types.MeasuredCosts:
-    return types.MeasuredCosts(
-        tuple(types.CallCosts(**values_of(types.CallCosts, one)) for one in message.calls),
-        tuple(
-            types.AcceptanceCounts(
-                _SOURCE_FROM_PB.get(one.source, types.DraftSource.UNSPECIFIED),
-                one.draft_model,
-                tuple(one.compared_counts),
-                tuple(one.right_counts),
-                one.output_deviation,
-            )
-            for one in message.acceptances
-        ),
-    )
-
-
-def _replica_to_pb(replica: types.ReplicaDescription) -> generation_service_pb2.ReplicaDescription:
-    return generation_service_pb2.ReplicaDescription(
-        address=replica.address,
-        state=_STATE_TO_PB[replica.state],
-        sequence_count=replica.sequence_count,
-        circuit=_CIRCUIT_TO_PB[replica.circuit],
-    )
-
-
-def _replica_from_pb(message: generation_service_pb2.ReplicaDescription) -> types.ReplicaDescription:
-    state = _STATE_FROM_PB.get(message.state, types.ReplicaState.UNSPECIFIED)
-    circuit = _CIRCUIT_FROM_PB.get(message.circuit, types.CircuitState.UNSPECIFIED)
-    return types.ReplicaDescription(message.address, state, message.sequence_count, circuit)
-
-
-def _statistics_to_pb(statistics: types.ClusterStatistics) -> generation_service_pb2.ClusterStatistics:
-    sizes = [
-        generation_service_pb2.GroupSizeCount(group_size=size, round_count=count)
-        for size, count in statistics.round_counts_by_group_size
-    ]
-    hops = {name: _hop_to_pb(getattr(statistics, name)) for name in _HOPS}
-    lists = {"round_counts_by_group_size": sizes, "sources": map(_source_usage_to_pb, statistics.sources)}
-    values = values_of(types.ClusterStatistics, statistics)
-    return generation_service_pb2.ClusterStatistics(**values | lists | hops)
-
-
-def _statistics_from_pb(message: generation_service_pb2.ClusterStatistics) -> types.ClusterStatistics:
-    values = values_of(types.ClusterStatistics, message) | {
-        "accepted_counts_by_position": tuple(message.accepted_counts_by_position),
-        "round_counts_by_group_size": tuple(
-            (one.group_size, one.round_count) for one in message.round_counts_by_group_size
-        ),
-        "sources": tuple(map(_source_usage_from_pb, message.sources)),
-    }
-    hops = {name: _hop_from_pb(getattr(message, name)) for name in _HOPS}
-    return types.ClusterStatistics(**values | hops)

@@ -10,7 +10,8 @@ from paceline.client import Client, describe_draft, describe_target
 from paceline.measure.rounds import Counters, rounds_between
 from paceline.measure.source_sets import ALL_SOURCES, SourceSet
 from paceline.measure.system import Measured
-from paceline.process.launcher import Addresses, ClusterOptions, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import Addresses, running_cluster
 from paceline.types import (
     DraftingOptions,
     GenerationRequest,

@@ -83,14 +83,7 @@ async def serve_model(
                 leading(runner.model.group, ranks, worker, settings.rank_timeout_s),
                 _server(role, settings, options, watched, exchanges, service_name, add) as server,
             ):
-                freeze_heap()
-                give_back()
-                await server.set_serving(True)
-                announce(name, server.address, watched.metrics_url)
-                await _until_stopped(settings, runner, worker)
-                # Coordinators that see this move their generations to other replicas, if there are any.
-                await server.set_serving(False)
-                await until_empty(runner, settings.shutdown_grace_s / 2)
+                await _serve_until_told(name, settings, watched, server, runner, worker)
         finally:
             worker.close()
 
@@ -115,6 +108,25 @@ def _server(
         interceptors=[CallCounter(watched.registry, role)],
         streams=exchanges,
     )
+
+
+async def _serve_until_told(
+    name: str,
+    settings: ModelServiceSettings,
+    watched: Instruments,
+    server: RunningServer,
+    runner: Runner,
+    worker: ModelWorker,
+) -> None:
+    """Answer calls until told to stop, and a while longer."""
+    freeze_heap()
+    give_back()
+    await server.set_serving(True)
+    announce(name, server.address, watched.metrics_url)
+    await _until_stopped(settings, runner, worker)
+    # Coordinators that see this move their generations to other replicas, if there are any.
+    await server.set_serving(False)
+    await until_empty(runner, settings.shutdown_grace_s / 2)
 
 
 async def _until_stopped(settings: ModelServiceSettings, runner: Runner, worker: ModelWorker) -> None:

@@ -6,7 +6,7 @@ win over variables.
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -255,6 +255,12 @@ SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 def flag_of(setting: str) -> str:
     """Return the flag of a setting."""
     return "--" + setting.replace("_", "-")
+
+
+def as_flags(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Return settings as a service's flags; None leaves one out."""
+    known = {name: value for name, value in values.items() if value is not None}
+    return tuple(word for name, value in known.items() for word in (flag_of(name), str(value)))
 
 
 def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:

@@ -1,6 +1,6 @@
 """Supervision of services that end unexpectedly.
 
-Owns the times and number of restarts and the messages about them. The launcher starts the processes.
+Owns the times and number of restarts and the messages about them. `service_process` starts them.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from paceline.cli.options import draft_limit
 from paceline.cli.run import command as run
 from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.errors import InvalidRequest, PacelineError, PeerUnavailable, StartupError, Unauthenticated
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.security.channels import channel_security
 from paceline.types import GenerationRequest, TokenIds
 from tests.certificates import Authority

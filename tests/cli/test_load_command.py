@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.client import Client
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from tests.clusters import cluster_here
 from tests.commands import ended, paceline_here, start
 

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from paceline.client import Client
-from paceline.process.launcher import ClusterOptions, ServiceProcess
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.service_process import ServiceProcess
 from paceline.types import GenerationRequest, SamplingParameters, Text, UserMessage
 from tests.certificates import Authority
 from tests.clusters import cluster_here, model_server
@@ -251,16 +252,7 @@ async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(draf
     addresses = [(await up.stdout.readline()).decode().split()[1] for _ in range(3)]
     lines = [json.dumps({"prompt": f"Tom has {n} apples and eats 2. How many are left?"}) for n in range(3, 43)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    run = [
-        "paceline",
-        "run",
-        "--input",
-        str(tmp_path / "in.jsonl"),
-        "--address",
-        addresses[0],
-        "--max-new-tokens",
-        "48",
-    ]
+    run = ["paceline", "run", "--input", str(tmp_path / "in.jsonl"), "--address", addresses[0], "--max-new-tokens=48"]
     disturbed = await start(*run, "--output", str(tmp_path / "disturbed.jsonl"))
     while not (tmp_path / "disturbed.jsonl.partial").exists():
         assert disturbed.returncode is None

@@ -12,7 +12,7 @@ from paceline.client import Client, describe_target
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import GenerationRequest, ReplicaState, TokenIds
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
-from tests.cluster.test_recovery import REQUESTS, coordinating, until
+from tests.cluster.test_recovery import REQUESTS, coordinating, undisturbed, until
 from tests.conftest import PairOfCheckpoints
 from tests.services import Models, Service, model_flags, running_services, until_freed
 
@@ -35,11 +35,6 @@ def follower_of(service: Service) -> psutil.Process:
     return follower
 
 
-async def expected_of(models: Models) -> list[list[int]]:
-    async with coordinating(models.targets[0].address, models.drafts[0].address) as client:
-        return [one.token_ids for one in await asyncio.gather(*map(client.complete, REQUESTS))]
-
-
 @pytest.mark.parametrize(
     ("grid", "victim"),
     [
@@ -55,7 +50,7 @@ async def expected_of(models: Models) -> list[list[int]]:
 async def test_a_rank_that_ends_or_hangs_ends_the_group_and_costs_no_token(
     grid: tuple[str, str], victim: str, models: Models, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
-    expected = await expected_of(models)
+    expected = await undisturbed(models)
     alone, draft = models.targets[0], models.drafts[0]
     with over_ranks(pairs["Llama"], *grid) as service:
         follower = follower_of(service)

@@ -51,13 +51,13 @@ async def coordinating(target: str, draft: str, **settings: Any) -> AsyncIterato
 
 @pytest.fixture(scope="module")
 def expected(models: Models) -> Outputs:
-    """Return the outputs of undisturbed requests."""
+    return asyncio.run(undisturbed(models))
 
-    async def run() -> Outputs:
-        async with coordinating(models.targets[0].address, models.drafts[0].address) as client:
-            return [one.token_ids for one in await asyncio.gather(*map(client.complete, REQUESTS))]
 
-    return asyncio.run(run())
+async def undisturbed(models: Models) -> Outputs:
+    """Return the outputs of requests when nothing happens."""
+    async with coordinating(models.targets[0].address, models.drafts[0].address) as client:
+        return [one.token_ids for one in await asyncio.gather(*map(client.complete, REQUESTS))]
 
 
 async def disturbed(client: Client, disturb: Disturb, requests: Sequence[GenerationRequest] = REQUESTS) -> Outputs:

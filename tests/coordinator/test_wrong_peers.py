@@ -23,8 +23,8 @@ from coordinator.startup import wait_for_target
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, connected
 from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.instruments import Instruments
-from paceline.process.launcher import ClusterOptions
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.wire import RunningServer, ServerOptions, open_channel, running_server
 from paceline.wire.peers import service_at

@@ -1,20 +1,18 @@
 """The Kubernetes manifests match the code: ports, flags, names, probes, grace periods. No cluster needed."""
 
 import re
-import sys
-from collections.abc import Callable
 
 import pytest
 import yaml
 
 import paceline
 from coordinator.config import CoordinatorSettings
-from paceline.errors import ModelNotUsable
 from paceline.gateway.access import LIVENESS_PATH, OPEN_PATHS
 from paceline.gateway.config import GatewaySettings
 from paceline.observe.spans.protocols import otlp_protocol
 from paceline.process.settings import ModelServiceSettings, ProcessSettings, ServiceSettings
 from tests.manifests import (
+    GPU_OVERLAYS,
     KUBERNETES,
     OVERLAYS,
     SETTINGS,
@@ -25,10 +23,10 @@ from tests.manifests import (
     of_kind,
     resources,
     startup_s,
+    workload,
     workloads,
 )
 
-FETCH = workloads(resources("production"))["target"].pod["initContainers"][0]["command"]
 OTHER_VARIABLES = {
     "HF_HOME",
     "HF_HUB_OFFLINE",
@@ -45,10 +43,6 @@ OTHER_VARIABLES = {
 }
 """Variables that other programs read."""
 
-GPU_OVERLAYS = [name for name in OVERLAYS if "cuda" in str(resources(name))]
-OFFLINE = {"air-gapped", "air-gapped-green"}
-BESIDE_BLUE = [("cpu", "green"), ("production", "production-green"), ("air-gapped", "air-gapped-green")]
-"""A blue overlay, and the same one as green."""
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 each_workload = pytest.mark.parametrize(
@@ -56,10 +50,6 @@ each_workload = pytest.mark.parametrize(
     [(overlay, component) for overlay in OVERLAYS for component in workloads(resources(overlay))],
 )
 with_gateway = pytest.mark.parametrize("overlay", [one for one in OVERLAYS if "gateway" in workloads(resources(one))])
-
-
-def workload(overlay: str, component: str) -> Workload:
-    return workloads(resources(overlay))[component]
 
 
 def named(overlay: str, component: str) -> str:
@@ -162,7 +152,7 @@ def test_the_coordinator_waits_for_targets_as_long_as_they_may_take(
 @each_overlay
 def test_a_rollout_is_given_up_only_after_the_longest_start(overlay: str) -> None:
     """Review D2: a rollout failed after 600 s, and the coordinator may take 3,700 s to start."""
-    longest_s = startup_s(workloads(resources(overlay))["coordinator"])
+    longest_s = startup_s(workload(overlay, "coordinator"))
     for deployment in of_kind(resources(overlay), "Deployment").values():
         # Besides its start, a pod is placed on a node and its image pulled. A gateway is ready when a coordinator is.
         assert deployment["spec"]["progressDeadlineSeconds"] >= longest_s + 240
@@ -262,49 +252,6 @@ def test_model_pods_may_share_a_node_and_the_draft_is_near_a_target(overlay: str
     assert all(term["labelSelector"]["matchLabels"]["app.kubernetes.io/instance"] == colour(overlay) for term in terms)
 
 
-@pytest.mark.review
-@pytest.mark.parametrize("component", ["draft", "target"])
-@pytest.mark.parametrize("overlay", GPU_OVERLAYS)
-def test_weights_are_fetched_by_one_container_with_a_token_that_need_not_be_there(overlay: str, component: str) -> None:
-    """Review D7: no secret for a token, and no offline mode."""
-    one = workload(overlay, component)
-    secrets = [volume["secret"] for volume in one.pod["volumes"] if volume["name"] == "hugging-face"]
-    assert all(secret["optional"] for secret in secrets)
-    before = one.pod.get("initContainers", [])
-    fetching = [one.container] if overlay == "gpu" else before
-    assert len(secrets) == len(fetching) == (overlay not in OFFLINE)
-    for container in (one.container, *before):
-        variables = {variable["name"]: variable.get("value") for variable in container["env"]}
-        assert (variables.get("HF_TOKEN_PATH") == "/hugging-face/token") is (container in fetching)
-        assert any(mount["name"] == "hugging-face" for mount in container["volumeMounts"]) is (container in fetching)
-    (models,) = [mount for mount in one.container["volumeMounts"] if mount["name"] == "models"]
-    assert models.get("readOnly", False) is (overlay != "gpu")
-    assert one.environment.get("HF_HUB_OFFLINE") == (None if overlay == "gpu" else "1")
-
-
-@pytest.mark.parametrize("component", ["draft", "target"])
-@pytest.mark.parametrize("overlay", ["node-weights", "production", "production-green"])
-def test_the_container_before_a_service_finds_the_model_as_the_service_does(overlay: str, component: str) -> None:
-    one = workload(overlay, component)
-    (before,) = one.pod["initContainers"]
-    assert before["image"] == one.container["image"]
-    assert before["securityContext"] == one.container["securityContext"]
-    assert {"name": "HF_HUB_OFFLINE", "value": "0"} in before["env"]
-    assert before["envFrom"] == one.container["envFrom"]
-    assert before["args"] == [f"$(PACELINE_{component.upper()}_MODEL)"]
-    assert before["command"] == FETCH
-
-
-def test_what_that_container_runs_finds_a_model_and_fails_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    (python, flag, code) = FETCH
-    assert (python, flag) == ("python", "-c")
-    monkeypatch.setattr(sys, "argv", ["-c", "builtin:draft"])
-    exec(code, {})
-    monkeypatch.setattr(sys, "argv", ["-c", "no such model"])
-    with pytest.raises(ModelNotUsable):
-        exec(code, {})
-
-
 def test_the_runtime_of_the_gpus_may_be_named() -> None:
     named = {overlay: workload(overlay, "target").pod.get("runtimeClassName") for overlay in OVERLAYS}
     assert named == dict.fromkeys(OVERLAYS) | {"node-weights": "nvidia"}
@@ -387,75 +334,6 @@ def test_the_coordinators_certificate_bears_every_name_that_clients_use(overlay:
         assert "paceline-coordinator.paceline:7700" in (KUBERNETES.parents[1] / document).read_text()
 
 
-def test_green_shares_blues_certificates_which_bear_its_names() -> None:
-    names = {
-        one["spec"]["secretName"]: one["spec"].get("dnsNames", [])
-        for one in of_kind(resources("tls"), "Certificate").values()
-    }
-    green = workloads(resources("green"))["coordinator"].environment
-    for component in ("draft", "target"):
-        host, _, _ = green[f"PACELINE_COORDINATOR_{component.upper()}"].partition(":")
-        assert host == f"paceline-{component}-green" and host in names[f"paceline-{component}-tls"]
-
-
-SELECTORS: dict[str, Callable[[Resource], dict[str, str]]] = {
-    "Service": lambda spec: spec["selector"],
-    "Deployment": lambda spec: spec["selector"]["matchLabels"],
-    "StatefulSet": lambda spec: spec["selector"]["matchLabels"],
-    "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
-}
-
-
-def selectors(overlay: str) -> list[dict[str, str]]:
-    return [SELECTORS[one["kind"]](one["spec"]) for one in resources(overlay) if one["kind"] in SELECTORS]
-
-
-@pytest.mark.parametrize(("selecting", "of"), [*BESIDE_BLUE, *((green, blue) for blue, green in BESIDE_BLUE)])
-def test_one_colour_finds_its_own_pods_and_none_of_the_other(selecting: str, of: str) -> None:
-    pods = {overlay: [one.labels for one in workloads(resources(overlay)).values()] for overlay in (selecting, of)}
-    for selector in selectors(selecting):
-        assert any(selector.items() <= labels.items() for labels in pods[selecting])
-        assert not any(selector.items() <= labels.items() for labels in pods[of])
-
-
-@pytest.mark.parametrize(("blue", "green"), BESIDE_BLUE)
-def test_applying_one_colour_changes_nothing_of_the_other_and_removing_green_leaves_the_namespace(
-    blue: str, green: str
-) -> None:
-    def identities(overlay: str) -> set[tuple[str, str]]:
-        return {(one["kind"], one["metadata"]["name"]) for one in resources(overlay)}
-
-    assert not identities(green) & identities(blue)
-    assert all(
-        name.removeprefix("paceline-").split("-")[-1] == "green" or kind == "ConfigMap"
-        for kind, name in identities(green)
-    )
-
-
-@pytest.mark.parametrize(("blue", "green"), BESIDE_BLUE)
-def test_green_reads_blues_weights_and_secrets(blue: str, green: str) -> None:
-    """Green had an empty volume of its own: it downloaded everything again and, without a way out, never started."""
-    found = workloads(resources(green))
-    assert not of_kind(resources(green), "PersistentVolumeClaim")
-    claims = set(of_kind(resources(blue), "PersistentVolumeClaim"))
-    assert claims == (set() if blue == "cpu" else {"paceline-models"})
-    for component in ("draft", "target"):
-        volumes = found[component].pod["volumes"]
-        mounted = {one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one}
-        assert mounted == claims
-        assert [one["secret"] for one in volumes if "secret" in one] == [
-            one["secret"] for one in workload(blue, component).pod["volumes"] if "secret" in one
-        ]
-
-
-def test_once_clients_are_moved_blue_keeps_its_names_and_runs_nothing() -> None:
-    moved, http = resources("moved"), resources("http")
-    coordinator = workloads(resources("green"))["coordinator"]
-    assert of_kind(moved, "Service")["paceline-coordinator"]["spec"]["selector"].items() <= coordinator.labels.items()
-    assert {one["metadata"]["name"] for one in moved} == {one["metadata"]["name"] for one in http}
-    assert all((one.spec["replicas"] == 0) is (name != "gateway") for name, one in workloads(moved).items())
-
-
 @each_workload
 def test_spans_are_sent_where_a_policy_lets_them_pass(overlay: str, component: str) -> None:
     """The component `traces` named the collector and left tracing off."""
@@ -487,30 +365,3 @@ def test_every_variable_of_the_compose_file_is_a_setting_and_its_grace_is_enough
     told = {name.removeprefix(prefix).lower(): value for name, value in service["environment"].items()}
     assert set(told) <= set(SETTINGS[component].model_fields)
     assert int(service["stop_grace_period"].removesuffix("s")) > told["shutdown_grace_s"]
-
-
-FILES = [
-    *(file for pattern in ("*.yaml", "*.env") for file in KUBERNETES.rglob(pattern)),
-    *(KUBERNETES.parent / name for name in ("Dockerfile", "README.md", "compose.yaml", "observability/README.md")),
-]
-OTHER_FLAGS = {"--write", "--requests", "--no-speculation", "--build", "--secret", "--authority"}
-"""Flags in prose that belong to scripts, docker, compose and `paceline`, and to no service."""
-
-
-def test_every_flag_that_prose_names_is_a_services() -> None:
-    known = {f"--{name.replace('_', '-')}" for kind in SETTINGS.values() for name in kind.model_fields}
-    named = set()
-    for file in FILES:
-        text = file.read_text()
-        # In Markdown only code within sentences counts; blocks are other programs' commands.
-        said = re.findall(r"`(--[a-z-]+)", text) if file.suffix == ".md" else re.findall(r"#.*?(--[a-z-]+)", text)
-        named |= set(said)
-    assert {"--shutdown-grace-s", "--kv-memory"} <= named
-    assert named - OTHER_FLAGS <= known
-
-
-def test_the_readme_names_every_alert_and_its_section() -> None:
-    rules = (KUBERNETES.parent / "observability/prometheus/rules.yml").read_text()
-    alerts = re.findall(r"alert: (\w+)", rules)
-    named = re.findall(r"\[\w+\]\(observability/README\.md#(\w+)\)", (KUBERNETES.parent / "README.md").read_text())
-    assert alerts and sorted(named) == sorted(alert.lower() for alert in alerts)

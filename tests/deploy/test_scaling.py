@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, startup_s, workloads
+from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, startup_s, workload, workloads
 from tests.prometheus import promtool
 from tests.scrapes import selectors, unknown_selectors
 
@@ -59,7 +59,7 @@ def test_autoscalers_name_workloads_that_exist_and_leave_their_replicas_alone(ov
 @pytest.mark.parametrize("component", ["draft", "target"])
 def test_no_model_pod_is_added_before_the_last_one_had_time_to_load(overlay: str, component: str) -> None:
     """Review D4: one more every 120 s, when each downloaded for up to an hour."""
-    one, name = workloads(resources(overlay))[component], f"paceline-{component}"
+    one, name = workload(overlay, component), f"paceline-{component}"
     found = {
         **autoscalers(overlay),
         **{

@@ -4,13 +4,9 @@ import pytest
 
 from paceline.engine.cache.paged import KvPool
 from paceline.errors import CacheFull
-from tests.caches import PAGE_BYTES, PAGE_TOKENS, SHAPE, fill, run_pass
+from tests.caches import PAGE_BYTES, PAGE_TOKENS, fill, pool_of, run_pass
 
 PROMPT = [1, 2, 3, 4, 5, 6]
-
-
-def pool_of(page_count: int) -> KvPool:
-    return KvPool(SHAPE, page_count * PAGE_BYTES, page_tokens=PAGE_TOKENS)
 
 
 def grow(pool: KvPool, sequence_id: str, token_ids: list[int]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hatch_build import HEADERS, LIBRARY, SOURCE, KernelsHook
+from hatch_build import LIBRARY, SOURCE, KernelsHook
 from tests.tools import missing
 
 
@@ -25,8 +25,6 @@ def build(root: Path, source: str) -> tuple[dict[str, Any], list[str]]:
     """Return the build data and the warnings."""
     (root / SOURCE).parent.mkdir(parents=True)
     (root / SOURCE).write_text(source)
-    for header in HEADERS:
-        (root / header).write_text("")
     (root / LIBRARY).write_text("of an earlier build")
     app, build_data = App(), {"artifacts": [], "pure_python": True}
     hook: Any = KernelsHook

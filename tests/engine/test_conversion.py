@@ -24,9 +24,9 @@ from paceline.engine.model.conversion import convert
 from paceline.errors import InvalidRequest, ModelNotUsable, StartupError
 from paceline.text import TextCodec
 from paceline.types import Text
-from tests.checkpoints import write_model
+from tests.checkpoints import edit_json, halve, write_model
 from tests.commands import paceline_here
-from tests.published_forms import edit_json, write_pair, write_pickled, write_sentencepiece
+from tests.published_forms import write_pair, write_pickled, write_sentencepiece
 
 pytestmark = pytest.mark.review  # D7
 WEIGHTS = "pytorch_model.bin"
@@ -138,11 +138,6 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(is_of_today: bool
     assert not ran.exists()
 
 
-def halve(folder: Path) -> None:
-    content = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(content[: len(content) // 2])
-
-
 def lose_a_shard(folder: Path) -> None:
     write_pickled(folder, tensors_of(folder, WEIGHTS), 2)
     (folder / WEIGHTS).unlink()
@@ -152,7 +147,7 @@ def lose_a_shard(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (halve, "cannot be read, perhaps half written"),
+        (lambda folder: halve(folder / WEIGHTS), "cannot be read, perhaps half written"),
         (lambda folder: (folder / WEIGHTS).write_bytes(b""), "perhaps half written: it is empty"),
         (lambda folder: torch.save([torch.ones(3)], folder / WEIGHTS), "holds something other than named tensors"),
         (lambda folder: torch.save({}, folder / WEIGHTS), "holds something other than named tensors"),

@@ -19,6 +19,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import IncompatiblePair, ModelNotUsable
 from paceline.types import ModelDescription
+from tests.checkpoints import edit_config
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.device_kernels import models_of_a_device
 
@@ -37,11 +38,6 @@ def checkpoint(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> Path:
 def described(model: Path, **options: Any) -> ModelDescription:
     dtype, quantization = options.pop("dtype", "auto"), options.pop("quantization", "none")
     return Runner(load_model(str(model), dtype, quantization=quantization), EngineOptions("1MiB", **options)).describe()
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def change_weight(folder: Path) -> None:
@@ -64,7 +60,7 @@ def write_sharded(folder: Path) -> None:
         lambda folder: None,
         write_sharded,
         lambda folder: (folder / "consolidated.safetensors").write_bytes(b"what nobody reads"),
-        lambda folder: edit(folder, transformers_version="9.9", _name_or_path="elsewhere"),
+        lambda folder: edit_config(folder, transformers_version="9.9", _name_or_path="elsewhere"),
     ],
 )
 def test_the_same_weights_are_one_model_at_any_path_and_under_any_name(
@@ -96,7 +92,7 @@ def test_a_shard_that_is_not_there_is_said_to_be_missing(checkpoint: Path) -> No
     ("field", "change"),
     [
         ("weights_digest", change_weight),
-        ("configuration_digest", lambda folder: edit(folder, rms_norm_eps=1e-3)),
+        ("configuration_digest", lambda folder: edit_config(folder, rms_norm_eps=1e-3)),
         ("configuration_digest", lambda folder: (folder / "chat_template.jinja").write_text("another")),
     ],
 )

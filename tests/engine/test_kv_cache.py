@@ -16,7 +16,7 @@ from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.interfaces import KvCache, Span
 from paceline.errors import Overloaded, PacelineError, PrefixNotCached, SequenceNotFound
-from tests.caches import HEAD_COUNT, PAGE_BYTES, PAGE_TOKENS, SHAPE, fill, run_pass
+from tests.caches import HEAD_COUNT, PAGE_BYTES, PAGE_TOKENS, SHAPE, fill, pool_of, run_pass
 
 IDS = st.sampled_from("abcde")
 # Few different tokens, so that prefixes are often equal.
@@ -91,7 +91,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 class PagedMachine(CacheMachine):
     def make(self) -> KvCache:
-        return KvPool(SHAPE, 12 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+        return pool_of(12)
 
     @invariant()
     def no_page_leaks_and_none_is_shared_unseen(self) -> None:
@@ -137,12 +137,8 @@ TestOutgrowing.settings = settings(max_examples=25, stateful_step_count=20)
 TestDense.settings = settings(max_examples=25, stateful_step_count=15)
 
 
-def paged(page_count: int) -> KvPool:
-    return KvPool(SHAPE, page_count * PAGE_BYTES, page_tokens=PAGE_TOKENS)
-
-
 def strict(page_count: int) -> KvPool:
-    return KvPool(SHAPE, page_count * PAGE_BYTES, page_tokens=PAGE_TOKENS, attention=StrictAttention)
+    return pool_of(page_count, attention=StrictAttention)
 
 
 def dense(page_count: int) -> DenseCache:
@@ -179,7 +175,7 @@ def attended_rows(cache: KvCache, base_length: int, count: int, planted: tuple[s
     [(9, 4, 20), (5, 20, 20), (0, 20, 20), (8, 16, 11)],
     ids=["drafts", "chunk", "prompt", "segments"],
 )
-@pytest.mark.parametrize("make", [paged, strict, dense])
+@pytest.mark.parametrize("make", [pool_of, strict, dense])
 def test_what_is_not_finite_reaches_no_earlier_token_and_no_other_row(
     make: Callable[[int], KvCache], base_length: int, count: int, page_count: int, part: str, number: float
 ) -> None:

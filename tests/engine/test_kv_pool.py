@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.cache.paged import KvPool
 from paceline.errors import Overloaded
-from tests.caches import PAGE_BYTES, PAGE_TOKENS, SHAPE, fill
+from tests.caches import PAGE_BYTES, fill, pool_of
 
 
 def test_equal_prompts_hold_one_copy_and_are_computed_once() -> None:
-    pool = KvPool(SHAPE, 100 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    pool = pool_of(100)
     prompt = [n % 7 for n in range(32)]
     assert [fill(pool, sequence_id, [*prompt, n]) for n, sequence_id in enumerate("abcdefgh")] == [0] + [32] * 7
     cache = pool.describe()
@@ -20,14 +19,14 @@ def test_equal_prompts_hold_one_copy_and_are_computed_once() -> None:
 
 
 def test_callers_that_are_kept_apart_share_no_page() -> None:
-    pool = KvPool(SHAPE, 100 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    pool = pool_of(100)
     prompt = [n % 7 for n in range(32)]
     ids = ("one/a", "other/a", "one/b", "a", "other/b")
     assert [fill(pool, sequence_id, [*prompt, 1]) for sequence_id in ids] == [0, 0, 32, 0, 32]
 
 
 def test_a_finished_prompt_stays_until_memory_is_wanted_and_the_least_recently_used_goes_first() -> None:
-    pool = KvPool(SHAPE, 16 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    pool = pool_of(16)
     first, second = [1] * 24, [2] * 24
     for sequence_id, prompt in (("a", first), ("b", second)):
         fill(pool, sequence_id, prompt)
@@ -42,7 +41,7 @@ def test_a_finished_prompt_stays_until_memory_is_wanted_and_the_least_recently_u
 
 
 def test_without_sharing_nothing_is_kept_or_taken_over() -> None:
-    pool = KvPool(SHAPE, 16 * PAGE_BYTES, page_tokens=PAGE_TOKENS, prefix_sharing=False)
+    pool = pool_of(16, prefix_sharing=False)
     assert fill(pool, "a", [1] * 20) == fill(pool, "b", [1] * 20) == 0
     pool.release("a")
     assert pool.describe().idle_bytes == 0
@@ -50,7 +49,7 @@ def test_without_sharing_nothing_is_kept_or_taken_over() -> None:
 
 
 def test_a_full_pool_says_what_is_missing_and_keeps_what_it_has() -> None:
-    pool = KvPool(SHAPE, 4 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    pool = pool_of(4)
     fill(pool, "a", [1] * 10)
     with pytest.raises(
         Overloaded, match=f"{6 * PAGE_BYTES} more bytes are needed, {3 * PAGE_BYTES} of {4 * PAGE_BYTES}"
@@ -74,7 +73,7 @@ class Watched(tuple[int, ...]):
 @pytest.mark.review
 def test_taking_over_a_cached_prompt_costs_as_much_as_it_is_long() -> None:
     """Review B10: the cost was quadratic, 1.24 s for 131,072 tokens."""
-    pool = KvPool(SHAPE, 2000 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    pool = pool_of(2000)
     prompt = [n % 7 for n in range(4 * 1000)]
     pool.keep("a", 0, ())
     pool.append("a", prompt)
@@ -85,7 +84,7 @@ def test_taking_over_a_cached_prompt_costs_as_much_as_it_is_long() -> None:
 
 
 def test_truncation_and_regrowth_within_a_page_copy_nothing() -> None:
-    pool = KvPool(SHAPE, 40 * PAGE_BYTES, page_tokens=PAGE_TOKENS)
+    pool = pool_of(40)
     fill(pool, "a", [5] * 50)
     pages = list(pool._sequences["a"].pages)
     pool.truncate("a", 46)

@@ -1,6 +1,5 @@
 """The loader's refusals and their words."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from paceline.engine import self_check
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
 from paceline.errors import ModelNotUsable, StartupError
-from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE
+from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_config, halve
 from tests.conftest import PairOfCheckpoints
 
 WEIGHTS = "model.safetensors"
@@ -27,20 +26,10 @@ def checkpoint(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> Path:
     return Path(shutil.copytree(pairs["Qwen3"].target, tmp_path / "checkpoint"))
 
 
-def edit(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def drop_tensor(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     tensors.pop("model.layers.1.mlp.up_proj.weight")
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-
-
-def cut(folder: Path) -> None:
-    content = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(content[: len(content) // 2])
 
 
 @pytest.mark.parametrize(
@@ -50,16 +39,22 @@ def cut(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "config.json").write_text("{half"), "not a JSON object"),
         (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
-        (lambda folder: edit(folder, architectures=["T5ForConditionalGeneration"]), "architecture T5For"),
-        (lambda folder: edit(folder, is_encoder_decoder=True), "is an encoder-decoder (is_encoder_decoder is set)"),
-        (lambda folder: edit(folder, layer_types=["full_attention", "linear_attention"]), "kind linear_attention"),
-        (lambda folder: edit(folder, architectures=None), "architecture none"),
-        (lambda folder: edit(folder, use_sliding_window=True), "sliding-window"),
-        (lambda folder: edit(folder, quantization_config={"quant_method": "fp8"}), "is quantised"),
-        (lambda folder: edit(folder, dtype="float64"), "states dtype torch.float64"),
+        (lambda folder: edit_config(folder, architectures=["T5ForConditionalGeneration"]), "architecture T5For"),
+        (
+            lambda folder: edit_config(folder, is_encoder_decoder=True),
+            "is an encoder-decoder (is_encoder_decoder is set)",
+        ),
+        (
+            lambda folder: edit_config(folder, layer_types=["full_attention", "linear_attention"]),
+            "kind linear_attention",
+        ),
+        (lambda folder: edit_config(folder, architectures=None), "architecture none"),
+        (lambda folder: edit_config(folder, use_sliding_window=True), "sliding-window"),
+        (lambda folder: edit_config(folder, quantization_config={"quant_method": "fp8"}), "is quantised"),
+        (lambda folder: edit_config(folder, dtype="float64"), "states dtype torch.float64"),
         (lambda folder: (folder / WEIGHTS).unlink(), "no safetensors weights"),
         (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "`paceline convert /"),
-        (cut, "cannot be read, perhaps half written"),
+        (lambda folder: halve(folder / WEIGHTS), "cannot be read, perhaps half written"),
         (drop_tensor, "1 tensors are missing from the weights, model.layers.1.mlp.up_proj.weight first"),
         (lambda folder: (folder / "tokenizer.json").write_text("{half"), "the tokenizer cannot be read"),
     ],
@@ -105,7 +100,7 @@ def test_a_model_describes_itself(checkpoint: Path) -> None:
 
 def test_dtype_is_the_checkpoints_unless_told(checkpoint: Path) -> None:
     assert load_model(str(checkpoint), "bfloat16").description.dtype == "bfloat16"
-    edit(checkpoint, dtype="bfloat16")
+    edit_config(checkpoint, dtype="bfloat16")
     assert load_model(str(checkpoint)).description.dtype == "bfloat16"
     assert load_model(str(checkpoint), "float32").description.dtype == "float32"
 

@@ -22,7 +22,7 @@ from paceline.engine.placing import PackedRow
 from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
 from paceline.model_service import serving
-from paceline.process.launcher import ClusterOptions, plan_cluster
+from paceline.process.cluster_plan import ClusterOptions, plan_cluster
 from paceline.process.settings import parse_settings
 from target_service import __main__ as target_service
 from target_service.config import TargetSettings

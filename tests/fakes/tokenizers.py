@@ -29,6 +29,11 @@ def word_tokenizer(decoder: decoders.Decoder | None) -> Tokenizer:
     return tokenizer
 
 
+def other_name(name: str) -> str:
+    """Return another name for a special token such as `<|user|>`."""
+    return f"[!{name[2:-2]}!]"
+
+
 def llama_decoder(*more: decoders.Decoder) -> decoders.Decoder:
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *more]
     return decoders.Sequence(parts)

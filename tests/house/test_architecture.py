@@ -3,27 +3,21 @@
 import html
 import re
 import runpy
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.prompts import SHOWN
+from tests.house.listing import PAGES, ROOT
 
-ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`((?:paceline|coordinator|draft_service|target_service|benchmarks|tests|scripts)/[\w/.-]+)`")
 LINKED = re.compile(r"\]\(([^)#\s]+)")
-HISTORY = {"docs/log.md", "CHANGELOG.md"}
-"""Pages that name files as they were then."""
-PAGES = sorted(
-    set(subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True).stdout.split()) - HISTORY
-)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_names_or_links_is_there(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    linked = [(ROOT / page).parent / link for link in LINKED.findall(text) if "://" not in link]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_or_links_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    linked = [page.parent / link for link in LINKED.findall(text) if "://" not in link]
     missing = [path for path in (*(ROOT / name for name in NAMED.findall(text)), *linked) if not path.exists()]
     assert not missing
 

@@ -1,22 +1,19 @@
 """Pages for people: their tables are whole, and a picture shows what the page beside it tells."""
 
 import re
-import subprocess
 from itertools import pairwise
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.house.listing import ROOT, tracked
 
 
 def test_every_row_of_a_table_stands_under_its_head() -> None:
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
-    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in listed.stdout.split()}
-    assert "docs/metrics.md" in pages
-    for name, page in pages.items():
+    pages = {path: path.read_text(encoding="utf-8") for path in tracked("*.md")}
+    assert ROOT / "docs/metrics.md" in pages
+    for path, page in pages.items():
         lines = ["", *page.splitlines(), ""]
         for before, (line, after) in zip(lines, pairwise(lines[1:]), strict=False):
             if line.startswith("|") and not before.startswith("|"):
-                assert re.match(r"\|[ :-]*-", after), f"{name}: no head above {line!r}"
+                assert re.match(r"\|[ :-]*-", after), f"{path}: no head above {line!r}"
 
 
 def test_the_picture_of_a_trace_shows_attributes_that_the_page_tells() -> None:

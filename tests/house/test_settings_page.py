@@ -3,7 +3,6 @@
 import ast
 import re
 import runpy
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,23 +16,16 @@ from coordinator.config import CoordinatorSettings
 from draft_service.config import DraftSettings
 from paceline.cli.options import ClusterFlags
 from paceline.gateway.config import GatewaySettings
-from paceline.process.launcher import ClusterOptions, _asked
+from paceline.process.cluster_plan import ClusterOptions, _asked
 from paceline.process.variables import SERVICES
 from target_service.config import TargetSettings
+from tests.house.listing import PAGES, ROOT, tracked
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 SETTINGS = (CoordinatorSettings, DraftSettings, TargetSettings, GatewaySettings)
 PRODUCT = ("paceline", "coordinator", "draft_service", "target_service", "hatch_build.py")
 PREFIXED = re.compile(r"(OTEL|HF|GRPC|OMP|CUDA|TORCH|PYTORCH|PACELINE)(_[A-Z0-9]+)+")
 """A variable's name wherever it stands: it may be read by a function that is given the name."""
-HISTORY = {"docs/log.md", "CHANGELOG.md"}
-"""Pages that name settings as they were then."""
-
-
-def tracked(*patterns: str) -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [ROOT / name for name in listed.stdout.split() if name not in HISTORY]
 
 
 def _named_by(node: ast.AST) -> Iterator[ast.expr]:
@@ -123,7 +115,7 @@ def test_defaults_in_the_help_of_commands_are_those_of_the_services() -> None:
             assert re.match(rf"{default}\b", words, re.IGNORECASE), f"--{name} is {default}, and help says {words!r}"
 
 
-@pytest.mark.parametrize("path", tracked("*.md", "deploy/*.y*ml", "deploy/*.env"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, *tracked("deploy/*.y*ml", "deploy/*.env")], ids=lambda path: path.name)
 def test_pages_and_manifests_name_no_variable_that_is_not_there(path: Path) -> None:
     named = set(
         re.findall(r"PACELINE_(?:COORDINATOR|DRAFT|TARGET|GATEWAY)(?:_[A-Z0-9]+)+\b", path.read_text(encoding="utf-8"))
@@ -139,7 +131,7 @@ def test_variables_of_other_programs_that_manifests_set_are_on_the_page() -> Non
     assert not [name for name in sorted(named) if f"`{name}`" not in PAGE]
 
 
-@pytest.mark.parametrize("path", tracked("*.md"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_pages_name_no_flag_that_is_not_there(path: Path) -> None:
     """Flags of services and commands stand on the page; those of scripts and measurements in their own code."""
     flag = re.compile(r"`(--[a-z][a-z-]*[a-z])")

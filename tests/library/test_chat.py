@@ -15,7 +15,7 @@ from paceline.errors import InvalidRequest
 from paceline.measure.prompts import read_text_codec
 from paceline.text import TextCodec
 from paceline.types import Chat, ChatMessage, TokenizerFiles, ToolCall, UserMessage
-from tests.fakes.tokenizers import byte_tokenizer
+from tests.fakes.tokenizers import byte_tokenizer, other_name
 
 CHATML = """
 {%- if tools %}
@@ -112,10 +112,6 @@ CHATS = [
     replace(ASKED, template_arguments='{"enable_thinking": false, "date_string": "1 May 2026"}'),
     replace(ASKED, tools=(), template_arguments='{"add_generation_prompt": false}'),
 ]
-
-
-def other_name(name: str) -> str:
-    return f"[!{name[2:-2]}!]"
 
 
 @cache

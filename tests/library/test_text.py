@@ -12,6 +12,7 @@ from paceline.errors import InvalidRequest, ModelNotUsable
 from paceline.measure.prompts import read_text_codec
 from paceline.text import TextCodec, fingerprint
 from paceline.types import Text, TokenIds, TokenizerFiles, UserMessage
+from tests.fakes.tokenizers import other_name
 
 WORDS = {"[UNK]": 0, "hello": 1, "world": 2, "user:": 3}
 
@@ -105,10 +106,6 @@ def builtin_with(template: str, flags: int = 0, *, lowercase: bool = False, rena
     for name in NAMES if renamed else ():
         whole, template = (one.replace(name, other_name(name)) for one in (whole, template))
     return TextCodec(TokenizerFiles(whole, template))
-
-
-def other_name(name: str) -> str:
-    return f"[!{name[2:-2]}!]"
 
 
 @pytest.mark.parametrize("flags", range(len(FLAGS)))

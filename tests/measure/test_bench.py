@@ -18,7 +18,7 @@ from paceline.measure.prompts import MeasuredPrompt
 from paceline.measure.source_sets import SourceSet
 from paceline.measure.system import Measured
 from paceline.measure.traffic import pass_traffic
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.types import ModelDescription, Text, Usage
 from tests.fakes.model_services import describe
 from tests.fakes.watches import FakeWatch

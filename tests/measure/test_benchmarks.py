@@ -15,7 +15,7 @@ from benchmarks.overload.watched_coordinator import LoopWatch
 from paceline.measure.contention import Contention
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.types import ClusterStatistics
 from tests.fakes.watches import FakeWatch
 

@@ -25,7 +25,7 @@ from paceline.errors import InvalidRequest
 from paceline.measure.contention import Contention
 from paceline.measure.rounds import RoundUse
 from paceline.process.instruments import instruments
-from paceline.process.launcher import Endpoint
+from paceline.process.service_process import Endpoint
 from paceline.process.settings import read_settings
 from tests.clusters import cluster_here
 from tests.fakes.proxy import running_proxy

@@ -17,7 +17,7 @@ from paceline.engine.heads.reading import read_heads
 from paceline.measure.synthetic.shapes import ModelShape
 from paceline.measure.synthetic.successors import draw_successors
 from paceline.measure.synthetic.weights import Recipe, make_module
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.types import DraftSource
 from tests.checkpoints import VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints

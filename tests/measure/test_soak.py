@@ -25,7 +25,7 @@ from paceline.builtin import resolve_model
 from paceline.client import Client
 from paceline.errors import PeerFailed
 from paceline.measure.load.load import LoadLog, Outcome, run_load
-from paceline.process.launcher import Endpoint
+from paceline.process.service_process import Endpoint
 from paceline.types import GenerationRequest, TokenIds
 from tests.coordinators import fake_cluster
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation

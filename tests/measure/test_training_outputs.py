@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from paceline.builtin import resolve_model
 from paceline.errors import PeerFailed, StartupError
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.tasks import side_by_side
 from training import outputs
 from training.outputs import Output, Prompt, greedy_outputs

@@ -37,7 +37,7 @@ from paceline.planning.search import (
     weighed,
 )
 from paceline.planning.speed import MACHINES, expected_tokens
-from paceline.process.launcher import settings_here
+from paceline.process.cluster_plan import settings_here
 from tests.planning.pairs import BUILTIN, LARGE, LARGE_ON_CUDA, QWEN3_8B, QWEN3_600M
 
 CHATS = Workload(20, 512, 256, 0.7)

@@ -16,8 +16,9 @@ from paceline.cli import up
 from paceline.cli.app import app
 from paceline.errors import AddressInUse, StartupError
 from paceline.observe.metrics import metrics_served
-from paceline.process import launcher
-from paceline.process.launcher import Addresses, ClusterOptions, plan_cluster, running_cluster
+from paceline.process import cluster_plan
+from paceline.process.cluster_plan import ClusterOptions, plan_cluster
+from paceline.process.launcher import Addresses, running_cluster
 from paceline.process.service import server_options
 from paceline.process.variables import check_variables
 from paceline.wire import running_server
@@ -41,7 +42,7 @@ def test_a_variable_holds_where_no_flag_is_given_and_a_flag_wins_over_it(monkeyp
     assert plan.coordinator.settings.batch_size == 5
 
 
-def test_what_the_launcher_would_choose_gives_way_to_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_plan_would_choose_gives_way_to_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """review G5"""
     plain = plan_cluster(ClusterOptions())
     assert plain.target.settings.log_level == "warning"
@@ -51,7 +52,7 @@ def test_what_the_launcher_would_choose_gives_way_to_a_variable(monkeypatch: pyt
     plan = plan_cluster(ClusterOptions())
     assert (plan.target.settings.log_level, plan.target.settings.threads) == ("debug", 7)
     assert plan.draft
-    assert plan.draft.settings.threads == launcher.divided_threads(1)[0]
+    assert plan.draft.settings.threads == cluster_plan.divided_threads(1)[0]
     assert plan.coordinator.settings.policy == "exspec"
 
 
@@ -59,7 +60,7 @@ def test_what_the_launcher_would_choose_gives_way_to_a_variable(monkeypatch: pyt
 def test_a_target_may_use_every_core_but_leaves_some_to_the_draft_of_another_lane(
     lanes: int, beside_draft: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "CORES", 8)
+    monkeypatch.setattr(cluster_plan, "CORES", 8)
     target = plan_cluster(ClusterOptions(lanes=lanes)).target.settings
     assert (target.threads, target.threads_beside_draft) == (8, beside_draft)
 
@@ -74,7 +75,7 @@ def test_asked_for_threads_of_the_target_hold_beside_the_draft_too(monkeypatch: 
 def test_without_a_draft_service_the_target_has_every_core_and_the_coordinator_misses_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launcher, "CORES", 8)
+    monkeypatch.setattr(cluster_plan, "CORES", 8)
     plan = plan_cluster(ClusterOptions(draft_model="none", lanes=2, draft_port=7701))
     assert plan.draft is None
     assert (plan.coordinator.settings.draft, plan.coordinator.settings.draft_addresses) == ("none", [])

@@ -4,7 +4,7 @@ import pytest
 
 from draft_service.config import DraftSettings
 from paceline.errors import StartupError
-from paceline.process.launcher import ClusterOptions, plan_cluster
+from paceline.process.cluster_plan import ClusterOptions, plan_cluster
 from paceline.process.ranks import MEETING, joined_ranks, place_here
 from paceline.process.settings import read_settings
 from paceline.types import RankGrid, RankPlace
@@ -75,7 +75,7 @@ def test_what_several_processes_cannot_do_is_refused_before_anything_loads(
 
 
 def test_a_cluster_divides_the_cores_among_the_targets_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.process.launcher.CORES", 8)
+    monkeypatch.setattr("paceline.process.cluster_plan.CORES", 8)
     plan = plan_cluster(ClusterOptions(target_tensor_parallel=2, target_pipeline_parallel=2))
     assert plan.draft and plan.draft.settings.grid == RankGrid()
     told = plan.target.settings

@@ -10,7 +10,9 @@ import pytest
 
 from paceline.errors import PeerFailed, StartupError
 from paceline.process import launcher
-from paceline.process.launcher import Addresses, ClusterOptions, Endpoint, ServiceProcess, running_cluster
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.launcher import Addresses, running_cluster
+from paceline.process.service_process import Endpoint, ServiceProcess
 from paceline.process.supervision import keep_running
 from tests.fakes.fake_time import FakeTime
 

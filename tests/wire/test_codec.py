@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline import errors, types
 from paceline.codec import generation, models, rounds, sampling, status
+from paceline.codec.cluster import cluster_from_pb, cluster_to_pb
 from paceline.v1 import common_pb2, generation_service_pb2
 from tests.fakes.model_services import describe
 
@@ -194,16 +195,16 @@ def test_descriptions_survive_the_wire() -> None:
     target = replace(describe("t", "print"), weights_digest="w", kernels="k", identity=identity)
     for draft_count in (None, 0, 3):
         cluster = types.ClusterDescription(target, describe("d"), 1, draft_count, "exspec", 2, 3, 4, statistics)
-        assert generation.cluster_from_pb(generation.cluster_to_pb(cluster)) == cluster
+        assert cluster_from_pb(cluster_to_pb(cluster)) == cluster
     replicas = tuple(types.ReplicaDescription("10.0.0.7:1", state, 5) for state in types.ReplicaState)
     known = (None, *(set(types.CircuitState) - {types.CircuitState.UNSPECIFIED}))
     circuits = tuple(types.ReplicaDescription("x:1", types.ReplicaState.UP, 0, one) for one in known)
     without_draft = replace(cluster, draft=None, targets=replicas, drafts=circuits)
-    assert generation.cluster_from_pb(generation.cluster_to_pb(without_draft)) == without_draft
+    assert cluster_from_pb(cluster_to_pb(without_draft)) == without_draft
     acceptance = types.AcceptanceCounts(types.DraftSource.DRAFT, "d", (3, 2), (2, 1), 0.5)
     calls = (types.CallCosts("d", 1, 2, 3, 4, 5, 6, 7.5, 8.5, 9.5, 10.5),)
     with_costs = replace(cluster, costs=types.MeasuredCosts(calls, (acceptance,)))
-    assert generation.cluster_from_pb(generation.cluster_to_pb(with_costs)) == with_costs
+    assert cluster_from_pb(cluster_to_pb(with_costs)) == with_costs
 
 
 @pytest.mark.review
@@ -214,7 +215,7 @@ def test_what_a_newer_coordinator_says_is_unspecified_and_no_failure() -> None:
     assert piece.finish
     assert (piece.finish.reason, piece.finish.seed) == (types.FinishReason.UNSPECIFIED, 5)
     replica = generation_service_pb2.ReplicaDescription(address="x:1", state=77, circuit=77)  # type: ignore[arg-type]
-    cluster = generation.cluster_from_pb(generation_service_pb2.DescribeClusterResponse(targets=[replica]))
+    cluster = cluster_from_pb(generation_service_pb2.DescribeClusterResponse(targets=[replica]))
     unspecified = types.ReplicaState.UNSPECIFIED, 0, types.CircuitState.UNSPECIFIED
     assert cluster.targets == (types.ReplicaDescription("x:1", *unspecified),)
 

@@ -34,7 +34,7 @@ from paceline.cli.run.partial_outputs import PartialOutputs
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
 from paceline.files import check_distinct
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.prompt_file import InputLine, read_lines
 from paceline.tasks import side_by_side
 from paceline.types import (

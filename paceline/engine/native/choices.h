@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "crew.h"
 #include "lanes.h"
 
 constexpr int64_t NO_TOKEN = -1;
@@ -90,4 +91,61 @@ INLINE int64_t rank(const float *logits, int64_t size, float temperature, uint64
         best[place] = {token, score};
     }
     return found > 0 && std::isfinite(best[0].score) ? found : 0;
+}
+
+// The choices after some rows of logits.
+struct Choose {
+    int64_t token_count, size;   // tokens to choose; the vocabulary's
+    const float *const *logits;  // [token_count], where each row of logits is
+    const int64_t *seeds, *positions;
+    const float *temperatures;   // 0 is greedy
+    int64_t *chosen;             // [token_count], NO_TOKEN for none
+};
+
+INLINE uint64_t stream_of(const Choose &of, int64_t i) { return mix64(mix64(of.seeds[i]) + of.positions[i] * GOLDEN); }
+
+template <class V, class T>
+INLINE void choose(const Choose *of, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+        const float temperature = of->temperatures[i];
+        Scored best{NO_TOKEN, 0};
+        if (temperature > 0)
+            of->chosen[i] = rank<V>(of->logits[i], of->size, temperature, stream_of(*of, i), 1, &best) ? best.token : NO_TOKEN;
+        else
+            of->chosen[i] = likeliest<V>(of->logits[i], of->size);
+    }
+}
+BY_WIDTH(choose_some, (const Choose *call, int64_t begin, int64_t end), (call, begin, end), choose, float)
+
+extern "C" void paceline_choose(const void *of, int, int threads) {
+    share_tokens<Choose, choose_some, 1 << 17>(static_cast<const Choose *>(of), threads);  // some 20 us
+}
+
+// The choices, and what would have come next: `count` tokens for each, whose `chosen` is [token_count, count].
+struct Rank {
+    Choose choose;
+    int64_t count;  // at most MOST_RANKED
+    double *shares;  // [token_count, count]: the softmax of their scores
+};
+constexpr int64_t MOST_RANKED = 64;
+
+template <class V, class T>
+INLINE void rank_rows(const Rank *of, int64_t begin, int64_t end) {
+    const Choose &own = of->choose;
+    for (int64_t i = begin; i < end; i++) {
+        Scored best[MOST_RANKED];
+        const int64_t found = rank<V>(own.logits[i], own.size, own.temperatures[i], stream_of(own, i), of->count, best);
+        double total = 0;
+        for (int64_t k = 0; k < found; k++) total += std::exp(best[k].score - best[0].score);
+        for (int64_t k = 0; k < of->count; k++) {
+            own.chosen[i * of->count + k] = k < found ? best[k].token : NO_TOKEN;
+            of->shares[i * of->count + k] = k < found ? std::exp(best[k].score - best[0].score) / total : 0;
+        }
+    }
+}
+BY_WIDTH(rank_some, (const Rank *call, int64_t begin, int64_t end), (call, begin, end), rank_rows, float)
+
+extern "C" void paceline_rank(const void *of, int, int) {
+    const Rank &call = *static_cast<const Rank *>(of);
+    rank_some(&call, 0, call.choose.token_count);
 }

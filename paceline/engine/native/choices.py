@@ -12,7 +12,7 @@ from paceline.engine.row_choice import is_plain
 from paceline.types import ChoiceRule
 
 MOST_RANKED = 64
-"""As in `kernels.cpp`: most tokens of a row that are ranked."""
+"""As in `choices.h`: most tokens of a row that are ranked."""
 
 
 class RowInputs:

@@ -1,4 +1,4 @@
-"""Calls of the functions in `kernels.cpp`, on torch's tensors: contiguous, in a CPU's memory.
+"""Calls of the library that `kernels.cpp` becomes, on torch's tensors: contiguous, in a CPU's memory.
 
 Numbers are float32, but for the cache and what goes into a product, which may be bfloat16. This module knows the
 functions' arguments, and not when to use them. Other Python threads run during a call.
@@ -32,6 +32,7 @@ from paceline.engine.native.structures import (
     RankCall,
     StepCall,
     TakeCall,
+    check_sizes,
 )
 from paceline.engine.plan import Places
 from paceline.engine.scratch import Memory, new_memory
@@ -39,14 +40,14 @@ from paceline.engine.threads import kernel_threads
 
 log = structlog.get_logger()
 
-SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "choices.h", "crew.h", "lanes.h", "products.h")]
+SOURCES = [Path(__file__).with_name("kernels.cpp"), *sorted(Path(__file__).parent.glob("*.h"))]
 LIBRARY = Path(__file__).with_name("libkernels.so")
 HEAD_SIZES = (16, 32, 48, 64, 80, 96, 128)
 """Head sizes that `paceline_attend` has a version for."""
 ROUNDING = 2
 """Raised with every change of the last bits of a result: replicas are the same model only if they round alike."""
 WIDEST, QUERIES = 16, 4
-"""As in `lanes.h` and `kernels.cpp`, for the size of working memory."""
+"""As in `lanes.h` and `attention.h`, for the size of working memory."""
 
 _pointer, _flag = ctypes.c_void_p, ctypes.c_int
 
@@ -285,6 +286,7 @@ def find_kernels() -> Kernels | None:
             log.info("the compiled kernels need a processor with AVX2; torch does their work, more slowly")
             return None
         else:
+            check_sizes(library)
             return Kernels(library)
     except (OSError, AttributeError) as error:
         reason = str(error)

@@ -172,25 +172,14 @@ WIDE void add_wide_int8(const Product *call, const Part *part) { WITH_WIDE_SHAPE
 #else
 #define ADD(T) add_narrow_##T
 #endif
-// The call with its rows in float32: widened once for all columns, for a row's number is multiplied with each of them.
-static Product with_floats(const Product &call) {
-    if (!call.is_half) return call;
-    static thread_local std::vector<float> floats;
-    floats.resize(call.row_count * call.size);
-    const Half *rows = static_cast<const Half *>(call.rows);
-    for (int64_t i = 0; i < call.row_count * call.size; i++) floats[i] = widened(rows[i]);
-    Product own = call;
-    own.rows = floats.data();
-    return own;
-}
 static void widened_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(with_floats(*call), ADD(half), sizeof(float), begin, end);
+    add_parts(*call, ADD(half), sizeof(float), begin, end);
 }
 static void float_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, ADD(float), sizeof(float), begin, end);
 }
 static void int8_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(with_floats(*call), ADD(int8), sizeof(float), begin, end);
+    add_parts(*call, ADD(int8), sizeof(float), begin, end);
 }
 
 #if defined(__x86_64__)
@@ -300,10 +289,23 @@ extern "C" ProductOf paceline_product_way(const char *name) {
     return nullptr;
 }
 
+// The call with its rows in float32 where its way reads those. They are widened once for all columns and threads, into
+// memory that the caller's thread keeps.
+static Product with_read_rows(const Product &call) {
+    if (!call.is_half || (call.way != widened_product && call.way != int8_product)) return call;
+    static thread_local std::vector<float> floats;
+    floats.resize(call.row_count * call.size);
+    const Half *rows = static_cast<const Half *>(call.rows);
+    for (int64_t i = 0; i < call.row_count * call.size; i++) floats[i] = widened(rows[i]);
+    Product own = call;
+    own.rows = floats.data();
+    return own;
+}
+
 // Computes the product with at most `threads` threads.
 extern "C" void paceline_product(const void *of, int, int threads) {
     constexpr int64_t WORTH = 1 << 20, READING_ROWS = 6;  // multiply-adds: some 10 us; rows that take as long as the weights
-    const Product &call = *static_cast<const Product *>(of);
+    const Product call = with_read_rows(*static_cast<const Product *>(of));
     const int64_t rows = std::max(call.row_count, READING_ROWS);
     if (rows * call.size * call.column_count < WORTH) threads = 1;
     crew::share(
@@ -312,5 +314,5 @@ extern "C" void paceline_product(const void *of, int, int threads) {
             const Share columns(own->column_count, 2 * COLUMNS, piece, pieces);
             if (columns.begin < columns.end) own->way(own, columns.begin, columns.end);
         },
-        of, threads);
+        &call, threads);
 }

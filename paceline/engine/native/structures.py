@@ -1,13 +1,16 @@
-"""The arguments of the functions in `kernels.cpp`, field by field as they are there."""
+"""The arguments of the compiled functions, field by field as their source has them.
+
+`STRUCTURES` says which is which. Their sizes are compared when the library is loaded, their fields by a test.
+"""
 
 import ctypes
+from collections.abc import Mapping
+from types import MappingProxyType
 
 _pointer, _number, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class NormCall(ctypes.Structure):
-    """`Norm`."""
-
     _fields_ = (
         *((name, _number) for name in ("token_count", "size")),
         *((name, _pointer) for name in ("hidden", "added", "weight", "normed")),
@@ -16,8 +19,6 @@ class NormCall(ctypes.Structure):
 
 
 class GateCall(ctypes.Structure):
-    """`Gate`."""
-
     _fields_ = (
         *((name, _number) for name in ("token_count", "size")),
         *((name, _pointer) for name in ("gate_and_up", "gated")),
@@ -25,8 +26,6 @@ class GateCall(ctypes.Structure):
 
 
 class TakeCall(ctypes.Structure):
-    """`Take`."""
-
     _fields_ = (
         *((name, _number) for name in ("count", "size")),
         *((name, _pointer) for name in ("places", "values", "taken")),
@@ -34,9 +33,11 @@ class TakeCall(ctypes.Structure):
     )
 
 
-class AttendedRows(ctypes.Structure):
-    """`Rows`."""
+class AttendedRow(ctypes.Structure):
+    _fields_ = tuple((name, _number) for name in ("first", "count", "length", "page_count"))
 
+
+class AttendedRows(ctypes.Structure):
     _fields_ = (
         *((name, _number) for name in ("row_count", "page_tokens", "page_slots")),
         *((name, _pointer) for name in ("rows", "pages", "slots", "scores")),
@@ -45,8 +46,6 @@ class AttendedRows(ctypes.Structure):
 
 
 class AttendCall(ctypes.Structure):
-    """`Attend`."""
-
     _fields_ = (
         ("rows", ctypes.POINTER(AttendedRows)),
         *((name, _number) for name in ("head_count", "kv_head_count", "head_size", "slot_count")),
@@ -57,8 +56,6 @@ class AttendCall(ctypes.Structure):
 
 
 class ProductCall(ctypes.Structure):
-    """`Product`, in `products.h`."""
-
     _fields_ = (
         *((name, _number) for name in ("row_count", "size", "column_count")),
         *((name, _pointer) for name in ("way", "rows", "weights", "scales", "bias", "out")),
@@ -67,8 +64,6 @@ class ProductCall(ctypes.Structure):
 
 
 class ChooseCall(ctypes.Structure):
-    """`Choose`."""
-
     _fields_ = (
         *((name, _number) for name in ("token_count", "size")),
         *((name, _pointer) for name in ("logits", "seeds", "positions", "temperatures", "chosen")),
@@ -76,14 +71,10 @@ class ChooseCall(ctypes.Structure):
 
 
 class RankCall(ctypes.Structure):
-    """`Rank`."""
-
     _fields_ = (("choose", ChooseCall), ("count", _number), ("shares", _pointer))
 
 
 class StepCall(ctypes.Structure):
-    """`Step`."""
-
     _fields_ = (
         ("choose", ChooseCall),
         *((name, _pointer) for name in ("rows", "token_ids", "positions")),
@@ -91,9 +82,37 @@ class StepCall(ctypes.Structure):
 
 
 class RecordedCall(ctypes.Structure):
-    """`Recorded`."""
-
     _fields_ = (
         *((name, _pointer) for name in ("function", "call")),
         *((name, _number) for name in ("is_half", "which")),
     )
+
+
+STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
+    {
+        "Norm": NormCall,
+        "Gate": GateCall,
+        "Take": TakeCall,
+        "Row": AttendedRow,
+        "Rows": AttendedRows,
+        "Attend": AttendCall,
+        "Product": ProductCall,
+        "Choose": ChooseCall,
+        "Rank": RankCall,
+        "Step": StepCall,
+        "Recorded": RecordedCall,
+    }
+)
+"""By their names in the library."""
+
+
+def check_sizes(library: ctypes.CDLL) -> None:
+    """Raise AttributeError when a structure has another size in the library, which would read and write elsewhere."""
+    library.paceline_structure_bytes.argtypes = (ctypes.c_char_p,)
+    library.paceline_structure_bytes.restype = ctypes.c_int64
+    for name, own in STRUCTURES.items():
+        found = library.paceline_structure_bytes(name.encode())
+        if found != ctypes.sizeof(own):
+            raise AttributeError(
+                f"the library's {name} has {found} bytes, and {own.__name__} of structures.py {ctypes.sizeof(own)}"
+            )

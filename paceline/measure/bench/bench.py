@@ -31,7 +31,7 @@ from paceline.measure.rounds import RowUse, row_use
 from paceline.measure.system import Measured, System
 from paceline.measure.traffic import copy_bandwidth, pass_traffic
 from paceline.model_service.worker import ModelWorker
-from paceline.process.launcher import plan_cluster
+from paceline.process.cluster_plan import plan_cluster
 from paceline.process.variables import NO_DRAFT
 from paceline.types import ModelDescription, PassTraffic, Text
 

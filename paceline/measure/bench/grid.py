@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.measure.equivalence.precision import Precision, with_precision
 from paceline.measure.source_sets import ALL_SOURCES, SourceSet, name_of, needs_draft_service, needs_heads
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.variables import NO_DRAFT, NO_HEADS
 from paceline.types import PAPER_POLICIES, DraftSource
 

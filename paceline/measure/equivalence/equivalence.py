@@ -21,7 +21,7 @@ from paceline.measure.peers.reference_outputs import identity_of, reference_outp
 from paceline.measure.prompts import MeasuredPrompt
 from paceline.measure.source_sets import ALL_SOURCES, SourceSet, name_of, needs_draft_service
 from paceline.model_service.worker import ModelWorker
-from paceline.process.launcher import CORES, ClusterOptions, plan_cluster
+from paceline.process.cluster_plan import CORES, ClusterOptions, plan_cluster
 from paceline.text import TextCodec
 from paceline.types import PAPER_POLICIES, DraftSource, ModelDescription, TokenIds
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from paceline.errors import InvalidRequest
-from paceline.process.launcher import ClusterOptions
+from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.variables import NO_HEADS
 from paceline.types import PAPER_POLICIES
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.extras import named_extras
-from paceline.process.launcher import CORES
+from paceline.process.cluster_plan import CORES
 
 
 def check_llama_cpp(gguf: Path | None) -> None:

@@ -9,7 +9,7 @@ from paceline.measure.alternate import undisturbed
 from paceline.measure.contention import Watch, counting
 from paceline.measure.system import Measured
 from paceline.model_service.worker import ModelWorker
-from paceline.process.launcher import CORES
+from paceline.process.cluster_plan import CORES
 
 THREADS_TRIED = sorted({1, max(1, CORES // 2), CORES})
 TRIALS = 3
