@@ -101,7 +101,7 @@ def outputs_at_once(
         if time.monotonic() > ends_at:
             return
         tokens = padded([prompt[::-1] for prompt in prompts]).flip(1).to(model.device)  # padding on the left
-        ended = model.generate(  # type: ignore[operator]
+        ended = model.generate(
             input_ids=tokens.clamp_min(0),
             attention_mask=tokens.ne(IGNORED).long(),
             max_new_tokens=max_new_tokens,
