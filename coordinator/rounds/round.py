@@ -7,7 +7,8 @@ requests.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -17,6 +18,7 @@ from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.rounds.prompt_shares import prompt_shares
 from coordinator.rounds.round_report import NEW_TO_DRAFT, DraftCall, RoundReport, RowReport, Shortage
 from coordinator.rounds.wishes import Wish
+from paceline.checks import DECODED_TOKENS
 from paceline.errors import (
     CacheFull,
     CallTimedOut,
@@ -27,6 +29,7 @@ from paceline.errors import (
     PeerUnavailable,
     PrefixNotCached,
 )
+from paceline.tasks import side_by_side
 from paceline.types import (
     CallTiming,
     DraftSource,
@@ -142,9 +145,10 @@ async def run_round(
         one.verify_row(draft.token_ids, share, wish.propose_count, draft_is_idle=draft.leaves_models_idle or is_alone)
         for (one, draft), wish, share in zip(drafts.items(), wishes.values(), shares, strict=True)
     ]
-    began = clock()
-    verdicts = await verifier.verify(rows, time_left_s(group, began))
-    verify = _hop_time(clock() - began, verdicts.timing)
+    async with _taking_prompts_in(wishes, drafters, limits, deadline):
+        began = clock()
+        verdicts = await verifier.verify(rows, time_left_s(group, began))
+        verify = _hop_time(clock() - began, verdicts.timing)
     propose = max((one.time for one in asked.values()), key=lambda hop: hop.total_s, default=None)
     taken = _take(drafts, rows, verdicts, _Seen(len(rows), started, clock() - started, propose, verify))
     calls = {model: one.call for model, one in asked.items()}
@@ -295,6 +299,53 @@ async def _ask(
     except PacelineError as error:
         return _Asked(rows, call, error, HopTime(wire_s=clock() - began))
     return _Asked(rows, call, proposals, _hop_time(clock() - began, proposals.timing))
+
+
+@asynccontextmanager
+async def _taking_prompts_in(
+    wishes: Mapping[Generation, Wish], drafters: Mapping[str, Drafter], limits: RoundLimits, deadline: Deadline
+) -> AsyncIterator[None]:
+    """Meanwhile have draft services take in the prompts that the target takes in, so that drafts can follow at once."""
+    rows: dict[str, dict[Generation, ProposeRow]] = {}
+    for model, drafter in drafters.items():
+        if found := _prompt_rows(model, wishes, drafter, limits):
+            rows[model] = found
+    if not rows:
+        yield
+        return
+    async with side_by_side() as tasks:
+        for model, own in rows.items():
+            tasks.create_task(_take_in(own, drafters[model], deadline))
+        yield
+
+
+def _prompt_rows(
+    model: str, wishes: Mapping[Generation, Wish], drafter: Drafter, limits: RoundLimits
+) -> dict[Generation, ProposeRow]:
+    """Return rows without drafts for generations that will ask the model once the target has their prompts."""
+    able = [
+        one
+        for one, wish in wishes.items()
+        if wish.draft_model == model
+        and wish.asked_count
+        and one.target_lack > limits.prefill_chunk_tokens
+        and model not in one.refused_draft_models
+        and len(one.token_ids) <= drafter.max_length
+    ]
+    for one in able:
+        one.move_draft(model)
+    able = [one for one in able if one.draft_lack > DECODED_TOKENS]
+    # The last token comes with the row that asks for drafts.
+    lacks = [one.draft_lack - 1 for one in able]
+    shares = prompt_shares(lacks, lambda index: able[index].draft_taken_count, drafter.prefill_chunk_tokens)
+    return {one: one.propose_row(1, share) for one, share in zip(able, shares, strict=True) if share}
+
+
+async def _take_in(rows: Mapping[Generation, ProposeRow], drafter: Drafter, deadline: Deadline) -> None:
+    with suppress(PacelineError):  # a call that fails costs speed: the prompt follows with the rows that ask for drafts
+        proposals = await drafter.propose(list(rows.values()), deadline)
+        for (one, row), proposal in zip(rows.items(), proposals.results, strict=True):
+            _proposed(one, row, proposal)
 
 
 def _call_of(rows: Mapping[Generation, ProposeRow]) -> DraftCall:

@@ -1,5 +1,6 @@
 """Calls stay small however long the prompts: tokens in rows, parts of a prompt, and cached prefixes."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.protocols import Deadline
 from coordinator.replicas.plausibility import check_proposals, check_verdicts
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
@@ -85,7 +87,9 @@ async def test_what_is_sent_of_a_prompt_grows_with_its_length_and_not_with_the_s
     assert all(committed[stop] == next_token(committed[:stop]) for stop in range(len(prompt), len(committed)))
     for calls in (verifier.calls, drafter.calls):
         first, *others = [len(row.token_ids) for call in calls for row in call]
-        assert first == len(prompt), "some other generation's cache may hold it"
+        # Its last token comes to the draft service with the row that asks for drafts.
+        whole = {len(prompt), len(prompt) - 1} if calls is drafter.calls else {len(prompt)}
+        assert first in whole, "some other generation's cache may hold it"
         assert max(others, default=0) <= CHUNK_TOKENS
         assert len(others) >= chunk_count - 1
 
@@ -99,6 +103,64 @@ async def test_prompts_that_a_call_has_no_chunk_for_are_not_sent_with_it() -> No
     sizes = [sum(len(row.token_ids) for row in call) for call in verifier.calls[1:]]
     assert max(sizes) <= (CHUNKS_BROUGHT + len(generations)) * CHUNK_TOKENS
     assert all(generation.usage.output_count for generation in generations[:4])
+
+
+class Meanwhile(ChunkedDrafter):
+    """Answers what asks for no drafts once the target has been asked too."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(1.0)
+        self.target_is_asked = asyncio.Event()
+        self.fails = fails
+
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        if any(row.following_count for row in rows):
+            await self.target_is_asked.wait()
+            if self.fails:
+                raise PeerFailed("the draft failed")
+        return await super().propose(rows, deadline)
+
+
+async def test_a_draft_service_takes_a_prompt_in_beside_the_target_and_drafts_at_once_then() -> None:
+    prompt, drafter = [4 + number % 40 for number in range(5 * CHUNK_TOKENS)], Meanwhile()
+    generation, verifier = generation_of(prompt, 20), FakeVerifier(lambda _: drafter.target_is_asked.set())
+    for _ in range(4):
+        await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
+        drafter.target_is_asked.clear()
+    assert generation.draft_cached_length == generation.target_cached_length == 4 * CHUNK_TOKENS
+    await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
+    assert (generation.usage.output_count, generation.usage.accepted_count) == (4, 3)
+
+
+async def test_a_prompt_that_a_draft_service_could_not_take_in_follows_later() -> None:
+    prompt, drafter = [4 + number % 40 for number in range(3 * CHUNK_TOKENS)], Meanwhile(fails=True)
+    generation, verifier = generation_of(prompt, 20), FakeVerifier(lambda _: drafter.target_is_asked.set())
+    while not generation.usage.output_count:
+        await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
+    drafter.fails = False
+    while not generation.ended:
+        await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
+    assert generation.usage.accepted_count
+    committed = generation.token_ids
+    assert all(committed[stop] == next_token(committed[:stop]) for stop in range(len(prompt), len(committed)))
+
+
+async def test_a_prompt_that_asks_for_no_drafts_goes_to_the_target_alone() -> None:
+    prompt, drafter, verifier = [4] * 3 * CHUNK_TOKENS, ChunkedDrafter(1.0), FakeVerifier()
+    generation = generation_of(prompt, 20)
+    for _ in range(3):
+        await run_round(asking([generation], [0]), {MODEL: drafter}, verifier, LIMITS)
+    assert not drafter.calls
+
+
+async def test_a_failed_verify_ends_what_draft_services_take_in_beside_it() -> None:
+    def fail(number: int) -> None:
+        raise PeerFailed("the target failed")
+
+    generation, drafter = generation_of([4] * 3 * CHUNK_TOKENS, 20), Meanwhile()
+    with pytest.raises(PeerFailed, match="the target failed"):
+        await run_round(asking([generation], [3]), {MODEL: drafter}, FakeVerifier(fail), LIMITS)
+    assert not drafter.calls
 
 
 class Here:

@@ -36,8 +36,8 @@ async def test_a_round_in_which_a_service_takes_in_what_it_missed_is_no_decoding
 
 
 async def test_a_prompt_that_is_taken_in_part_counts_once_however_often_the_rest_is_sent() -> None:
-    generation, verifier = generation_of(9, 3 * CHUNK_TOKENS), FakeVerifier()
-    rounds = [await run_round(asking([generation], [3]), {MODEL: FakeDrafter(1.0)}, verifier, LIMITS) for _ in range(4)]
+    generation, verifier, drafter = generation_of(9, 3 * CHUNK_TOKENS), FakeVerifier(), FakeDrafter(1.0)
+    rounds = [await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS) for _ in range(4)]
     assert [one.prompt_token_count for one in rounds] == [CHUNK_TOKENS, CHUNK_TOKENS, CHUNK_TOKENS - 1, 0]
     # Tokens of a prompt that only wait for their turn are no drafts: they would make drafts look free.
     assert [RoundWork.of(one).drafted_count for one in rounds[:3]] == [0, 0, 3]
