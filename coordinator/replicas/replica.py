@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 CHECK_INTERVAL_S = 0.5
 UP_CHECK_INTERVAL_S = 2.0
-"""Of a replica that is up: its calls tell when it fails, and the ends of their streams when it is about to stop."""
+"""Of one that was found up: its calls tell when it fails, and the ends of their streams when it is about to stop."""
 CHECK_TIMEOUT_S = 3.0
 FAILED_CHECKS_TO_LOSE = 2
 """Failed checks in a row of a replica that was up: one may be a broken connection or a machine busy for a moment."""
@@ -94,7 +94,7 @@ class Replica(Generic[RemoteT_co]):
             self._look_soon.clear()
             await self.look()
             with suppress(TimeoutError):
-                interval_s = UP_CHECK_INTERVAL_S if self.is_up else CHECK_INTERVAL_S
+                interval_s = UP_CHECK_INTERVAL_S if self.is_up and not self._failed_checks else CHECK_INTERVAL_S
                 await asyncio.wait_for(self._look_soon.wait(), interval_s)
 
     async def look(self) -> None:
