@@ -16,7 +16,7 @@ from coordinator.rounds.wishes import Wish
 from paceline.types import DraftSource
 
 GUESSED_ROWS = 16
-"""Rows of a round whose guesses are learned from; of more, a part by turns. A class forgets within a few hundred tokens."""
+"""Rows of a round whose guesses are learned from; of more, a part by turns. A class forgets in a few hundred tokens."""
 LIKELIER_STEPS = 20
 """Steps of the factor on a generation's acceptance: rows of about one factor share a computation."""
 
