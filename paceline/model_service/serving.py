@@ -125,8 +125,8 @@ async def _serve_until_told(
     await server.set_serving(True)
     announce(name, server.address, watched.metrics_url)
     await _until_stopped(settings, runner, worker)
-    # Coordinators that see this move their generations to other replicas, if there are any. Those whose streams end look
-    # at once.
+    # Coordinators that see this move their generations to other replicas, if there are any. They look at once when
+    # their streams end.
     await server.set_serving(False)
     exchanges.end_streams()
     await until_empty(runner, settings.shutdown_grace_s / 2)
