@@ -29,6 +29,7 @@ class Acceptances:
         self._places: dict[str, PlaceAcceptance] = {}
         self._calibrations: dict[DraftSource, Calibration] = {}
         self._turn = 0
+        """Rounds so far."""
         self.lengths = OutputLengths()
 
     def of_guess(self, source: DraftSource, guess: Guess) -> Sequence[float]:

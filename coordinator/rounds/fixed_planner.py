@@ -45,23 +45,22 @@ class FixedPlanner:
 
     def _at_hand(self, one: Generation, guesses: Mapping[DraftSource, Guess]) -> tuple[DraftSource, float]:
         """Return the best source at hand, the first where the generation has an order, and the tokens it promises."""
-        best = -1.0, DraftSource.UNSPECIFIED
+        best, most = DraftSource.UNSPECIFIED, -1.0
         for source, guess in guesses.items():
             worth = sum(self._acceptances.of_guess(source, guess))
-            if worth > best[0]:
-                best = worth, source
+            if worth > most:
+                best, most = source, worth
             if one.drafting.in_order:
                 break
-        return best[1], best[0]
+        return best, most
 
     def _model_to_ask(
         self, one: Generation, models: Mapping[str, ModelAcceptance], source: DraftSource | None, worth: float
     ) -> str:
         """Return the model of the draft service to ask; empty where none promises more than what is at hand."""
-        drafting, most = one.drafting, min(self._count, one.max_draft_count)
-        is_in_order = drafting.in_order and source is not None
-        best, least = "", 0.0 if is_in_order else worth
+        before = source if one.drafting.in_order else None
+        most, best, least = min(self._count, one.max_draft_count), "", 0.0 if before else worth
         for model, own in models.items():
             if may_ask(one, model) and (tokens := own.tokens(one, most)) > least:
                 best, least = model, tokens
-        return "" if best and is_in_order and source and not drafting.asks_before(source) else best
+        return "" if best and before and not one.drafting.asks_before(before) else best
