@@ -163,6 +163,9 @@ class Outbox:
                 sending.has_told_end = True
                 self.drop(sending)
                 break
+            if not stream.has_more:
+                del self._ready[sending]
+                break
         return added_count
 
 

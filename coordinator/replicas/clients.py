@@ -94,6 +94,9 @@ class _RemoteModel:
                 ) from error
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
+    def tell_stream_ends(self, on_end: Callable[[], None]) -> None:
+        self._work.tell_ends(on_end)
+
     def owe(self, sequence_ids: list[str]) -> None:
         """Leave sequences to be freed by the next `release`."""
         self._owed.update(sequence_ids)

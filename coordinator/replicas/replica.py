@@ -18,10 +18,12 @@ from paceline.types import ModelDescription, ReplicaState
 log = structlog.get_logger()
 
 CHECK_INTERVAL_S = 0.5
+UP_CHECK_INTERVAL_S = 2.0
+"""Of one that was found up: its calls tell when it fails, and the ends of their streams when it is about to stop."""
 CHECK_TIMEOUT_S = 3.0
 FAILED_CHECKS_TO_LOSE = 2
 """Failed checks in a row of a replica that was up: one may be a broken connection or a machine busy for a moment."""
-CHECKS_BETWEEN_DESCRIPTIONS = 10
+CHECKS_BETWEEN_DESCRIPTIONS = 3
 """Checks after which the replica's description, with the use of its cache, is read again."""
 
 RemoteT_co = TypeVar("RemoteT_co", bound=Remote, covariant=True)
@@ -87,11 +89,13 @@ class Replica(Generic[RemoteT_co]):
 
     async def watch(self) -> None:
         """Look at the replica again and again until cancelled."""
+        self._remote.tell_stream_ends(self.look_soon)
         while True:
             self._look_soon.clear()
             await self.look()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._look_soon.wait(), CHECK_INTERVAL_S)
+                interval_s = UP_CHECK_INTERVAL_S if self.is_up and not self._failed_checks else CHECK_INTERVAL_S
+                await asyncio.wait_for(self._look_soon.wait(), interval_s)
 
     async def look(self) -> None:
         """Ask the replica for its health, and once in a while for its description."""

@@ -44,21 +44,27 @@ class PlaceAcceptance:
         # Rows by their count of right places, and of compared places; sums of these give the counts of each place.
         self._right = [0.0] * (place_count + 1)
         self._asked = [0.0] * (place_count + 1)
+        self._right_sum = self._asked_sum = 0.0
+        """Right and compared places of all rows."""
 
     @property
     def rate(self) -> float:
         """Rate over all places."""
-        right, asked = sum(by_place(self._right[1:])), sum(by_place(self._asked[1:]))
-        return (right + PRIOR_WEIGHT * self._prior_rate) / (asked + PRIOR_WEIGHT)
+        return (self._right_sum + PRIOR_WEIGHT * self._prior_rate) / (self._asked_sum + PRIOR_WEIGHT)
 
     def age(self) -> None:
         """Let a round pass: earlier rows weigh less."""
         self._right = [PLACE_MEMORY * one for one in self._right]
         self._asked = [PLACE_MEMORY * one for one in self._asked]
+        self._right_sum *= PLACE_MEMORY
+        self._asked_sum *= PLACE_MEMORY
 
     def add(self, accepted_count: int, drafted_count: int) -> None:
+        asked_count = min(accepted_count + 1, drafted_count)
         self._right[accepted_count] += 1
-        self._asked[min(accepted_count + 1, drafted_count)] += 1
+        self._asked[asked_count] += 1
+        self._right_sum += accepted_count
+        self._asked_sum += asked_count
 
     def survival(self, likelier: float = 1.0) -> list[float]:
         """Return the chance that the first 1, 2, ... drafts are all right; `likelier` is a factor on usual rates."""

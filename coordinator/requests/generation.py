@@ -186,7 +186,7 @@ class Generation:
         The row brings the next `token_count` tokens that the draft service lacks; the rest follow in later rows.
         """
         token_ids, length = self.token_ids, len(self.token_ids)
-        base_length = length - self.draft_lack
+        base_length = min(self.draft_cached_length, length - 1)
         stop = base_length + token_count
         return ProposeRow(
             self.sequence_id,
@@ -207,7 +207,7 @@ class Generation:
         no draft service works meanwhile.
         """
         token_ids, length = self.token_ids, len(self.token_ids)
-        base_length = length - self.target_lack
+        base_length = min(self.target_cached_length, length - 1)
         stop = base_length + token_count
         if propose_count:
             # At least one token comes before the drafts, and one after them.

@@ -58,6 +58,11 @@ class Stream:
         self._on_room.add(on_room)
 
     @property
+    def has_more(self) -> bool:
+        """Whether output, or the error that ended it, was not taken yet."""
+        return bool(self._unread or self._error)
+
+    @property
     def is_over(self) -> bool:
         """Whether every output was read with its finish."""
         return not self._unfinished_count

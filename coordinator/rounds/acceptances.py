@@ -11,10 +11,12 @@ from coordinator.requests.acceptance import PlaceAcceptance
 from coordinator.requests.generation import Generation
 from coordinator.requests.guess import Guess
 from coordinator.rounds.output_lengths import OutputLengths
-from coordinator.rounds.round_report import RoundReport
+from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.wishes import Wish
 from paceline.types import DraftSource
 
+GUESSED_ROWS = 16
+"""Rows of a round whose guesses are learned from; of more, a part by turns. A class forgets in a few hundred tokens."""
 LIKELIER_STEPS = 20
 """Steps of the factor on a generation's acceptance: rows of about one factor share a computation."""
 
@@ -26,6 +28,8 @@ class Acceptances:
         self._heads = HeadsAcceptance(heads_count)
         self._places: dict[str, PlaceAcceptance] = {}
         self._calibrations: dict[DraftSource, Calibration] = {}
+        self._turn = 0
+        """Rounds so far."""
         self.lengths = OutputLengths()
 
     def of_guess(self, source: DraftSource, guess: Guess) -> Sequence[float]:
@@ -43,7 +47,7 @@ class Acceptances:
         return self._heads.expected_chances()
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport) -> None:
-        """Learn from a round: of drafts by place, and of every guess, whether it was used or not."""
+        """Learn from a round: of drafts by place, and of guesses, whether they were used or not."""
         self._heads.age()
         for places in self._places.values():
             places.age()
@@ -56,12 +60,19 @@ class Acceptances:
                 continue
             if generation.heads_draft:
                 self._heads.take_in(generation.heads_draft)
-            if guesses := wishes[generation].guesses:
+            if generation.ended:
+                self._ended(generation)
+        self._observe_guesses(wishes, report.rows)
+
+    def _observe_guesses(self, wishes: Mapping[Generation, Wish], rows: Sequence[RowReport]) -> None:
+        self._turn += 1
+        step = -(-len(rows) // GUESSED_ROWS)
+        for row in rows[self._turn % step :: step] if rows else ():
+            generation = row.generation
+            if generation and (guesses := wishes[generation].guesses):
                 committed = generation.token_ids[len(generation.token_ids) - row.committed_count :]
                 for source, guess in guesses.items():
                     self._observe(source, guess, committed)
-            if generation.ended:
-                self._ended(generation)
 
     def _observe(self, source: DraftSource, guess: Guess, committed: Sequence[int]) -> None:
         if source is DraftSource.HEADS:
@@ -93,10 +104,25 @@ class ModelAcceptance:
         self._usual = places.rate
         self._known: dict[int, list[float]] = {}
         """Chances by the factor on a generation's acceptance, in steps."""
+        self._tokens: dict[tuple[int, int], float] = {}
+        """Tokens by that factor and by drafts."""
 
     def chances(self, generation: Generation) -> list[float]:
         """Return the chance that the first 1, 2, ... drafts for the generation are all right."""
-        likelier = round(LIKELIER_STEPS * generation.acceptance.rate(self._usual) / self._usual)
+        return self._chances(self._likelier(generation))
+
+    def tokens(self, generation: Generation, most: int) -> float:
+        """Return how many of at most `most` drafts for the generation are right, as is to be expected."""
+        key = self._likelier(generation), most
+        found = self._tokens.get(key)
+        if found is None:
+            found = self._tokens[key] = sum(self._chances(key[0])[:most])
+        return found
+
+    def _likelier(self, generation: Generation) -> int:
+        return round(LIKELIER_STEPS * generation.acceptance.rate(self._usual) / self._usual)
+
+    def _chances(self, likelier: int) -> list[float]:
         if likelier not in self._known:
             self._known[likelier] = self._places.survival(likelier / LIKELIER_STEPS)
         return self._known[likelier]

@@ -45,19 +45,22 @@ class FixedPlanner:
 
     def _at_hand(self, one: Generation, guesses: Mapping[DraftSource, Guess]) -> tuple[DraftSource, float]:
         """Return the best source at hand, the first where the generation has an order, and the tokens it promises."""
-        worths = {source: sum(self._acceptances.of_guess(source, guess)) for source, guess in guesses.items()}
-        source = next(iter(worths)) if one.drafting.in_order else max(worths, key=worths.__getitem__)
-        return source, worths[source]
+        best, most = DraftSource.UNSPECIFIED, -1.0
+        for source, guess in guesses.items():
+            worth = sum(self._acceptances.of_guess(source, guess))
+            if worth > most:
+                best, most = source, worth
+            if one.drafting.in_order:
+                break
+        return best, most
 
     def _model_to_ask(
         self, one: Generation, models: Mapping[str, ModelAcceptance], source: DraftSource | None, worth: float
     ) -> str:
         """Return the model of the draft service to ask; empty where none promises more than what is at hand."""
-        most = min(self._count, one.max_draft_count)
-        worths = {model: sum(own.chances(one)[:most]) for model, own in models.items() if may_ask(one, model)}
-        if not (most and worths):
-            return ""
-        model = max(worths, key=worths.__getitem__)
-        if one.drafting.in_order and source:
-            return model if one.drafting.asks_before(source) else ""
-        return model if worths[model] > worth else ""
+        before = source if one.drafting.in_order else None
+        most, best, least = min(self._count, one.max_draft_count), "", 0.0 if before else worth
+        for model, own in models.items():
+            if may_ask(one, model) and (tokens := own.tokens(one, most)) > least:
+                best, least = model, tokens
+        return "" if best and before and not one.drafting.asks_before(before) else best

@@ -1,11 +1,12 @@
 """Statistics of all rounds since the start, read through `DescribeCluster`."""
 
 from collections import Counter
+from dataclasses import replace
 
 from coordinator.requests.acceptance import by_place
 from coordinator.rounds.cost_counts import CostCounts
 from coordinator.rounds.round_report import RoundReport
-from paceline.types import ClusterStatistics, HopTime, SourceUsage, added_up
+from paceline.types import ClusterStatistics, DraftSource, HopTime, SourceUsage
 
 
 class Statistics:
@@ -23,7 +24,7 @@ class Statistics:
         self._round_s = 0.0
         self._propose = HopTime()
         self._verify = HopTime()
-        self._sources: tuple[SourceUsage, ...] = ()
+        self._sources: dict[tuple[DraftSource, str], SourceUsage] = {}
 
     def count_report(self, report: RoundReport) -> None:
         """Count the tokens and times of a round."""
@@ -31,7 +32,11 @@ class Statistics:
             self._drafted_count += row.drafted_count
             self._committed_count += row.committed_count
             self._rows_by_accepted_count[row.accepted_count] += 1
-        self._sources = added_up((*self._sources, *report.sources))
+        for usage in report.sources:
+            name = usage.source, usage.model
+            own = self._sources.get(name) or self._sources.setdefault(name, SourceUsage(*name))
+            own.drafted_count += usage.drafted_count
+            own.accepted_count += usage.accepted_count
         self._round_s += report.duration_s
         self._propose = _sum(self._propose, report.propose)
         self._verify = _sum(self._verify, report.verify)
@@ -66,7 +71,7 @@ class Statistics:
             round_s=self._round_s,
             propose=self._propose,
             verify=self._verify,
-            sources=self._sources,
+            sources=tuple(map(replace, self._sources.values())),
         )
 
 

@@ -76,6 +76,9 @@ class _Service:
     async def describe(self, timeout_s: float) -> ModelDescription:
         return self._description
 
+    def tell_stream_ends(self, on_end: Callable[[], None]) -> None:
+        pass
+
     def trust(self, identity: ModelIdentity) -> None:
         pass
 

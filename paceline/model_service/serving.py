@@ -83,7 +83,7 @@ async def serve_model(
                 leading(runner.model.group, ranks, worker, settings.rank_timeout_s),
                 _server(role, settings, options, watched, exchanges, service_name, add) as server,
             ):
-                await _serve_until_told(name, settings, watched, server, runner, worker)
+                await _serve_until_told(name, settings, watched, exchanges, server, runner, worker)
         finally:
             worker.close()
 
@@ -114,6 +114,7 @@ async def _serve_until_told(
     name: str,
     settings: ModelServiceSettings,
     watched: Instruments,
+    exchanges: Exchanges,
     server: RunningServer,
     runner: Runner,
     worker: ModelWorker,
@@ -124,8 +125,10 @@ async def _serve_until_told(
     await server.set_serving(True)
     announce(name, server.address, watched.metrics_url)
     await _until_stopped(settings, runner, worker)
-    # Coordinators that see this move their generations to other replicas, if there are any.
+    # Coordinators that see this move their generations to other replicas, if there are any. They look at once when
+    # their streams end.
     await server.set_serving(False)
+    exchanges.end_streams()
     await until_empty(runner, settings.shutdown_grace_s / 2)
 
 

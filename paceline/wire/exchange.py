@@ -22,7 +22,7 @@ def is_unasked(message: Any) -> bool:
     return bool(message is not None and getattr(message, "prepared", ()) and not message.results)
 
 
-def _pass_over(message: Any) -> None:
+def _pass_over(*told: Any) -> None:
     """Nobody listens."""
 
 
@@ -36,12 +36,17 @@ class Exchange:
         """
         self._open_stream = open_stream
         self._take_unasked = take_unasked
+        self._on_end: Callable[[], None] = _pass_over
         self._kept: list[tuple[float, _Stream]] = []
         """Idle streams with the times of their last answers, oldest first. The newest is used first."""
         self._busy: set[_Stream] = set()
         """Streams with requests under way."""
         self._trimming: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
+
+    def tell_ends(self, on_end: Callable[[], None]) -> None:
+        """Have `on_end` called whenever a stream has ended, by whomever."""
+        self._on_end = on_end
 
     async def ask(self, request: Any, timeout_s: float, names: Collection[str] = ()) -> Any:
         """Return the answer, or None when it cannot be parsed. Raise AioRpcError as a call would.
@@ -70,7 +75,7 @@ class Exchange:
             except _Gone:
                 pass  # the peer may have been replaced while the stream was idle
         try:
-            stream = _Stream(self._open_stream(), self._take_unasked, self._settled)
+            stream = _Stream(self._open_stream(), self._take_unasked, self._settled, self._on_end)
             return await self._ask_on(stream, request, limit, names)
         except _Gone as gone:
             raise gone.reason from None
@@ -114,11 +119,18 @@ class Exchange:
 class _Stream:
     """A stream and the requests on it that wait for their answers, in their order. It is read as long as it lasts."""
 
-    def __init__(self, call: Any, take_unasked: Callable[[Any], None], on_settled: Callable[["_Stream"], None]) -> None:
-        """`on_settled` is called whenever no request is under way any more."""
+    def __init__(
+        self,
+        call: Any,
+        take_unasked: Callable[[Any], None],
+        on_settled: Callable[["_Stream"], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """`on_settled` is called whenever no request is under way any more, `on_end` when nothing more can be read."""
         self._call = call
         self._take_unasked = take_unasked
         self._on_settled = on_settled
+        self._on_end = on_end
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._sending = asyncio.Lock()
         self._has_ended = False
@@ -175,6 +187,7 @@ class _Stream:
             failure = error
         finally:
             self._end(failure)
+            self._on_end()
 
     def _answer(self, message: Any) -> None:
         """Give an answer to the first request that waits. It may have been given up."""

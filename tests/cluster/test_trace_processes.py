@@ -171,7 +171,7 @@ async def check_dead_target(traced: Traced, target: Service) -> None:
 
 
 async def check_dead_draft(traced: Traced, draft: Service) -> None:
-    """Check that only the draft's calls have errors."""
+    """Check that only the draft's calls have errors, if it is asked before it is known to be gone."""
     ids: list[str] = []
     draft.kill()
     only_draft = DraftingOptions((DraftSource.DRAFT,))  # others draft in its place
@@ -179,7 +179,7 @@ async def check_dead_draft(traced: Traced, draft: Service) -> None:
     tree = await traced.tree(ids[0], ended_as("OK"))
     assert not any(one.is_error for one in (tree.request, *tree.rounds, *tree.served))
     codes = {(one.name, one.attributes["rpc.response.status_code"], one.is_error) for one in tree.calls}
-    assert codes == {("draft.propose", "UNAVAILABLE", True), ("target.verify", "OK", False)}
+    assert codes - {("draft.propose", "UNAVAILABLE", True)} == {("target.verify", "OK", False)}
     assert tree.request.attributes["paceline.drafted_count"] == 0
 
 

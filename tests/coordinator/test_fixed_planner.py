@@ -1,13 +1,17 @@
 """A fixed draft count: who drafts for a generation, and for how many tokens it is asked."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from coordinator.drafting.calibration import Calibration
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.generation import Generation, HeadsDraft, Request
 from coordinator.requests.guess import Guess
 from coordinator.requests.output import Output, StopRules
+from coordinator.rounds import acceptances
+from coordinator.rounds.acceptances import GUESSED_ROWS
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.wishes import Wish
@@ -80,6 +84,34 @@ def test_of_several_models_the_one_is_asked_whose_drafts_were_right() -> None:
         rows = [RowReport(COUNT, accepted, accepted + 1, DraftSource.DRAFT, model)] * 50
         planner.observe({}, RoundReport(rows, 0.1, HopTime(), HopTime(), None, None), 0.1)
     assert wish_of(one, "small", "large", planner=planner) == Wish(COUNT, "large")
+
+
+class Noting(Calibration):
+    """Notes the guesses that it is to learn from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guesses: list[Guess] = []
+
+    def observe(self, guess: Guess, committed: Sequence[int]) -> None:
+        self.guesses.append(guess)
+
+
+@pytest.mark.parametrize(("row_count", "turns"), [(1, 1), (GUESSED_ROWS, 1), (2 * GUESSED_ROWS, 2), (100, 7)])
+def test_a_round_learns_from_few_guesses_and_in_turns_from_those_of_all_rows(
+    row_count: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noting = Noting()
+    monkeypatch.setattr(acceptances, "Calibration", lambda: noting)
+    planner, rows = FixedPlanner(COUNT), [generation(SURE) for _ in range(row_count)]
+    wishes = planner.plan(rows, ())
+    reports = [RowReport(COUNT, COUNT, COUNT + 1, DraftSource.SUFFIX, "", one) for one in rows]
+    for _ in range(turns):
+        before = len(noting.guesses)
+        planner.observe(wishes, RoundReport(reports, 0.1, HopTime(), HopTime(), None, None), 0.1)
+        assert len(noting.guesses) - before <= GUESSED_ROWS
+    expected = {id(wish.guesses[DraftSource.SUFFIX]) for wish in wishes.values()}
+    assert {id(guess) for guess in noting.guesses} == expected and len(noting.guesses) == row_count
 
 
 def test_plain_decoding_and_generations_without_drafts_want_none() -> None:

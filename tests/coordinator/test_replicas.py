@@ -13,6 +13,7 @@ from coordinator.config import CoordinatorSettings
 from coordinator.door.current_model import CurrentModel
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.protocols import Remote
+from coordinator.replicas import replica as replica_module
 from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
 from coordinator.replicas.replica import FAILED_CHECKS_TO_LOSE, Replica
 from coordinator.replicas.replicas import Replicas
@@ -22,6 +23,7 @@ from paceline.process.settings import parse_settings
 from paceline.types import CacheDescription, ModelDescription, ReplicaState, TokenizerFiles
 from tests.coordinators import admission, fits
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, describe
+from tests.spans import until
 
 NAME = HostPort("targets", 7702)
 
@@ -120,6 +122,20 @@ async def test_a_replica_is_lost_by_a_failed_call_or_by_two_failed_looks_and_fou
     assert replica.state is ReplicaState.DOWN
     await replica.look()
     assert replica.is_up
+
+
+async def test_a_replica_that_ends_a_stream_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "UP_CHECK_INTERVAL_S", 3600.0)
+    remote = FakeVerifier()
+    replica = Replica("1:1", remote, fits)
+    async with background() as tasks:
+        watch = tasks.start(replica.watch())
+        await replica.looked.wait()
+        assert replica.is_up
+        remote.is_draining = True
+        remote.end_stream()
+        await until(lambda: replica.state is ReplicaState.DRAINING)
+        watch.cancel()
 
 
 async def test_what_is_owed_is_freed_by_the_next_look_that_finds_it() -> None:

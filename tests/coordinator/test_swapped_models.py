@@ -123,7 +123,8 @@ async def test_a_coordinator_whose_only_target_is_swapped_serves_each_model_as_i
     A request without tokens begins anew by itself.
     """
     place = Place(tmp_path)
-    monkeypatch.setattr(replica, "CHECK_INTERVAL_S", 3600.0)  # checks run only when something happens
+    for interval in ("CHECK_INTERVAL_S", "UP_CHECK_INTERVAL_S"):
+        monkeypatch.setattr(replica, interval, 3600.0)  # checks run only when something happens
     async with AsyncExitStack() as running:
         async with place.serving(0) as address:
             settings = CoordinatorSettings(target=address, draft="127.0.0.1:1")

@@ -84,6 +84,7 @@ class FakeModel:
         """Error of every call while the peer is away; None while it is there."""
         self.is_closed = False
         self.trusted: ModelIdentity | None = None
+        self.end_stream: Callable[[], None] = lambda: None
         self._owed: set[str] = set()
         self._capacity_tokens = capacity_tokens
 
@@ -98,6 +99,9 @@ class FakeModel:
     async def describe(self, timeout_s: float) -> ModelDescription:
         self.answer()
         return self.description
+
+    def tell_stream_ends(self, on_end: Callable[[], None]) -> None:
+        self.end_stream = on_end
 
     def trust(self, identity: ModelIdentity) -> None:
         self.trusted = identity

@@ -147,6 +147,16 @@ async def test_what_is_sent_unasked_is_no_answer() -> None:
         await until(lambda: servicer.open_count == 0)
 
 
+async def test_that_a_peer_ends_a_stream_is_told_though_nobody_asks() -> None:
+    ends: list[None] = []
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        exchange.tell_ends(lambda: ends.append(None))
+        assert await ask(exchange, "before") == "before"
+        assert not ends
+        servicer.exchanges.end_streams()
+        await until(lambda: len(ends) == 1)
+
+
 async def named(exchange: Exchange, text: str, *names: str) -> str:
     with translated_errors():
         request = pb.ProposeTokensRequest(rows=[pb.ProposeTokensRow(sequence_id=text)])
