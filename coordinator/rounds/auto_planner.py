@@ -134,6 +134,17 @@ class _Promise:
         return self.tokens / self.time
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The rows of a group at the prices beyond so many bends, whatever the count."""
+
+    outlooks: Sequence[Outlook]
+    bend_count: float
+    prices: Prices
+    at_hand: Sequence[Option]
+    """What each row would take without a call."""
+
+
 class _Search:
     """The search for the best count of groups of about one size. Times are multiples of the costs' unit."""
 
@@ -183,7 +194,8 @@ class _Search:
             self._decide(outlooks)
         self.rounds_left -= 1
         prices = self._prices(len(outlooks), self._bend_count)
-        chosen = self._chosen(outlooks, self._count, prices)
+        at_hand = [one.at_hand(prices, MAX_GUESSED) for one in outlooks]
+        chosen = self._chosen(outlooks, at_hand, self._count, prices)
         if self._count == self._best and self._is_better_without_call(outlooks, chosen):
             chosen = [(NO_OPTION, own) for _, own in chosen]
         heads_counts = self._heads_counts(outlooks, [asked for asked, _ in chosen], prices)
@@ -271,7 +283,17 @@ class _Search:
     def _promises(self, outlooks: Sequence[Outlook]) -> list[_Promise]:
         """Return what each count promises, from 0 on."""
         most = max((len(drawn.chances) for one in outlooks for drawn in one.drawn.values()), default=0)
-        return [self._promise(outlooks, count) for count in range(most + 1)]
+        lowest, *higher = (self._view(outlooks, bend_count) for bend_count in range(len(BENDS) + 1))
+        wanted = max((one.asked(lowest.prices, most).count for one in outlooks), default=0)
+        # No row wants more than that, even at the lowest prices, so more promise what one more does.
+        last = min(most, wanted + 1)
+        promises = [self._promise(lowest, higher, count) for count in range(last + 1)]
+        return promises + [promises[-1]] * (most - last)
+
+    def _view(self, outlooks: Sequence[Outlook], bend_count: float) -> _View:
+        prices = self._prices(len(outlooks), bend_count)
+        at_hand = [one.at_hand(prices, MAX_GUESSED, expecting_heads=True) for one in outlooks]
+        return _View(outlooks, bend_count, prices, at_hand)
 
     def _prices(self, group_size: int, bend_count: float) -> Prices:
         """Return what drafts cost now. Before anything is known a group makes one token a row in a plain round."""
@@ -285,10 +307,9 @@ class _Search:
         )
 
     def _chosen(
-        self, outlooks: Sequence[Outlook], count: int, prices: Prices, *, expecting_heads: bool = False
+        self, outlooks: Sequence[Outlook], at_hand: Sequence[Option], count: int, prices: Prices
     ) -> list[tuple[Option, Option]]:
-        """Return for each row what to ask for, and what to take at hand."""
-        at_hand = [one.at_hand(prices, MAX_GUESSED, expecting_heads=expecting_heads) for one in outlooks]
+        """Return for each row what to ask for, and what it takes of what is at hand."""
         if not count:
             return [(NO_OPTION, one) for one in at_hand]
         asked = [one.asked(prices, count) for one in outlooks]
@@ -304,30 +325,33 @@ class _Search:
                 chosen[place] = asked[place], at_hand[place]
         return chosen
 
-    def _promise(self, outlooks: Sequence[Outlook], count: int) -> _Promise:
+    def _promise(self, lowest: _View, higher: Sequence[_View], count: int) -> _Promise:
         """Return the best that the count promises: tokens beyond a bend must be worth what they cost there."""
-        best = self._promise_at(outlooks, count, 0)
-        for bend_count, bend in enumerate(BENDS, 1):
+        best = self._promise_at(lowest, count)
+        for bend_count, (bend, view) in enumerate(zip(BENDS, higher, strict=True), 1):
             if best.token_count <= bend:
                 break
-            found = [self._promise_at(outlooks, count, bend_count)]
+            found = [self._promise_at(view, count)]
             if found[0].token_count < bend:  # a lower price may reach just as far as the bend
-                found += [self._promise_at(outlooks, count, bend_count - part) for part in BETWEEN_BENDS]
+                parts = [self._view(view.outlooks, bend_count - part) for part in BETWEEN_BENDS]
+                found += [self._promise_at(one, count) for one in parts]
             best = max(*found, best, key=lambda one: one.goodput)
         return best
 
-    def _promise_at(self, outlooks: Sequence[Outlook], count: int, bend_count: float) -> _Promise:
-        chosen = self._chosen(outlooks, count, self._prices(len(outlooks), bend_count), expecting_heads=True)
+    def _promise_at(self, view: _View, count: int) -> _Promise:
+        chosen = self._chosen(view.outlooks, view.at_hand, count, view.prices)
         options = [ask if ask.count else own for ask, own in chosen]
-        tokens = len(outlooks) + sum(one.tokens for one in options)
+        tokens = len(options) + sum(one.tokens for one in options)
         missed = [self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count for one in options]
         catching_up = sum(
-            time / outlook.rounds_left(one.tokens) for outlook, one, time in zip(outlooks, options, missed, strict=True)
+            time / outlook.rounds_left(one.tokens)
+            for outlook, one, time in zip(view.outlooks, options, missed, strict=True)
+            if time
         )
         heads_count = sum(one.count for one in options if one.source is DraftSource.HEADS)
         work = _work(options, heads_count)
         time = self._costs.predict(work) + catching_up
-        return _Promise(tokens, time, work.row_count + work.drafted_count, bend_count, sum(missed))
+        return _Promise(tokens, time, work.row_count + work.drafted_count, view.bend_count, sum(missed))
 
     def _missing(self, promises: Sequence[_Promise]) -> list[int]:
         """Return the first counts that were not measured yet and that may be the best."""
