@@ -90,14 +90,16 @@ async def test_calls_over_one_stream_get_the_same_tokens_as_calls_of_their_own()
 
 
 async def test_a_round_is_one_message_for_all_calls() -> None:
-    async with server() as running, raw_stream(running) as stream:
+    verifier = FakeVerifier()
+    async with server(verifier) as running, raw_stream(running) as stream:
         for call_id, prompt in enumerate(PROMPTS):
             await stream.start(call_id, GenerationRequest(TokenIds(prompt), ignore_end_tokens=True))
         messages = await stream.read_until_ended(range(len(PROMPTS)))
         for call_id in range(len(PROMPTS)):
             assert len(ids(messages, call_id)) == 30
-        update_count = sum(len(one.updates) for one in messages)
-        assert len(messages) < update_count / 3
+        # How many calls share a round depends on when they come; each of them is accepted before it has any.
+        assert any(len(rows) > 1 for rows in verifier.calls)
+        assert len(messages) <= len(verifier.calls) + len(PROMPTS)
 
 
 async def test_a_call_that_is_refused_ends_alone_with_its_status() -> None:
