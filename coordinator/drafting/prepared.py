@@ -82,7 +82,8 @@ class PreparedDrafter:
         return len(self._choices.drafts(row)) == row.draft_count
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
-        if not self._may_prepare:
+        if not self._may_prepare or all(row.following_count for row in rows):
+            # Parts of prompts that the target takes in too are no round, and nothing follows them.
             return await self._drafter.propose(rows, deadline)
         began_s = self._clock()
         self._patience.asked(rows, began_s)

@@ -13,6 +13,7 @@ from coordinator.protocols import Deadline, RemoteDraft
 from coordinator.replicas.replica import Replica
 from coordinator.replicas.stickiness import Beginnings, Stickiness, beginnings_of
 from paceline.errors import PacelineError, PeerUnavailable, PrefixNotCached
+from paceline.tasks import results_of
 from paceline.types import (
     CallTiming,
     ModelDescription,
@@ -87,8 +88,7 @@ class ReplicatedDrafter:
             else:
                 parts[home].append(index)
         calls = [_answer(draft, [rows[index] for index in part], deadline) for draft, part in parts.items()]
-        # A task of its own would cost a single call more than all else here.
-        answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+        answers = await results_of(calls)
         failures = [answer for answer in answers if isinstance(answer, PacelineError)]
         if failures and len(failures) == len(answers):
             raise failures[0]

@@ -165,6 +165,11 @@ class Generation:
         self.usage.queued_s = now_s - self.request.submitted_s
 
     @property
+    def most_useful_drafts(self) -> int:
+        """Most drafts that can help a round, which adds one token more than it accepts; under 1: none."""
+        return min(self.max_draft_count, self.output.remaining_count - 1)
+
+    @property
     def draft_lack(self) -> int:
         """Committed tokens that the draft service is not known to hold, at least one: a row brings a token."""
         return max(1, len(self.token_ids) - self.draft_cached_length)

@@ -5,7 +5,6 @@ costs speed and never output: the rows are verified without drafts. No call outl
 requests.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -29,7 +28,7 @@ from paceline.errors import (
     PeerUnavailable,
     PrefixNotCached,
 )
-from paceline.tasks import side_by_side
+from paceline.tasks import results_of, side_by_side
 from paceline.types import (
     CallTiming,
     DraftSource,
@@ -262,8 +261,7 @@ async def _propose(
     wished = {one.draft_model for one in wishes.values() if one.asked_count}
     models = [model for model in drafters if model in wished]
     calls = [_ask(model, wishes, drafters[model], limits, deadline, clock) for model in models]
-    answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
-    return {model: answer for model, answer in zip(models, answers, strict=True) if answer}
+    return {model: answer for model, answer in zip(models, await results_of(calls), strict=True) if answer}
 
 
 async def _ask(
@@ -277,10 +275,8 @@ async def _ask(
     """Ask for draft tokens where they can help; return None where they cannot for any row."""
     wanted: list[tuple[Generation, int]] = []
     longest = drafter.max_length + 1
-    for one, wish in wishes.items():
-        if wish.draft_model != model or model in one.refused_draft_models:
-            continue
-        count = min(wish.asked_count, _most_drafts(one, limits), longest - len(one.token_ids))
+    for one in _asking(model, wishes):
+        count = min(wishes[one].asked_count, _most_drafts(one, limits), longest - len(one.token_ids))
         if count > 0:
             one.move_draft(model)
             wanted.append((one, count))
@@ -301,37 +297,35 @@ async def _ask(
     return _Asked(rows, call, proposals, _hop_time(clock() - began, proposals.timing))
 
 
+def _asking(model: str, wishes: Mapping[Generation, Wish]) -> list[Generation]:
+    """Return the generations that are to ask draft services of the model, and were not refused there."""
+    return [
+        one
+        for one, wish in wishes.items()
+        if wish.asked_count and wish.draft_model == model and model not in one.refused_draft_models
+    ]
+
+
 @asynccontextmanager
 async def _taking_prompts_in(
     wishes: Mapping[Generation, Wish], drafters: Mapping[str, Drafter], limits: RoundLimits, deadline: Deadline
 ) -> AsyncIterator[None]:
     """Meanwhile have draft services take in the prompts that the target takes in, so that drafts can follow at once."""
-    rows: dict[str, dict[Generation, ProposeRow]] = {}
-    for model, drafter in drafters.items():
-        if found := _prompt_rows(model, wishes, drafter, limits):
-            rows[model] = found
-    if not rows:
+    coming = {one: wish for one, wish in wishes.items() if _is_taken_in(one, limits) and one.most_useful_drafts > 0}
+    rows = {model: _prompt_rows(model, coming, drafter) for model, drafter in drafters.items()} if coming else {}
+    if not any(rows.values()):
         yield
         return
     async with side_by_side() as tasks:
         for model, own in rows.items():
-            tasks.create_task(_take_in(own, drafters[model], deadline))
+            if own:
+                tasks.create_task(_take_in(own, drafters[model], deadline))
         yield
 
 
-def _prompt_rows(
-    model: str, wishes: Mapping[Generation, Wish], drafter: Drafter, limits: RoundLimits
-) -> dict[Generation, ProposeRow]:
+def _prompt_rows(model: str, coming: Mapping[Generation, Wish], drafter: Drafter) -> dict[Generation, ProposeRow]:
     """Return rows without drafts for generations that will ask the model once the target has their prompts."""
-    able = [
-        one
-        for one, wish in wishes.items()
-        if wish.draft_model == model
-        and wish.asked_count
-        and one.target_lack > limits.prefill_chunk_tokens
-        and model not in one.refused_draft_models
-        and len(one.token_ids) <= drafter.max_length
-    ]
+    able = [one for one in _asking(model, coming) if len(one.token_ids) <= drafter.max_length]
     for one in able:
         one.move_draft(model)
     able = [one for one in able if one.draft_lack > DECODED_TOKENS]
@@ -409,10 +403,13 @@ def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:
 
 
 def _most_drafts(generation: Generation, limits: RoundLimits) -> int:
-    """Return the most drafts that can help a row: a round adds one token more than it accepts."""
-    if len(generation.token_ids) - generation.target_cached_length > limits.prefill_chunk_tokens:
-        return 0
-    return min(generation.max_draft_count, generation.output.remaining_count - 1)
+    """Return the most drafts that can help a row in this round."""
+    return 0 if _is_taken_in(generation, limits) else generation.most_useful_drafts
+
+
+def _is_taken_in(generation: Generation, limits: RoundLimits) -> bool:
+    """Return whether the round only takes in a part of what the target lacks."""
+    return generation.target_lack > limits.prefill_chunk_tokens
 
 
 def _commit(generation: Generation, row: VerifyRow, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from coordinator.requests.generation import Generation
 from paceline.errors import PacelineError
-from paceline.types import DraftSource, HopTime, SourceUsage
+from paceline.types import DraftSource, HopTime, SourceUsage, UsageSums, add_usage
 
 NEW_TO_DRAFT = 2
 """Tokens that a draft service has not cached after full acceptance: its last draft token and the next token."""
@@ -78,11 +78,8 @@ class RoundReport:
     @property
     def sources(self) -> tuple[SourceUsage, ...]:
         """Draft tokens of the rows by source."""
-        sums: dict[tuple[DraftSource, str], SourceUsage] = {}
+        sums: UsageSums = {}
         for row in self.rows:
             if row.source:
-                name = row.source, row.draft_model
-                usage = sums.get(name) or sums.setdefault(name, SourceUsage(*name))
-                usage.drafted_count += row.drafted_count
-                usage.accepted_count += row.accepted_count
+                add_usage(sums, row.source, row.draft_model, row.drafted_count, row.accepted_count)
         return tuple(sums.values())

@@ -6,11 +6,8 @@ from paceline.types import DraftSource
 
 
 def guesses_of(generation: Generation, most: int) -> dict[DraftSource, Guess]:
-    """Return at most `most` tokens of each source that has some at hand, in the generation's order of sources.
-
-    No more than can help: a round adds one token more than it accepts.
-    """
-    most = min(most, generation.max_draft_count, generation.output.remaining_count - 1)
+    """Return at most `most` tokens of each source that has some at hand, in the generation's order of sources."""
+    most = min(most, generation.most_useful_drafts)
     guesses: dict[DraftSource, Guess] = {}
     if most < 1:
         return guesses

@@ -6,7 +6,7 @@ from dataclasses import replace
 from coordinator.requests.acceptance import by_place
 from coordinator.rounds.cost_counts import CostCounts
 from coordinator.rounds.round_report import RoundReport
-from paceline.types import ClusterStatistics, DraftSource, HopTime, SourceUsage
+from paceline.types import ClusterStatistics, HopTime, UsageSums, add_usage
 
 
 class Statistics:
@@ -24,7 +24,7 @@ class Statistics:
         self._round_s = 0.0
         self._propose = HopTime()
         self._verify = HopTime()
-        self._sources: dict[tuple[DraftSource, str], SourceUsage] = {}
+        self._sources: UsageSums = {}
 
     def count_report(self, report: RoundReport) -> None:
         """Count the tokens and times of a round."""
@@ -32,11 +32,8 @@ class Statistics:
             self._drafted_count += row.drafted_count
             self._committed_count += row.committed_count
             self._rows_by_accepted_count[row.accepted_count] += 1
-        for usage in report.sources:
-            name = usage.source, usage.model
-            own = self._sources.get(name) or self._sources.setdefault(name, SourceUsage(*name))
-            own.drafted_count += usage.drafted_count
-            own.accepted_count += usage.accepted_count
+        for one in report.sources:
+            add_usage(self._sources, one.source, one.model, one.drafted_count, one.accepted_count)
         self._round_s += report.duration_s
         self._propose = _sum(self._propose, report.propose)
         self._verify = _sum(self._verify, report.verify)

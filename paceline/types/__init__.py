@@ -13,7 +13,15 @@ from paceline.types.cluster import (
     ReplicaState,
 )
 from paceline.types.costs import AcceptanceCounts, CallCosts, MeasuredCosts
-from paceline.types.drafting import SOURCE_NAMES, DraftingOptions, DraftSource, SourceUsage, added_up
+from paceline.types.drafting import (
+    SOURCE_NAMES,
+    DraftingOptions,
+    DraftSource,
+    SourceUsage,
+    UsageSums,
+    add_usage,
+    added_up,
+)
 from paceline.types.generation import (
     Chat,
     ChatMessage,
@@ -111,5 +119,7 @@ __all__ = [
     "Verdicts",
     "VerifyOutcome",
     "VerifyRow",
+    "UsageSums",
+    "add_usage",
     "added_up",
 ]

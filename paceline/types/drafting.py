@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 
 class DraftSource(StrEnum):
@@ -58,11 +59,21 @@ class SourceUsage:
         return f"{self.source.value} {self.model}".rstrip()
 
 
+UsageSums: TypeAlias = dict[tuple[DraftSource, str], SourceUsage]
+"""A usage for each source and model, which nobody else holds."""
+
+
 def added_up(usages: Iterable[SourceUsage]) -> tuple[SourceUsage, ...]:
     """Return one usage for each source and model, in the order in which they come first."""
-    sums: dict[tuple[DraftSource, str], list[int]] = {}
+    sums: UsageSums = {}
     for one in usages:
-        counts = sums.setdefault((one.source, one.model), [0, 0])
-        counts[0] += one.drafted_count
-        counts[1] += one.accepted_count
-    return tuple(SourceUsage(*name, *counts) for name, counts in sums.items())
+        add_usage(sums, one.source, one.model, one.drafted_count, one.accepted_count)
+    return tuple(sums.values())
+
+
+def add_usage(sums: UsageSums, source: DraftSource, model: str, drafted_count: int, accepted_count: int) -> None:
+    """Add counts to the sums of their source and model, in place."""
+    name = source, model
+    usage = sums.get(name) or sums.setdefault(name, SourceUsage(*name))
+    usage.drafted_count += drafted_count
+    usage.accepted_count += accepted_count

@@ -529,3 +529,18 @@ def test_slow_rounds_at_the_start_decide_nothing() -> None:
         kinds.append(begun_alike(worth, rows, now_s))
         now_s += 50.0 if number < BLOCK else 10.0 if kinds[-1] else 14.0
     assert kinds[6 * BLOCK :].count(False) <= BLOCK  # a trial
+
+
+async def test_parts_of_prompts_are_no_rounds_and_nothing_is_prepared_after_them() -> None:
+    """They go to the draft service beside a round, so their times would be taken for a round's."""
+    time = FakeTime()
+    inner, part = PreparingDrafter(time, 1.0), ProposeRow("one", 0, PROMPT, 1, following_count=4)
+    prepared = PreparedDrafter(inner, clock=time.clock)
+
+    async def take_in() -> None:
+        await prepared.propose([part], PATIENCE)
+        await prepared.propose([replace(part, base_length=len(PROMPT), following_count=1)], PATIENCE)
+
+    await time.run(take_in())
+    assert [row.prepare_count for call in inner.calls for row in call] == [0, 0]
+    assert prepared.row_count == 0

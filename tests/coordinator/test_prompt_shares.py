@@ -153,6 +153,13 @@ async def test_a_prompt_that_asks_for_no_drafts_goes_to_the_target_alone() -> No
     assert not drafter.calls
 
 
+async def test_a_prompt_whose_output_has_no_room_for_drafts_goes_to_the_target_alone() -> None:
+    drafter, verifier, generation = ChunkedDrafter(1.0), FakeVerifier(), generation_of([4] * 3 * CHUNK_TOKENS, 1)
+    while not generation.ended:
+        await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
+    assert not drafter.calls
+
+
 async def test_a_failed_verify_ends_what_draft_services_take_in_beside_it() -> None:
     def fail(number: int) -> None:
         raise PeerFailed("the target failed")
