@@ -25,5 +25,6 @@ class DraftSettings(ModelServiceSettings):
     quantization: Literal["auto", "none", "int8"] = Field(
         default="auto",
         description="int8: products have weights of int8 with a scale for each column, made at load, for plain "
-        "decoders; none: weights are of --dtype; auto: on a CPU what is faster, as measured at load, on a GPU none",
+        "decoders, and rows that they multiply are rounded to int8 too where that is faster; none: weights are of "
+        "--dtype; auto: on a CPU what is faster, as measured at load, on a GPU none",
     )

@@ -71,5 +71,5 @@ def cached_shape(model: LoadedModel, heads: LoadedHeads | None) -> KvShape:
 def form_of(model: LoadedModel) -> WeightForm:
     """Return how the model's weights are held."""
     dtype = str(model.kv_shape.dtype).removeprefix("torch.")
-    is_int8 = model.description.quantization == "int8"
+    is_int8 = model.description.quantization in ("int8", "w8a8")
     return WeightForm(dtype, is_int8, "cpu" if model.kv_shape.device.type == "cpu" else "cuda")

@@ -99,7 +99,7 @@ def load_share(
         tokenizer = read_tokenizer(checkpoint)
         described_here = described(module, model, tokenizer, origin, "int8" if is_quantized else "none")
         if is_quantized:
-            quantize_layers(module)
+            quantize_layers(module, "int8")
         own = [] if place.rank else own_logits(module)
         group = Group(place, meet(on_gpu), device_here)
         group.check_alike(_facts(described_here, place.grid))
@@ -135,8 +135,8 @@ def as_loaded(
     `origin` is None for a module that was not read from files.
     """
     description = described(module, model_id, tokenizer, origin, quantization)
-    if quantization == "int8":
-        quantize_layers(module)  # so the passes are compared with the quantised module
+    if quantization != "none":
+        quantize_layers(module, quantization)  # so the passes are compared with the quantised module
     own = own_logits(module)  # before the module is used up
     loaded = made_of(module, description, tokenizer)
     check_model(loaded, own)

@@ -18,7 +18,7 @@ def pass_traffic(model: str, served: ModelDescription) -> PassTraffic:
     """Count from the checkpoint's configuration, without reading weights. `served` tells the precision."""
     dtype: torch.dtype = getattr(torch, served.dtype)
     # Where int8 is not multiplied with, such weights were dequantised at load.
-    is_int8 = served.quantization == "int8" and "Decoder int8" in served.kernels
+    is_int8 = "Decoder int8" in served.kernels
     weight_dtype = torch.int8 if is_int8 else dtype
     return config_traffic(find_checkpoint(model).config, dtype, weight_dtype)
 

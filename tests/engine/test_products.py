@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.engine.native import PackedWeight, find_kernels
 from paceline.engine.native.products import WAYS, Weight, best_way, can_pack
-from paceline.engine.quantization import QuantizedWeight
+from paceline.engine.quantization import QuantizedWeight, rounded_rows
 from paceline.engine.threads import using_threads
 from tests.tools import built_kernels
 
@@ -17,14 +17,14 @@ def ways() -> list[tuple[torch.dtype, str]]:
     kernels = built_kernels()
     found = [(dtype, way) for dtype, ways in WAYS.items() for way in ways if kernels.product_way(way) is not None]
     assert {"float32", "widened", "int8"} <= {way for _, way in found}
-    assert all((dtype, best_way(kernels, dtype)) in found for dtype in WAYS)
+    assert all((dtype, best_way(kernels, dtype)) in found for dtype in dict(found))
     return found
 
 
 def as_weight(weight: torch.Tensor, dtype: torch.dtype) -> tuple[Weight, torch.Tensor]:
     """Return a weight of this dtype and the numbers that it stands for."""
-    if dtype == torch.int8:
-        quantized = QuantizedWeight.of(weight)
+    if dtype in (torch.int8, torch.uint8):
+        quantized = QuantizedWeight.of(weight, rounds_rows=dtype == torch.uint8)
         return quantized, quantized.dequantized()
     return weight.to(dtype), weight
 
@@ -50,7 +50,8 @@ def test_products_are_torchs(
     bias = numbers(column_count, seed=seed + 2) if has_bias else None
     for dtype, way in ways():
         own, stands_for = as_weight(weight, dtype)
-        expected = rows @ stands_for.T + (0 if bias is None else bias)
+        read = rounded_rows(rows) if dtype == torch.uint8 else rows
+        expected = read @ stands_for.T + (0 if bias is None else bias)
         with using_threads(thread_count):
             found = PackedWeight(own, bias, way)(rows)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
@@ -108,6 +109,28 @@ def test_what_is_multiplied_here(dtype: torch.dtype, size: int, fits: bool) -> N
 def test_what_is_multiplied_by_int8_here(dtype: torch.dtype, size: int, fits: bool) -> None:
     weight = QuantizedWeight.of(torch.ones(3, size, dtype=dtype))
     assert can_pack(weight) == (fits and bool(find_kernels()))
+
+
+@pytest.mark.parametrize(("size", "fits"), [(48, True), (36, False), (1 << 16, True), ((1 << 16) + 16, False)])
+def test_what_is_multiplied_by_rounded_rows_here(size: int, fits: bool) -> None:
+    has_way = any(way == "int8 rows" for _, way in ways())
+    assert can_pack(QuantizedWeight.of(torch.ones(3, size), rounds_rows=True)) == (fits and has_way)
+
+
+def test_the_largest_sums_of_rounded_rows_are_whole() -> None:
+    size = 1 << 16
+    if not can_pack(weight := QuantizedWeight.of(torch.ones(1, size), rounds_rows=True)):
+        pytest.skip("needs AVX512-VNNI")
+    assert PackedWeight(weight, None)(torch.ones(1, size)).item() == pytest.approx(size, rel=1e-6)
+    assert PackedWeight(weight, None)(-torch.ones(1, size)).item() == pytest.approx(-size, rel=1e-6)
+
+
+def test_a_row_of_zeros_or_of_tiny_numbers_gives_the_bias() -> None:
+    weight, bias = QuantizedWeight.of(numbers(20, 64, seed=1), rounds_rows=True), numbers(20, seed=2)
+    if not can_pack(weight):
+        pytest.skip("needs AVX512-VNNI")
+    for row in (torch.zeros(1, 64), torch.full((1, 64), 1e-40)):
+        torch.testing.assert_close(PackedWeight(weight, bias)(row), bias[None])
 
 
 def test_rows_beside_int8_are_rounded_to_the_dtype_that_the_weight_had() -> None:

@@ -15,9 +15,10 @@ from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.loader import DtypeName, read_module
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.quantized_layers import QuantizedLinear, quantize_layers
+from paceline.engine.native.products import can_pack
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
-from paceline.engine.quantization import LARGEST, QuantizedWeight
+from paceline.engine.quantization import LARGEST, Quantization, QuantizedWeight
 from paceline.engine.runner import Runner
 from paceline.engine.self_check import TOLERANCES, own_logits
 from paceline.errors import StartupError
@@ -60,7 +61,7 @@ def test_every_linear_layer_is_quantised_and_an_embedding_that_is_the_head_too_s
     )
     embedding: Any = module.get_input_embeddings()
     before = embedding.weight.clone()
-    quantize_layers(module)
+    quantize_layers(module, "int8")
     assert not [one for one in module.modules() if type(one) is torch.nn.Linear]
     assert len([one for one in module.modules() if isinstance(one, QuantizedLinear)]) == 2 * 7 + 1
     assert torch.equal(embedding.weight, before)
@@ -70,15 +71,18 @@ def test_the_check_at_load_knows_the_quantised_weights(pairs: dict[str, PairOfCh
     """Beside the checkpoint's own weights, its tolerance would refuse the model."""
     module, _ = read_module(find_checkpoint(str(pairs["Llama"].target)), "auto", "cpu")
     before = own_logits(module)
-    quantize_layers(module)
+    quantize_layers(module, "int8")
     off = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(before, own_logits(module), strict=True))
     assert off > 2 * TOLERANCES[torch.float32]
     assert load_model(str(pairs["Llama"].target), quantization="int8").description.quantization == "int8"
 
 
-def logits(model: Path, dtype: DtypeName) -> torch.Tensor:
-    runner = Runner(load_model(str(model), dtype, quantization="int8"), EngineOptions("1MiB"))
-    (outcome,) = runner.forward([PackedRow("a", 0, tuple(range(20, 60)), draft_count=30)])
+TOKENS, DRAFTS = tuple(range(20, 60)), 30
+
+
+def logits(model: Path, dtype: DtypeName, quantization: Quantization = "int8") -> torch.Tensor:
+    runner = Runner(load_model(str(model), dtype, quantization=quantization), EngineOptions("1MiB"))
+    (outcome,) = runner.forward([PackedRow("a", 0, TOKENS, draft_count=DRAFTS)])
     assert isinstance(outcome, torch.Tensor)
     return outcome
 
@@ -130,3 +134,18 @@ async def test_quantised_output_in_float32_equals_hugging_face_with_the_same_wei
         found, usages = await generate(running, prompts, 5)
     assert found == expected
     assert sum(usage.accepted_count for usage in usages) > 30
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_passes_round_rows_as_a_module_does_that_rounds_them(family: str, tmp_path: Path) -> None:
+    if not can_pack(QuantizedWeight.of(torch.ones(16, 16), rounds_rows=True)):
+        pytest.skip("needs AVX512-VNNI")
+    model = write_model(tmp_path, family)
+    module: Any = read_module(find_checkpoint(str(model)), "float32", "cpu")[0]
+    quantize_layers(module, "w8a8")
+    module.set_attn_implementation("eager")
+    with torch.inference_mode():
+        expected = module(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0, -DRAFTS - 1 :]
+    rounded = float((logits(model, "float32", "w8a8") - expected).abs().max())
+    whole = float((logits(model, "float32", "int8") - expected).abs().max())
+    assert rounded < whole / 10

@@ -11,32 +11,34 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from paceline.engine.model.forms import FORMS
-from paceline.engine.quantization import QuantizedWeight
+from paceline.engine.quantization import Quantization, QuantizedWeight, rounded_rows
 from paceline.errors import StartupError
 
 
 class QuantizedLinear(torch.nn.Module):
-    """Multiplies as a linear layer does, by the dequantised weight."""
+    """Multiplies as a linear layer does, by the dequantised weight; rows are rounded first where the weight says so."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, quantization: Quantization) -> None:
         super().__init__()
-        self.weight, self.bias = QuantizedWeight.of(layer.weight.detach()), layer.bias
+        self.weight = QuantizedWeight.of(layer.weight.detach(), rounds_rows=quantization == "w8a8")
+        self.bias = layer.bias
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return F.linear(values, self.weight.dequantized(), self.bias)
+        rows = rounded_rows(values) if self.weight.rounds_rows else values
+        return F.linear(rows, self.weight.dequantized(), self.bias)
 
 
-def quantize_layers(module: PreTrainedModel) -> None:
+def quantize_layers(module: PreTrainedModel, quantization: Quantization) -> None:
     """Replace every linear layer of a plain decoder. Raise StartupError for another architecture."""
     if not can_quantize(module):
         raise StartupError(
-            f"--quantization int8 cannot be had of {type(module).__name__}: only products of plain decoders are "
-            f"quantised ({', '.join(FORMS)}); start with --quantization none"
+            f"--quantization {quantization} cannot be had of {type(module).__name__}: only products of plain decoders "
+            f"are quantised ({', '.join(FORMS)}); start with --quantization none"
         )
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if type(child) is torch.nn.Linear:
-                setattr(parent, name, QuantizedLinear(child))
+                setattr(parent, name, QuantizedLinear(child, quantization))
 
 
 def can_quantize(module: PreTrainedModel) -> bool:

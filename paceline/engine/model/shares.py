@@ -5,6 +5,7 @@ inputs are (output, down) gives a part of a sum. Shoeybi et al., arXiv 1909.0805
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ def _keep_rows(layer: Any, rows: torch.Tensor) -> None:
 def _keep_columns(layer: Any, columns: slice) -> None:
     weight = layer.weight
     if isinstance(weight, QuantizedWeight):
-        layer.weight = QuantizedWeight(weight.numbers[:, columns].contiguous(), weight.scales, weight.dtype)
+        layer.weight = replace(weight, numbers=weight.numbers[:, columns].contiguous())
     else:
         layer.weight = _parameter(weight[:, columns].contiguous())
 

@@ -41,7 +41,8 @@ def possible_formats(
 ) -> list[WeightFormat]:
     """Return the formats among which the fastest is looked for, the module's own first; None leaves a choice open.
 
-    There is no choice but on a CPU, and of a plain decoder. Beside int8 the dtype hardly matters, so it stays.
+    There is no choice but on a CPU, and of a plain decoder. Beside int8 the dtype hardly matters, so it stays. Rows are
+    rounded with the weights where that is faster.
     """
     if module.device.type != "cpu" or not can_quantize(module):
         return [WeightFormat(dtype or module.dtype, quantization or "none")]
@@ -49,7 +50,7 @@ def possible_formats(
     formats = [WeightFormat(one) for one in dtypes] if quantization != "int8" else []
     if quantization != "none":
         beside = [one for one in dtypes if one in FORMAT_DTYPES] or dtypes
-        formats.append(WeightFormat(beside[0], "int8"))
+        formats += [WeightFormat(beside[0], "int8"), WeightFormat(beside[0], "w8a8")]
     return formats
 
 
@@ -106,8 +107,10 @@ def _pass_seconds(
 def _products(weights: Sequence[torch.Tensor], chosen: WeightFormat, backend: Backend) -> list[Product | None]:
     """Make products as a decoder would; None in place of one for which it would dequantise the weight."""
     converted = [weight.to(chosen.dtype) for weight in weights]
-    if chosen.quantization == "int8":
-        return [backend.pack_quantized(QuantizedWeight.of(weight), None) for weight in converted]
+    if chosen.quantization != "none":
+        rounds_rows = chosen.quantization == "w8a8"
+        quantized = [QuantizedWeight.of(weight, rounds_rows=rounds_rows) for weight in converted]
+        return [backend.pack_quantized(one, None) for one in quantized]
     return [backend.pack(weight, None) or Linear(weight, None, PACKED_BYTES) for weight in converted]
 
 

@@ -72,6 +72,7 @@ struct Types;
         typedef int32_t Ints __attribute__((vector_size(4 * WIDTH))); \
         typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH))); \
         typedef Half Halves __attribute__((vector_size(2 * WIDTH))); \
+        typedef int8_t Bytes __attribute__((vector_size(WIDTH))); \
     };
 TYPES(NARROW)
 TYPES(WIDEST)
@@ -84,6 +85,7 @@ struct Vectors {
     typedef typename Types<WIDTH>::Ints Ints;
     typedef typename Types<WIDTH>::Bits Bits;
     typedef typename Types<WIDTH>::Halves Halves;
+    typedef typename Types<WIDTH>::Bytes Bytes;
 
     INLINE Floats all(float value) { return Floats{} + value; }
     INLINE Floats load(const float *from) {

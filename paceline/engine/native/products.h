@@ -1,5 +1,6 @@
 // Products of rows with weights, added up in float32; `products.py` calls them. Rows and weights are both bfloat16 or both
-// float32, or else rows are either and weights int8 with a scale for each column.
+// float32, or else rows are either and weights int8 with a scale for each column. Such rows may be rounded to int8 too, each
+// with a scale of its own; then whole numbers are added up.
 //
 // A row's result depends on that row and on the weights alone, to the last bit: each number is one sum over K in a fixed
 // order, whatever other rows there are and however many threads share the columns. See docs/numerics.md.
@@ -7,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -18,6 +20,7 @@
 #include <immintrin.h>
 #define TILED __attribute__((target("avx512f,amx-tile,amx-bf16")))
 #define DOTTED __attribute__((target("avx512f,avx512vl,avx512bf16")))
+#define COUNTED __attribute__((target("avx512f,avx512vl,avx512vnni")))
 #endif
 
 constexpr int64_t COLUMNS = 16;  // of a block of weights
@@ -82,7 +85,6 @@ static void add_parts(const Product &p, AddPart add, int64_t number_bytes, int64
                 add(&p, &part);
             }
     }
-    finish(p, begin, end);
 }
 
 // Runs DO<T, rows, blocks>(product, part) for a part of any shape.
@@ -174,15 +176,103 @@ WIDE void add_wide_int8(const Product *call, const Part *part) { WITH_WIDE_SHAPE
 #endif
 static void widened_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, ADD(half), sizeof(float), begin, end);
+    finish(*call, begin, end);
 }
 static void float_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, ADD(float), sizeof(float), begin, end);
+    finish(*call, begin, end);
 }
 static void int8_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, ADD(int8), sizeof(float), begin, end);
+    finish(*call, begin, end);
 }
 
+// What comes before the K numbers of a row that was rounded to int8.
+struct RoundedRow {
+    float scale;     // by which the numbers are multiplied; NaN if the row has any that are infinite or none
+    int32_t offset;  // of the row's sums, because each weight is read 128 larger than it is: bytes without a sign
+};
+INLINE int64_t rounded_bytes(int64_t size) { return sizeof(RoundedRow) + size; }
+INLINE const RoundedRow *rounded_row(const Product &p, int64_t m) {
+    return reinterpret_cast<const RoundedRow *>(static_cast<const char *>(p.rows) + m * rounded_bytes(p.size));
+}
+
+// Rounds a row [size], a multiple of WIDEST, to the nearest of 255 numbers that reach to its largest.
+template <class V, class T>
+INLINE void round_row(const T *values, int64_t size, void *to) {
+    constexpr float LARGEST = 127, LEAST = 1e-30f, WHOLE = 3 << 22;  // added to a small number, this leaves no fraction
+    auto *numbers = static_cast<int8_t *>(to) + sizeof(RoundedRow);
+    typename V::Floats largest{}, strange{};
+    for (int64_t i = 0; i < size; i += V::LANES) {
+        const typename V::Floats own = V::load(values + i);
+        largest = V::larger(own < 0 ? -own : own, largest);
+        strange += own - own;  // 0, but of what is no finite number
+    }
+    float top = 0;
+    for (int lane = 0; lane < V::LANES; lane++) top = largest[lane] > top ? largest[lane] : top;
+    const float inverse = top > LEAST ? LARGEST / top : 0;
+    typename V::Ints total{};
+    for (int64_t i = 0; i < size; i += V::LANES) {
+        const auto shifted = reinterpret_cast<typename V::Ints>(V::load(values + i) * inverse + WHOLE);
+        const auto bytes = __builtin_convertvector(shifted, typename V::Bytes);  // the last byte is the number
+        total += __builtin_convertvector(bytes, typename V::Ints);
+        std::memcpy(numbers + i, &bytes, sizeof bytes);
+    }
+    int32_t sum = 0;
+    for (int lane = 0; lane < V::LANES; lane++) sum += total[lane];
+    const RoundedRow row{V::sum(strange) == 0 ? top / LARGEST : NAN, -128 * sum};
+    std::memcpy(to, &row, sizeof row);
+}
+BY_WIDTH(round_float, (const float *values, int64_t size, void *to), (values, size, to), round_row, float)
+BY_WIDTH(round_half, (const Half *values, int64_t size, void *to), (values, size, to), round_row, Half)
+
 #if defined(__x86_64__)
+template <class T, int ROWS, int BLOCKS>
+COUNTED INLINE void counted(const Product &p, const Part &part) {
+    const T *weights = static_cast<const T *>(p.weights) + part.column * p.size;
+    const int64_t stride = rounded_bytes(p.size);
+    const auto *rows = reinterpret_cast<const int8_t *>(rounded_row(p, part.m) + 1);
+    float *out = p.out + part.m * p.column_count + part.column;
+    __m512i sums[ROWS][BLOCKS];
+    for (int r = 0; r < ROWS; r++)
+        for (int b = 0; b < BLOCKS; b++)
+            sums[r][b] = part.begin ? _mm512_loadu_si512(out + r * p.column_count + b * COLUMNS) : _mm512_setzero_si512();
+    for (int64_t k = part.begin; k < part.end; k += 4) {
+        __m512i own[BLOCKS];
+        for (int b = 0; b < BLOCKS; b++) {
+            const T *block = weights + (b * p.size + k) * COLUMNS;
+            own[b] = _mm512_loadu_si512(block);
+            if (ROWS > 1) __builtin_prefetch(block + AHEAD_BYTES);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            int32_t four;
+            std::memcpy(&four, rows + r * stride + k, sizeof four);
+            const __m512i all = _mm512_set1_epi32(four);
+            for (int b = 0; b < BLOCKS; b++) sums[r][b] = _mm512_dpbusd_epi32(sums[r][b], own[b], all);
+        }
+    }
+    for (int r = 0; r < ROWS; r++) {
+        const RoundedRow row = *rounded_row(p, part.m + r);
+        for (int b = 0; b < BLOCKS; b++) {
+            float *to = out + r * p.column_count + b * COLUMNS;
+            if (part.end < p.size) {
+                _mm512_storeu_si512(to, sums[r][b]);  // the rest of K is added later
+                continue;
+            }
+            const int64_t column = part.column + b * COLUMNS;
+            const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(sums[r][b], _mm512_set1_epi32(row.offset)));
+            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(row.scale), _mm512_loadu_ps(p.scales + column));
+            _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, scale, p.bias ? _mm512_loadu_ps(p.bias + column) : _mm512_setzero_ps()));
+        }
+    }
+}
+
+// By AVX512-VNNI's products of four whole numbers.
+extern "C" COUNTED void add_counted(const Product *call, const Part *part) { WITH_WIDE_SHAPE(counted, uint8_t); }
+static void counted_product(const Product *call, int64_t begin, int64_t end) {
+    add_parts(*call, add_counted, sizeof(uint8_t), begin, end);
+}
+
 template <class T, int ROWS, int BLOCKS>
 DOTTED INLINE void dotted(const Product &p, const Part &part) {
     const T *weights = static_cast<const T *>(p.weights) + part.column * p.size;
@@ -210,6 +300,7 @@ DOTTED INLINE void dotted(const Product &p, const Part &part) {
 extern "C" DOTTED void add_dotted(const Product *call, const Part *part) { WITH_WIDE_SHAPE(dotted, Half); }
 static void dotted_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, add_dotted, sizeof(Half), begin, end);
+    finish(*call, begin, end);
 }
 
 struct __attribute__((packed)) TileShapes {
@@ -282,6 +373,7 @@ extern "C" ProductOf paceline_product_way(const char *name) {
 #if defined(__x86_64__) && defined(__linux__)
     __builtin_cpu_init();
     if (!std::strcmp(name, "dotted") && is_wide() && __builtin_cpu_supports("avx512bf16")) return dotted_product;
+    if (!std::strcmp(name, "int8 rows") && is_wide() && __builtin_cpu_supports("avx512vnni")) return counted_product;
     // Linux gives a process the tiles' registers when it asks: ARCH_REQ_XCOMP_PERM, feature 18.
     if (!std::strcmp(name, "tiled") && __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, 0x1023, 18))
         return tiled_product;
@@ -289,16 +381,35 @@ extern "C" ProductOf paceline_product_way(const char *name) {
     return nullptr;
 }
 
-// The call with its rows in float32 where its way reads those. They are widened once for all columns and threads, into
-// memory that the caller's thread keeps.
+static bool rounds_rows(const Product &call) {
+#if defined(__x86_64__)
+    return call.way == counted_product;
+#else
+    return false;
+#endif
+}
+
+// The call with its rows as its way reads them: widened to float32 or rounded to int8, once for all columns and threads,
+// in memory that the caller's thread keeps.
 static Product with_read_rows(const Product &call) {
-    if (!call.is_half || (call.way != widened_product && call.way != int8_product)) return call;
     static thread_local std::vector<float> floats;
-    floats.resize(call.row_count * call.size);
-    const Half *rows = static_cast<const Half *>(call.rows);
-    for (int64_t i = 0; i < call.row_count * call.size; i++) floats[i] = widened(rows[i]);
+    static thread_local std::vector<char> bytes;
     Product own = call;
-    own.rows = floats.data();
+    const auto *halves = static_cast<const Half *>(call.rows);
+    const auto *full = static_cast<const float *>(call.rows);
+    if (rounds_rows(call)) {
+        const int64_t stride = rounded_bytes(call.size);
+        bytes.resize(call.row_count * stride);
+        for (int64_t m = 0; m < call.row_count; m++) {
+            char *to = bytes.data() + m * stride;
+            call.is_half ? round_half(halves + m * call.size, call.size, to) : round_float(full + m * call.size, call.size, to);
+        }
+        own.rows = bytes.data();
+    } else if (call.is_half && (call.way == widened_product || call.way == int8_product)) {
+        floats.resize(call.row_count * call.size);
+        for (int64_t i = 0; i < call.row_count * call.size; i++) floats[i] = widened(halves[i]);
+        own.rows = floats.data();
+    }
     return own;
 }
 

@@ -1,5 +1,7 @@
 """Products whose results depend on no other row: float32 or bfloat16 rows with weights of the same or of int8.
 
+Beside weights of int8 rows may be rounded to it, too; these weights are told by uint8, in which the library reads them.
+
 It owns how weights are arranged, and in which of the library's ways this machine multiplies. See `products.h`.
 """
 
@@ -13,13 +15,21 @@ from paceline.engine.native.kernels import Kernels, find_kernels
 from paceline.engine.quantization import QuantizedWeight
 from paceline.engine.scratch import Memory, new_memory
 
-WAYS = {torch.float32: ("float32",), torch.bfloat16: ("tiled", "dotted", "widened"), torch.int8: ("int8",)}
-"""Ways to multiply by the weights' dtype; in bfloat16 by AMX, AVX512-BF16, and what every processor has. The first are
-mostly faster."""
+WAYS = {
+    torch.float32: ("float32",),
+    torch.bfloat16: ("tiled", "dotted", "widened"),
+    torch.int8: ("int8",),
+    torch.uint8: ("int8 rows",),
+}
+"""Ways to multiply by the weights' dtype; in bfloat16 by AMX, AVX512-BF16, and what every processor has, in uint8 by
+AVX512-VNNI. The first are mostly faster."""
 CLEARLY_FASTER = 1.5
 """How much faster a later way must be: replicas on one kind of machine have to choose alike."""
 COLUMNS = 16
-SIZE_STEPS = {torch.float32: 1, torch.bfloat16: 32, torch.int8: 4}
+ROW_DTYPES = (torch.float32, torch.bfloat16)
+SIZE_STEPS = {torch.float32: 1, torch.bfloat16: 32, torch.int8: 4, torch.uint8: 16}
+MOST_ROUNDED = 1 << 16
+"""Most numbers of a rounded row: sums of more might not fit 32 bits."""
 """Rows' sizes are multiples of this, by the weights' dtype."""
 _TRIED_SIZE = 1024
 _TRIED_ROWS = 16
@@ -35,9 +45,12 @@ def packed(weight: Weight, bias: torch.Tensor | None) -> "PackedWeight | None":
 
 def can_pack(weight: Weight) -> bool:
     """Return whether a weight [N, K] can become a `PackedWeight`."""
-    numbers = _numbers(weight)
-    fits = numbers.dtype in WAYS and numbers.shape[1] % SIZE_STEPS[numbers.dtype] == 0
-    return fits and weight.dtype in WAYS and numbers.device.type == "cpu" and find_kernels() is not None
+    dtype, numbers, kernels = _kind(weight), _numbers(weight), find_kernels()
+    if kernels is None or dtype not in WAYS or weight.dtype not in ROW_DTYPES or numbers.device.type != "cpu":
+        return False
+    size = numbers.shape[1]
+    fits = size % SIZE_STEPS[dtype] == 0 and (dtype != torch.uint8 or size <= MOST_ROUNDED)
+    return fits and bool(_ways(kernels, dtype))
 
 
 class PackedWeight:
@@ -45,13 +58,13 @@ class PackedWeight:
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None, way: str | None = None) -> None:
         """`way` is one that the machine has; None for the best one."""
-        kernels, numbers = find_kernels(), _numbers(weight)
-        assert kernels and can_pack(weight) and way in (None, *WAYS[numbers.dtype])
-        self._kernels, self.way = kernels, way or best_way(kernels, numbers.dtype)
+        kernels, numbers, dtype = find_kernels(), _numbers(weight), _kind(weight)
+        assert kernels and can_pack(weight) and way in (None, *WAYS[dtype])
+        self._kernels, self.way = kernels, way or best_way(kernels, dtype)
         self._way = _found(kernels, self.way)
         self.column_count, self.dtype = len(numbers), weight.dtype
         """The dtype is the one that rows are rounded to."""
-        self._weights = arranged(numbers)
+        self._weights = arranged(numbers.view(torch.uint8) ^ 128 if dtype == torch.uint8 else numbers)
         self.padded_count = self._weights.shape[0] * COLUMNS
         self._bias = None if bias is None else self._padded(bias)
         self._scales = self._padded(weight.scales) if isinstance(weight, QuantizedWeight) else None
@@ -75,6 +88,15 @@ def _numbers(weight: Weight) -> torch.Tensor:
     return weight.numbers if isinstance(weight, QuantizedWeight) else weight
 
 
+def _kind(weight: Weight) -> torch.dtype:
+    return torch.uint8 if isinstance(weight, QuantizedWeight) and weight.rounds_rows else _numbers(weight).dtype
+
+
+def _ways(kernels: Kernels, dtype: torch.dtype) -> list[str]:
+    """Return the ways that this machine has."""
+    return [way for way in WAYS[dtype] if kernels.product_way(way) is not None]
+
+
 def _found(kernels: Kernels, name: str) -> int:
     way = kernels.product_way(name)
     assert way is not None
@@ -84,7 +106,7 @@ def _found(kernels: Kernels, name: str) -> int:
 def arranged(weight: torch.Tensor) -> torch.Tensor:
     """Rearrange [N, K], padded with zeros to a multiple of 16 columns.
 
-    As [N / 16, K, 16, 1] in float32, [N / 16, K / 2, 16, 2] in bfloat16, and [N / 16, K / 4, 16, 4] in int8.
+    As [N / 16, K, 16, 1] in float32, [N / 16, K / 2, 16, 2] in bfloat16, and [N / 16, K / 4, 16, 4] in bytes.
     """
     column_count, size = weight.shape
     numbers = 4 // weight.itemsize
@@ -95,7 +117,7 @@ def arranged(weight: torch.Tensor) -> torch.Tensor:
 @cache
 def best_way(kernels: Kernels, dtype: torch.dtype) -> str:
     """Return the first way that this machine has, unless a later one is clearly faster here."""
-    ways = [way for way in WAYS[dtype] if kernels.product_way(way) is not None]
+    ways = _ways(kernels, dtype)
     if len(ways) == 1:
         return ways[0]
     found = {way: _seconds(kernels, way, dtype) for way in ways}

@@ -33,7 +33,7 @@ class HuggingFaceReference:
         )
         self.model = loaded.to(device)
         if quantization == "int8":
-            quantize_layers(self.model)
+            quantize_layers(self.model, "int8")
 
     @cached_property
     def _tokenizer(self) -> Any:
