@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import structlog
@@ -65,7 +65,8 @@ def freeze_heap() -> None:
 def announce(name: str, address: str, metrics_url: str | None) -> None:
     """Print the only line on stdout, from which the starting process learns the ports."""
     metrics = f", metrics on {metrics_url}" if metrics_url else ""
-    print(f"{name} listening on {address}{metrics}", flush=True)
+    with suppress(BrokenPipeError):  # that process is gone; with --stop-with-stdin, this one ends next
+        print(f"{name} listening on {address}{metrics}", flush=True)
 
 
 def server_options(settings: ServiceSettings, *more_checks: Check) -> ServerOptions:

@@ -1,6 +1,8 @@
 """A service's announcement that it is ready, and work that it skips from then on."""
 
 import gc
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +27,16 @@ def test_a_service_says_on_one_line_where_it_listens(capsys: pytest.CaptureFixtu
     announce("target_service", "127.0.0.1:7701", "http://127.0.0.1:9701/metrics")
     listening = "target_service listening on 127.0.0.1:7701, metrics on http://127.0.0.1:9701/metrics\n"
     assert capsys.readouterr().out == listening
+
+
+def test_a_service_whose_starter_is_gone_before_it_listens_says_so_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each service of a killed `paceline up` printed a traceback of its broken pipe once it had loaded its model."""
+    read, write = os.pipe()
+    os.close(read)
+    monkeypatch.setattr(sys, "stdout", nobody_reads := os.fdopen(write, "w"))
+    announce("target_service", "127.0.0.1:7701", None)
+    with pytest.raises(BrokenPipeError):
+        nobody_reads.close()
 
 
 @pytest.mark.usefixtures("heap")
