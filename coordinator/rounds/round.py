@@ -140,11 +140,17 @@ async def run_round(
     deadline = Deadline(time_left_s(group, started), draft_worth_s)
     asked = await _propose(wishes, drafters, limits, deadline, clock)
     drafts = _drafts(wishes, asked, limits)
+    prompts = _coming_prompts(wishes, drafters, limits)
     rows = [
-        one.verify_row(draft.token_ids, share, wish.propose_count, draft_is_idle=draft.leaves_models_idle or is_alone)
+        one.verify_row(
+            draft.token_ids,
+            share,
+            wish.propose_count,
+            draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone),
+        )
         for (one, draft), wish, share in zip(drafts.items(), wishes.values(), shares, strict=True)
     ]
-    async with _taking_prompts_in(wishes, drafters, limits, deadline):
+    async with _taking_in(prompts, drafters, deadline):
         began = clock()
         verdicts = await verifier.verify(rows, time_left_s(group, began))
         verify = _hop_time(clock() - began, verdicts.timing)
@@ -306,20 +312,28 @@ def _asking(model: str, wishes: Mapping[Generation, Wish]) -> list[Generation]:
     ]
 
 
-@asynccontextmanager
-async def _taking_prompts_in(
-    wishes: Mapping[Generation, Wish], drafters: Mapping[str, Drafter], limits: RoundLimits, deadline: Deadline
-) -> AsyncIterator[None]:
-    """Meanwhile have draft services take in the prompts that the target takes in, so that drafts can follow at once."""
+def _coming_prompts(
+    wishes: Mapping[Generation, Wish], drafters: Mapping[str, Drafter], limits: RoundLimits
+) -> dict[str, dict[Generation, ProposeRow]]:
+    """Return rows for draft services of each model, with the prompts of which the target takes in a part now."""
     coming = {one: wish for one, wish in wishes.items() if _is_taken_in(one, limits) and one.most_useful_drafts > 0}
-    rows = {model: _prompt_rows(model, coming, drafter) for model, drafter in drafters.items()} if coming else {}
-    if not any(rows.values()):
+    if not coming:
+        return {}
+    rows = {model: _prompt_rows(model, coming, drafter) for model, drafter in drafters.items()}
+    return {model: own for model, own in rows.items() if own}
+
+
+@asynccontextmanager
+async def _taking_in(
+    prompts: Mapping[str, Mapping[Generation, ProposeRow]], drafters: Mapping[str, Drafter], deadline: Deadline
+) -> AsyncIterator[None]:
+    """Meanwhile have draft services take prompts in, so that drafts can follow at once."""
+    if not prompts:
         yield
         return
     async with side_by_side() as tasks:
-        for model, own in rows.items():
-            if own:
-                tasks.create_task(_take_in(own, drafters[model], deadline))
+        for model, rows in prompts.items():
+            tasks.create_task(_take_in(rows, drafters[model], deadline))
         yield
 
 

@@ -14,6 +14,7 @@ from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.prompt_shares import CALL_TOKENS, CHUNKS_BROUGHT, prompt_shares
 from coordinator.rounds.round import RoundLimits, run_round
+from coordinator.rounds.wishes import Wish
 from draft_service.drafter import Drafter
 from paceline.checks import DECODED_TOKENS
 from paceline.engine.loading import load_model
@@ -22,7 +23,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
 from paceline.errors import InvalidRequest, PacelineError, PeerFailed
-from paceline.types import Prefilled, Proposal, Proposals, ProposeRow, Usage, Verdict, Verdicts, VerifyRow
+from paceline.types import DraftSource, Prefilled, Proposal, Proposals, ProposeRow, Usage, Verdict, Verdicts, VerifyRow
 from target_service.verifier import Verifier
 from tests.checkpoints import MAX_LENGTH
 from tests.checkpoints import VOCABULARY_SIZE as MODEL_VOCABULARY_SIZE
@@ -130,6 +131,19 @@ async def test_a_draft_service_takes_a_prompt_in_beside_the_target_and_drafts_at
     assert generation.draft_cached_length == generation.target_cached_length == 4 * CHUNK_TOKENS
     await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
     assert (generation.usage.output_count, generation.usage.accepted_count) == (4, 3)
+
+
+async def test_a_target_leaves_cores_to_a_draft_service_that_takes_a_prompt_in_beside_it() -> None:
+    """It was told of looked-up tokens, and of a round without others beside it, that no draft service works."""
+    decoding, coming = generation_of([5, 6, 7], 20, name="decoding"), generation_of([4] * 3 * CHUNK_TOKENS, 20)
+    drafter = Meanwhile()
+    verifier = FakeVerifier(lambda _: drafter.target_is_asked.set())
+    looked_up = Wish(source=DraftSource.SUFFIX, token_ids=(8, 9))
+    for is_alone in (False, True):
+        wishes = {decoding: looked_up, coming: Wish(3, MODEL)}
+        await run_round(wishes, {MODEL: drafter}, verifier, LIMITS, is_alone=is_alone)
+    await run_round({decoding: looked_up}, {MODEL: drafter}, verifier, LIMITS)
+    assert [call[0].draft_is_idle for call in verifier.calls] == [False, False, True]
 
 
 async def test_a_prompt_that_a_draft_service_could_not_take_in_follows_later() -> None:
