@@ -61,17 +61,19 @@ class Window:
 @dataclass(frozen=True)
 class Size:
     batch_size: int
-    lanes: int
+    lanes: int | None
+    """None: as the coordinator chooses, of two."""
     draft_count: str
     """As a flag."""
 
     @property
     def row_count(self) -> int:
-        return self.batch_size * self.lanes
+        return self.batch_size * (self.lanes or LANES)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return f"--batch-size={self.batch_size}", f"--lanes={self.lanes}", self.draft_count, *COORDINATOR
+        lanes = [f"--lanes={self.lanes}"] if self.lanes else []
+        return f"--batch-size={self.batch_size}", *lanes, self.draft_count, *COORDINATOR
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,13 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     streams: Annotated[bool, typer.Option(help="One stream a coordinator, as a gateway has it.")] = False,
     lanes: Annotated[
-        int, typer.Option(min=1, max=LANES, help="Of a small coordinator; with one, its groups are twice as large.")
-    ] = LANES,
+        int | None,
+        typer.Option(
+            min=1,
+            max=LANES,
+            help="Of a small coordinator; with one, its groups are twice as large. Unset: as it chooses by itself.",
+        ),
+    ] = None,
     target_model: str = ClusterOptions.target_model,
     draft_model: str = ClusterOptions.draft_model,
     output: Annotated[Path | None, typer.Option(help="A file for all windows, as JSON.")] = None,
@@ -171,8 +178,8 @@ def main(
     codec = read_text_codec(target_model, draft_model)
     lines = encode_lines(selected_lines(input_file, None, prompt_count), codec, chat=codec.has_chat_template)
     requests = [GenerationRequest(TokenIds(one.token_ids), max_new_tokens) for one in lines]
-    small = Size(batch_size * LANES // lanes, lanes, f"--draft-count={draft_count}")
-    sizes = {"one": [replace(small, batch_size=count * batch_size, lanes=LANES)], "several": [small] * count}
+    small = Size(batch_size * LANES // (lanes or LANES), lanes, f"--draft-count={draft_count}")
+    sizes = {"one": [replace(small, batch_size=count * batch_size, lanes=lanes and LANES)], "several": [small] * count}
     measured = asyncio.run(_measured(sizes, requests, seconds, runs, target_model, draft_model, streams))
     console.print_json(json.dumps(_summary(measured)))
     if output:

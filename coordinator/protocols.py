@@ -58,6 +58,11 @@ class Drafter(Proposes, Releases, Protocol):
         """Prompt tokens computed in one call."""
         ...
 
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a call; 0 if unknown."""
+        ...
+
 
 class Drafters(Releases, Protocol):
     """The drafters of all models."""

@@ -30,6 +30,7 @@ from coordinator.replicas.circuit import Circuit
 from coordinator.replicas.replica import Replica
 from coordinator.rounds.auto_planner import AutoPlanner
 from coordinator.rounds.fixed_planner import FixedPlanner
+from coordinator.rounds.grouping import Grouping, Groups
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import make_policy
 from coordinator.rounds.pool import GenerationPool
@@ -84,12 +85,11 @@ class ServingMaker:
             address,
             GenerationPool(_places(settings), clocks.rounds, on_room),
             make_policy(settings.policy, settings.window),
-            _planner(settings, target),
+            _grouping(settings, target),
             self.drafters,
             guard,
             self.residency,
             others,
-            batch_size=settings.batch_size,
             lanes=settings.lane_count,
             lanes_are_fixed=settings.lanes is not None,
             limits=_round_limits(target),
@@ -164,7 +164,9 @@ def _admission(settings: CoordinatorSettings, guessers: Guessers | None, served:
 
 def _round_limits(target: ModelDescription) -> RoundLimits:
     cache = target.cache
-    return RoundLimits(target.vocabulary_size, cache.prefill_chunk_tokens, cache.token_bytes, cache.page_tokens)
+    return RoundLimits(
+        target.vocabulary_size, cache.prefill_chunk_tokens, cache.token_bytes, cache.page_tokens, target.max_rows
+    )
 
 
 def _places(settings: CoordinatorSettings) -> int:
@@ -173,8 +175,17 @@ def _places(settings: CoordinatorSettings) -> int:
     return policy.live_limit(settings.batch_size, settings.lane_count)
 
 
-def _planner(settings: CoordinatorSettings, target: ModelDescription) -> DraftPlanner:
+def _grouping(settings: CoordinatorSettings, target: ModelDescription) -> Grouping:
+    """Return how groups are formed; in one lane as many rows are live as in several, unless lanes were asked for."""
+    lanes = settings.lane_count
+    alone = Groups(settings.batch_size, _planner(settings, target, lanes))
+    if settings.lanes is not None or lanes == 1:
+        return Grouping(alone)
+    return Grouping(alone, Groups(lanes * settings.batch_size, _planner(settings, target, 1)))
+
+
+def _planner(settings: CoordinatorSettings, target: ModelDescription, lanes: int) -> DraftPlanner:
     heads_count = 0 if settings.policy in PAPER_POLICIES else target.heads_draft_count
     if settings.draft_count == "auto":
-        return AutoPlanner(settings.lane_count, heads_count, chooses_lanes=settings.lanes is None)
-    return FixedPlanner(settings.draft_count, heads_count, lanes=settings.lane_count)
+        return AutoPlanner(lanes, heads_count, chooses_lanes=settings.lanes is None)
+    return FixedPlanner(settings.draft_count, heads_count, lanes=lanes)

@@ -106,7 +106,7 @@ def make_serving(
         RoundTracer(None, settings.policy),
         clocks,
     )
-    return maker.make("target:0", verifier, describe("target"), NoOthers(), lambda: None)
+    return maker.make("target:0", verifier, verifier.description, NoOthers(), lambda: None)
 
 
 def submit(scheduler: Scheduler, request: Request) -> Request:

@@ -77,6 +77,12 @@ class GuardedDraft:
         description = self.replica.description
         return description.cache.prefill_chunk_tokens if description else 0
 
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a call; 0 while that is not known."""
+        description = self.replica.description
+        return description.max_rows if description else 0
+
     def describe(self) -> ReplicaDescription:
         return ReplicaDescription(self.replica.address, self.replica.state, len(self.sequence_ids), self._circuit.state)
 

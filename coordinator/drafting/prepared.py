@@ -71,6 +71,10 @@ class PreparedDrafter:
     def prefill_chunk_tokens(self) -> int:
         return self._drafter.prefill_chunk_tokens
 
+    @property
+    def max_rows(self) -> int:
+        return self._drafter.max_rows
+
     def take(self, prepared: Sequence[PreparedDrafts]) -> None:
         """Take in what a draft service told unasked."""
         for one in prepared:

@@ -53,6 +53,11 @@ class ReplicatedDrafter:
         return min((draft.prefill_chunk_tokens for draft in self._drafts.values() if draft.is_usable), default=0)
 
     @property
+    def max_rows(self) -> int:
+        """Rows that every usable replica takes in one call; 0 when none is usable or one does not tell."""
+        return min((draft.max_rows for draft in self._drafts.values() if draft.is_usable), default=0)
+
+    @property
     def description(self) -> ModelDescription | None:
         """Description of one replica, preferably one that is up; None without any."""
         replicas = [draft.replica for draft in self._drafts.values()]

@@ -57,6 +57,8 @@ class RoundLimits:
     """Bytes of one token in the target's cache; 0 if unknown."""
     page_tokens: int = 0
     """Tokens of a page of the target's cache, which is freed in whole pages; 0 if unknown."""
+    max_rows: int = 0
+    """Most rows of a call to the target; 0 if unknown."""
 
 
 _KEEPS_CACHE = (Overloaded, PeerUnavailable, CallTimedOut)
@@ -171,6 +173,7 @@ async def run_round(
         sum(one.prepared_count for one in asked.values()),
         taken.heads_count,
         verdicts.timing.others_s + max((one.others_s for one in asked.values()), default=0.0),
+        verdicts.timing.worked_s,
     )
 
 

@@ -70,6 +70,8 @@ class RoundReport:
     """Tokens that the target's heads were asked for, after the rows that committed."""
     others_s: float = 0.0
     """Time of its calls in which the models worked for other coordinators."""
+    target_worked_s: float = 0.0
+    """Time that the target had worked for all coordinators when it answered; 0 if it does not tell."""
 
     @property
     def drafted_count(self) -> int:

@@ -16,6 +16,7 @@ from coordinator.protocols import Drafters, GuardedVerifier
 from coordinator.replicas.way import Way
 from coordinator.requests.generation import Generation
 from coordinator.rounds.draft_worth import DraftWorth
+from coordinator.rounds.grouping import Grouping, Groups
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import Policy, Selection
 from coordinator.rounds.pool import GenerationPool
@@ -51,13 +52,12 @@ class Scheduler:
         address: str,
         pool: GenerationPool,
         policy: Policy,
-        planner: DraftPlanner,
+        grouping: Grouping,
         drafters: Drafters,
         target: GuardedVerifier,
         residency: Residency,
         others: Others,
         *,
-        batch_size: int,
         lanes: int,
         lanes_are_fixed: bool,
         limits: RoundLimits,
@@ -69,7 +69,6 @@ class Scheduler:
         self.pool = pool
         self.statistics = statistics
         self._address = address
-        self._batch_size = batch_size
         self._lanes = lanes
         self._lanes_are_fixed = lanes_are_fixed
         self._limits = limits
@@ -77,9 +76,9 @@ class Scheduler:
         self._tracer = tracer
         self._clock = clock
         self._policy = policy
-        self._planner = planner
-        self._draft_worth = DraftWorth(lanes, planner.leeway)
+        self._grouping = grouping
         self._drafters = drafters
+        self._draft_worth = DraftWorth(lanes, self._groups.planner.leeway)
         self._target = target
         self._residency = residency
         self._others = others
@@ -115,44 +114,51 @@ class Scheduler:
             window = await self.pool.ready()
             if self._lost:
                 return self._lost
-            if lane >= self._lane_count:
+            groups = self._groups
+            if lane >= self._lane_count(groups):
                 await self.pool.changed()
                 continue
-            selection = self._select(window)
+            selection = self._select(window, groups.size)
             if not selection.generations:
                 # The policy waits for generations in flight; the pool changes when they return.
                 await self.pool.changed()
                 continue
-            if given_up_for := await self._serve(selection, lane, self.pool.unserved_count >= self._batch_size):
+            if given_up_for := await self._serve(selection, lane, groups):
                 return given_up_for
 
     @property
-    def _lane_count(self) -> int:
+    def _groups(self) -> Groups:
+        return self._grouping.now(
+            min([self._limits.max_rows, *(one.max_rows for one in self._drafters.usable.values())])
+        )
+
+    def _lane_count(self, groups: Groups) -> int:
         """Lanes that may begin a round now.
 
         Where services are near, rows that fit into one group gain more from one verify than from two side by side.
         Where they are far, lanes hide each other's ways.
         """
-        most = self._planner.lane_count
+        most = groups.planner.lane_count
         if self._lanes_are_fixed or not self._way.is_near:
             return most
-        return min(most, max(1, ceil(self.pool.live_count / self._batch_size)))
+        return min(most, max(1, ceil(self.pool.live_count / groups.size)))
 
-    def _select(self, window: list[Generation]) -> Selection:
+    def _select(self, window: list[Generation], group_size: int) -> Selection:
         suspects = [generation for generation in window if generation.runs_alone]
-        selection = Selection(suspects[:1]) if suspects else self._policy.select(window, self._batch_size)
+        selection = Selection(suspects[:1]) if suspects else self._policy.select(window, group_size)
         # Earlier rows get scarce cache room and prompt chunks first, so the oldest generations always progress.
         return replace(selection, generations=sorted(selection.generations, key=lambda one: one.arrival))
 
-    async def _serve(self, selection: Selection, lane: int, others_wait: bool) -> PacelineError | None:
+    async def _serve(self, selection: Selection, lane: int, groups: Groups) -> PacelineError | None:
         """Run a round for the group. Return the error for which the target is given up, if it is."""
         group = selection.generations
+        others_wait = self.pool.unserved_count >= groups.size
         waits_s = self.pool.claim(group)
         self._residency.hold(group, self._target)
         failed: Mapping[Generation, PacelineError] = {}
         shortage = None
         try:
-            report = await self._run_round(group, waits_s, lane)
+            report = await self._run_round(group, waits_s, lane, groups)
             failed, shortage = report.failed, report.shortage
         except Exception as error:
             self._metrics.round_failed(waits_s)
@@ -164,7 +170,7 @@ class Scheduler:
             self._pass_on_or_fail(generation, reason)
         self.statistics.count_round(
             group_size=len(group),
-            batch_size=self._batch_size,
+            batch_size=groups.size,
             is_fallback=selection.is_fallback,
             others_wait=others_wait,
         )
@@ -172,11 +178,11 @@ class Scheduler:
             await self._relieve(shortage)
         return self._lost
 
-    async def _run_round(self, group: list[Generation], waits_s: list[float], lane: int) -> RoundReport:
+    async def _run_round(self, group: list[Generation], waits_s: list[float], lane: int, groups: Groups) -> RoundReport:
         costs, began_s = self.statistics.costs, self._clock()
         with costs.in_flight() as in_flight_count:
             drafters = self._drafters.usable
-            wishes = self._planner.plan(group, list(drafters))
+            wishes = groups.planner.plan(group, list(drafters))
             with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
                 report = await run_round(
                     wishes,
@@ -184,12 +190,12 @@ class Scheduler:
                     self._target,
                     self._limits,
                     draft_worth_s=self._draft_worth.seconds,
-                    is_alone=self._lane_count == 1,
+                    is_alone=self._lane_count(groups) == 1,
                     clock=self._clock,
                 )
                 self._metrics.round_ended(waits_s, report)
                 record(report)
-            self._learn(wishes, report, sum(waits_s) / len(waits_s))
+            self._learn(groups.planner, wishes, report, sum(waits_s) / len(waits_s))
             costs.add(report, in_flight_count, self._clock() - began_s)
         return report
 
@@ -245,8 +251,11 @@ class Scheduler:
             generation.fail(error)
         self.retire([generation])
 
-    def _learn(self, wishes: Mapping[Generation, Wish], report: RoundReport, waited_s: float) -> None:
+    def _learn(
+        self, planner: DraftPlanner, wishes: Mapping[Generation, Wish], report: RoundReport, waited_s: float
+    ) -> None:
         self.statistics.count_report(report)
+        self._grouping.observe(report.verify.executed_s, report.target_worked_s, report.duration_s)
         self._draft_worth.observe(report)
         self._way.called(report.propose.wire_s + report.verify.wire_s)
         self._way.took(report.duration_s)
@@ -254,7 +263,7 @@ class Scheduler:
             # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
             # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
             own_s = max(0.0, report.duration_s - report.others_s)
-            self._planner.observe(wishes, report, waited_s + own_s)
+            planner.observe(wishes, report, waited_s + own_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
         """Make room in the target's cache: the youngest generations give up as much of theirs as is missing.

@@ -120,11 +120,16 @@ def prepared_from_pb(response: draft_service_pb2.ProposeTokensResponse) -> list[
 
 
 def _timing_to_pb(timing: types.CallTiming) -> common_pb2.CallTiming:
-    return common_pb2.CallTiming(queued_s=timing.queued_s, executed_s=timing.executed_s, others_s=timing.others_s)
+    return common_pb2.CallTiming(
+        queued_s=timing.queued_s,
+        executed_s=timing.executed_s,
+        others_s=timing.others_s,
+        worked_s=timing.worked_s,
+    )
 
 
 def _timing_from_pb(message: common_pb2.CallTiming) -> types.CallTiming:
-    return types.CallTiming(message.queued_s, message.executed_s, message.others_s)
+    return types.CallTiming(message.queued_s, message.executed_s, message.others_s, message.worked_s)
 
 
 def verify_rows_to_pb(rows: Sequence[types.VerifyRow]) -> target_service_pb2.VerifyTokensRequest:

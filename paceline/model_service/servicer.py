@@ -5,7 +5,7 @@ Owns no message of either service: each servicer writes its own.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -89,4 +89,5 @@ class ModelServicer:
         return await self._worker.run_for(caller, self._runner.release, list(request.sequence_ids), caller.scope)
 
     def _description(self) -> dict[str, Any]:
-        return {"model": model_to_pb(self._runner.describe()), "wire": versions_to_pb()}
+        described = replace(self._runner.describe(), max_rows=self._max_rows)
+        return {"model": model_to_pb(described), "wire": versions_to_pb()}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -92,8 +92,10 @@ class ModelWorker:
         self._no_call = asyncio.Event()
         self._no_call.set()
         self._queue: CallQueue[_Item] = CallQueue(bound)
+        self._worked_s = 0.0
+        """Seconds of turns with calls."""
         self._lock = threading.Lock()
-        """Held for `_queue`."""
+        """Held for `_queue` and `_worked_s`."""
         self._order = threading.Lock()
         """Held while a turn is taken out of the queue, so that turns begin in that order."""
         if lanes > 1 and threads is None:
@@ -222,11 +224,13 @@ class ModelWorker:
         shares = {item.caller.name: item.token_count / token_count for item in items}
         if items[0].call:
             with self._lock:
+                self._worked_s += ended_s - began_s
                 for item in self._queue.waiting():
                     waited_s = max(0.0, ended_s - max(began_s, item.asked_s, item.counted_s))
                     item.counted_s = ended_s
                     item.others_s += waited_s * (1 - shares.get(item.caller.name, 0.0))
-        return [_timing(item, shares[item.caller.name], free_s, began_s, ended_s) for item in items]
+        timings = [_timing(item, shares[item.caller.name], free_s, began_s, ended_s) for item in items]
+        return [replace(timing, worked_s=self._worked_s) for timing in timings]
 
     def _run(self, items: Sequence[_Item]) -> Sequence[Any]:
         try:

@@ -73,6 +73,8 @@ class ModelDescription:
     """Kind of the heads that draft inside the service; empty without any."""
     heads_draft_count: int = 0
     """Most tokens that the heads draft after a row."""
+    max_rows: int = 0
+    """Most rows of a call; 0 from a service that does not tell."""
 
     @property
     def decides_output(self) -> dict[str, object]:

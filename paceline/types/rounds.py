@@ -114,6 +114,8 @@ class CallTiming:
     """Time of work on this call: of work on several, its part."""
     others_s: float = 0.0
     """Part of `queued_s` in which the model worked for other callers."""
+    worked_s: float = 0.0
+    """Time of work on calls of all callers since the service started; 0 from a service that does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

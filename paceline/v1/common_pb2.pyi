@@ -394,22 +394,26 @@ class CallTiming(_message.Message):
     QUEUED_S_FIELD_NUMBER: _builtins.int
     EXECUTED_S_FIELD_NUMBER: _builtins.int
     OTHERS_S_FIELD_NUMBER: _builtins.int
+    WORKED_S_FIELD_NUMBER: _builtins.int
     queued_s: _builtins.float
     """Seconds the call waited for others, the work on calls that were served together with it included."""
     executed_s: _builtins.float
     """Seconds of work on this call: of work on several, its part."""
     others_s: _builtins.float
     """Of `queued_s`, the seconds of work on calls of other callers."""
+    worked_s: _builtins.float
+    """Seconds of work on calls of all callers since the service started; 0 when the service does not tell."""
     def __init__(
         self,
         *,
         queued_s: _builtins.float = ...,
         executed_s: _builtins.float = ...,
         others_s: _builtins.float = ...,
+        worked_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executed_s", b"executed_s", "others_s", b"others_s", "queued_s", b"queued_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executed_s", b"executed_s", "others_s", b"others_s", "queued_s", b"queued_s", "worked_s", b"worked_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -505,6 +509,7 @@ class ModelDescription(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
     HEADS_DRAFT_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_ROWS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name the service was started with: a directory or a built-in name."""
     architecture: _builtins.str
@@ -543,6 +548,8 @@ class ModelDescription(_message.Message):
     """Kind of the heads that draft inside the service, such as `medusa`; empty without any."""
     heads_draft_count: _builtins.int
     """Most tokens that the heads draft after a row; 0 without heads."""
+    max_rows: _builtins.int
+    """Most rows of a call; calls with more are refused. 0 when the service does not tell."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end an output."""
@@ -578,10 +585,11 @@ class ModelDescription(_message.Message):
         quantization: _builtins.str = ...,
         heads: _builtins.str = ...,
         heads_draft_count: _builtins.int = ...,
+        max_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "heads", b"heads", "heads_draft_count", b"heads_draft_count", "identity", b"identity", "kernels", b"kernels", "max_length", b"max_length", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "heads", b"heads", "heads_draft_count", b"heads_draft_count", "identity", b"identity", "kernels", b"kernels", "max_length", b"max_length", "max_rows", b"max_rows", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

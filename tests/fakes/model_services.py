@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.protocols import Deadline
 from coordinator.replicas.plausibility import check_identity
+from paceline.checks import MAX_ROWS
 from paceline.errors import CacheFull, PacelineError, PrefixNotCached
 from paceline.prefix_hash import PrefixHash
 from paceline.types import (
@@ -246,6 +247,7 @@ class FakeDrafter(FakeModel):
         super().__init__("draft")
         self.max_length = 1000
         self.prefill_chunk_tokens = CHUNK_TOKENS
+        self.max_rows = MAX_ROWS
         self.calls: list[list[ProposeRow]] = []
         self.deadlines: list[Deadline] = []
         self.take_prepared: Callable[[Sequence[PreparedDrafts]], None] = lambda prepared: None
@@ -292,4 +294,5 @@ def describe(
         dtype="float32",
         parameter_count=0,
         cache=CacheDescription(max_length=1000, prefill_chunk_tokens=CHUNK_TOKENS, token_bytes=1, page_tokens=1),
+        max_rows=MAX_ROWS,
     )

@@ -1,0 +1,100 @@
+"""How groups are formed where a target works for several coordinators."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.rounds.fixed_planner import FixedPlanner
+from coordinator.rounds.grouping import ROUNDS, Grouping, Groups
+from paceline.checks import MAX_ROWS
+from paceline.types import CallTiming
+from tests.coordinators import generate_all, prompts, scheduling
+from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+
+TWO, ONE = Groups(4, FixedPlanner(5, lanes=2)), Groups(8, FixedPlanner(5, lanes=1))
+
+
+class Target:
+    """What a target tells of its work."""
+
+    def __init__(self, worked_s: float = 0.0) -> None:
+        self.worked_s = worked_s
+
+    def work(self, grouping: Grouping, others_s: float, round_count: int = ROUNDS) -> None:
+        """Work a second for each round, and `others_s` for others."""
+        for _ in range(round_count):
+            self.worked_s += 1 + others_s
+            grouping.observe(1.0, self.worked_s, 10.0)
+
+
+def test_groups_change_with_what_others_have_of_a_targets_work_and_not_at_every_change_of_it() -> None:
+    grouping, target = Grouping(TWO, ONE), Target()
+    target.work(grouping, 0, 1)
+    for others_s, expected in ((0.0, TWO), (0.25, TWO), (0.5, ONE), (0.25, ONE), (3.0, ONE), (0.0, TWO), (0.25, TWO)):
+        target.work(grouping, others_s)
+        assert grouping.now(MAX_ROWS) is expected
+
+
+def test_what_a_target_did_while_there_was_nothing_to_do_and_a_new_start_of_it_are_no_work_for_others() -> None:
+    grouping, target = Grouping(TWO, ONE), Target(1000.0)
+    target.work(grouping, 0, 1 + ROUNDS)
+    target.worked_s += 1000
+    target.work(grouping, 0)
+    assert not grouping.is_shared
+    Target().work(grouping, 0)
+    assert not grouping.is_shared
+
+
+def test_a_target_that_does_not_tell_its_work_is_not_shared() -> None:
+    grouping = Grouping(TWO, ONE)
+    for _ in range(2 * ROUNDS):
+        grouping.observe(1.0, 0.0, 10.0)
+    assert not grouping.is_shared
+
+
+def test_no_group_has_more_rows_than_the_services_take() -> None:
+    grouping = Grouping(TWO, ONE)
+    Target().work(grouping, 3.0, 1 + ROUNDS)
+    assert [grouping.now(most) for most in (0, 7, 8, MAX_ROWS)] == [TWO, TWO, ONE, ONE]
+
+
+class BusyTarget(FakeVerifier):
+    """A target that works for others too, so little that every round takes longer."""
+
+    own_s = 1e-6
+    others_s = 3e-6
+    worked_s = 0.0
+
+    def answer(self) -> None:
+        super().answer()
+        self.worked_s += self.own_s + self.others_s
+        self.timing = CallTiming(executed_s=self.own_s, worked_s=self.worked_s)
+
+
+@pytest.mark.parametrize(
+    ("asked", "draft_rows", "target_rows", "most"),
+    [
+        ({}, 8, 8, 8),
+        ({}, 7, 8, 4),
+        ({}, 8, 7, 4),
+        ({"lanes": 2}, 8, 8, 4),
+        ({"lanes": 1}, 8, 8, 4),
+        ({"policy": "eqspec"}, 8, 8, 4),
+        ({"draft_count": "auto"}, 8, 8, 8),
+    ],
+)
+async def test_a_coordinator_has_one_group_of_twice_the_rows_at_a_target_that_works_for_others(
+    asked: dict[str, Any], draft_rows: int, target_rows: int, most: int
+) -> None:
+    """Where lanes are asked for, and where a service takes fewer rows, groups stay as they are."""
+    drafter, verifier = FakeDrafter(0.7), BusyTarget()
+    drafter.max_rows = draft_rows
+    verifier.description = replace(verifier.description, max_rows=target_rows)
+    async with scheduling(drafter, verifier, **{"batch_size": 4, "lanes": None} | asked) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(32), 60)
+        assert outputs == [continuation(prompt, 60) for prompt in prompts(32)]
+        assert max(map(len, verifier.calls)) == most
+        verifier.others_s = 0.0
+        await generate_all(admission, scheduler, prompts(96), 60)
+        assert all(len(call) <= 4 for call in verifier.calls[-ROUNDS:])
