@@ -66,9 +66,8 @@ class CoordinatorSettings(ServiceSettings):
     lanes: Annotated[int, Field(ge=1, le=2)] | None = Field(
         default=None,
         description="groups in flight at once; with 2 the draft works for one while the target verifies the other; "
-        "unset: 2, but 1 for few rows near the services, and with --draft-count auto where 1 is measured to give more; "
-        "several coordinators of one target do better with 1 and twice the --batch-size, as they fill each other's "
-        "pauses; "
+        "unset: 2, but 1 for few rows near the services, with --draft-count auto where 1 is measured to give more, and "
+        "1 of twice the --batch-size while the target works for other coordinators too: they fill each other's pauses; "
         "with eqspec and exspec 1, the most that they allow",
     )
     window: Count = Field(

@@ -40,22 +40,24 @@ class Grouping:
         self._worked_s: float | None = None
         """Seconds that it had worked at the latest answer; None before the first."""
 
-    def observe(self, own_s: float, worked_s: float, round_s: float) -> None:
-        """Note a round that took `round_s`, `own_s` of it work of the target.
+    def observe(self, own_s: float, worked_s: float, round_s: float) -> bool:
+        """Note a round that took `round_s`, `own_s` of it work of the target. Return whether `is_shared` changed.
 
         When it answered it had worked `worked_s` since its start, for all; 0: it does not tell.
         """
         before_s, self._worked_s = self._worked_s, worked_s
         if before_s is None:
-            return
+            return False
         # What it did for others before the round says nothing: there may have been nothing to do here.
         self._all_s += min(max(0.0, worked_s - before_s), round_s)
         self._own_s += own_s
         self._round_count += 1
-        if self._round_count >= ROUNDS:
-            others_share = 1 - self._own_s / self._all_s if self._all_s else 0.0
-            self.is_shared = others_share > (ALONE if self.is_shared else SHARED)
-            self._round_count, self._own_s, self._all_s = 0, 0.0, 0.0
+        if self._round_count < ROUNDS:
+            return False
+        before, others_share = self.is_shared, 1 - self._own_s / self._all_s if self._all_s else 0.0
+        self.is_shared = others_share > (ALONE if before else SHARED)
+        self._round_count, self._own_s, self._all_s = 0, 0.0, 0.0
+        return self.is_shared is not before
 
     def now(self, most_rows: int) -> Groups:
         """Return the way to form groups now, where services take calls of at most so many rows."""

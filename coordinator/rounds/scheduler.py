@@ -255,7 +255,8 @@ class Scheduler:
         self, planner: DraftPlanner, wishes: Mapping[Generation, Wish], report: RoundReport, waited_s: float
     ) -> None:
         self.statistics.count_report(report)
-        self._grouping.observe(report.verify.executed_s, report.target_worked_s, report.duration_s)
+        if self._grouping.observe(report.verify.executed_s, report.target_worked_s, report.duration_s):
+            log.info("whether the target works for others changed", target=self._address, now=self._grouping.is_shared)
         self._draft_worth.observe(report)
         self._way.called(report.propose.wire_s + report.verify.wire_s)
         self._way.took(report.duration_s)

@@ -109,8 +109,8 @@ class PairFlags:
         typer.Option(
             min=1,
             max=2,
-            help="Groups in flight at once. Unset: 2, with auto drafts 1 where that gives more, and 1 under eqspec "
-            "and exspec.",
+            help="Groups in flight at once. Unset: 2, with auto drafts 1 where that gives more, 1 of twice the rows "
+            "while the target works for other coordinators too, and 1 under eqspec and exspec.",
         ),
     ]
 

@@ -1,5 +1,6 @@
 """How groups are formed where a target works for several coordinators."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.grouping import ROUNDS, Grouping, Groups
 from paceline.checks import MAX_ROWS
-from paceline.types import CallTiming
+from paceline.types import CallTiming, Verdicts, VerifyRow
 from tests.coordinators import generate_all, prompts, scheduling
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
@@ -21,18 +22,21 @@ class Target:
     def __init__(self, worked_s: float = 0.0) -> None:
         self.worked_s = worked_s
 
-    def work(self, grouping: Grouping, others_s: float, round_count: int = ROUNDS) -> None:
-        """Work a second for each round, and `others_s` for others."""
+    def work(self, grouping: Grouping, others_s: float, round_count: int = ROUNDS) -> int:
+        """Work a second for each round, and `others_s` for others; return how often what is known of others changed."""
+        change_count = 0
         for _ in range(round_count):
             self.worked_s += 1 + others_s
-            grouping.observe(1.0, self.worked_s, 10.0)
+            change_count += grouping.observe(1.0, self.worked_s, 10.0)
+        return change_count
 
 
 def test_groups_change_with_what_others_have_of_a_targets_work_and_not_at_every_change_of_it() -> None:
     grouping, target = Grouping(TWO, ONE), Target()
     target.work(grouping, 0, 1)
     for others_s, expected in ((0.0, TWO), (0.25, TWO), (0.5, ONE), (0.25, ONE), (3.0, ONE), (0.0, TWO), (0.25, TWO)):
-        target.work(grouping, others_s)
+        before = grouping.now(MAX_ROWS)
+        assert target.work(grouping, others_s) == (before is not expected)
         assert grouping.now(MAX_ROWS) is expected
 
 
@@ -66,10 +70,10 @@ class BusyTarget(FakeVerifier):
     others_s = 3e-6
     worked_s = 0.0
 
-    def answer(self) -> None:
-        super().answer()
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         self.worked_s += self.own_s + self.others_s
         self.timing = CallTiming(executed_s=self.own_s, worked_s=self.worked_s)
+        return await super().verify(rows, timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -96,5 +100,5 @@ async def test_a_coordinator_has_one_group_of_twice_the_rows_at_a_target_that_wo
         assert outputs == [continuation(prompt, 60) for prompt in prompts(32)]
         assert max(map(len, verifier.calls)) == most
         verifier.others_s = 0.0
-        await generate_all(admission, scheduler, prompts(96), 60)
+        await generate_all(admission, scheduler, prompts(64), 60)
         assert all(len(call) <= 4 for call in verifier.calls[-ROUNDS:])

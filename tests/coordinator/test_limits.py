@@ -92,11 +92,15 @@ async def test_a_message_beyond_the_limit_is_refused_at_once_and_not_repeated() 
 
 async def test_a_call_with_too_many_rows_is_told_the_limit(pairs: dict[str, PairOfCheckpoints]) -> None:
     async with model_server("target", pairs["Llama"].target) as target:
+        verifier = RemoteVerifier(target.channel, TIMEOUT_S)
+        assert (await verifier.describe(TIMEOUT_S)).max_rows == 256
         with pytest.raises(InvalidRequest, match=r"rows has 257 entries; at most 256 .*--max-rows"):
-            await RemoteVerifier(target.channel, TIMEOUT_S).verify([VerifyRow(str(n), 0, (5,), ()) for n in range(257)])
+            await verifier.verify([VerifyRow(str(n), 0, (5,), ()) for n in range(257)])
     async with model_server("draft", pairs["Llama"].draft) as draft:
+        drafter = RemoteDrafter(draft.channel, TIMEOUT_S)
+        assert (await drafter.describe(TIMEOUT_S)).max_rows == 256
         with pytest.raises(InvalidRequest, match=r"rows has 257 entries; at most 256 .*--max-rows"):
-            await RemoteDrafter(draft.channel, TIMEOUT_S).propose([ProposeRow(str(n), 0, (5,), 1) for n in range(257)])
+            await drafter.propose([ProposeRow(str(n), 0, (5,), 1) for n in range(257)])
 
 
 @pytest.mark.review

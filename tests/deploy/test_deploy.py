@@ -192,7 +192,7 @@ def test_the_coordinator_calls_the_services_of_its_namespace_and_asks_no_more_th
         assert services[host]["spec"]["clusterIP"] == "None"
         told = settings(found[component], monkeypatch)
         assert isinstance(told, ModelServiceSettings)
-        assert int(port) == told.port and told.max_rows >= coordinator.batch_size
+        assert int(port) == told.port and told.max_rows >= coordinator.lane_count * coordinator.batch_size
 
 
 @each_workload

@@ -126,6 +126,8 @@ async def test_the_parts_of_calls_add_up_to_the_work_and_others_work_is_told() -
     assert b.others_s == pytest.approx(a.executed_s)
     assert c.others_s == pytest.approx(b.executed_s), "it waited for its own caller's call, too"
     assert c.queued_s >= c.others_s
+    assert a.worked_s == b.worked_s == pytest.approx(a.executed_s + b.executed_s)
+    assert c.worked_s == pytest.approx(a.worked_s + c.executed_s)
 
 
 async def test_a_call_that_finds_nobody_working_waits_for_nobody() -> None:

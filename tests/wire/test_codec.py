@@ -95,7 +95,7 @@ def test_verify_rows_survive_the_wire(rows: list[types.VerifyRow]) -> None:
 def test_results_survive_the_wire_beside_failed_rows() -> None:
     failed = errors.PrefixNotCached("gone")
     asked = [types.ProposeRow(one, 0, (1,), 2) for one in "ab"]
-    timing = types.CallTiming(0.5, 0.25, 0.125)
+    timing = types.CallTiming(0.5, 0.25, 0.125, 8.0)
     identity = types.ModelIdentity("digest", "incarnation")
     sent = types.Proposals([types.Proposal((1, 2), 9), failed], timing, identity)
     proposals = rounds.proposals_from_pb(rounds.proposals_to_pb(asked, sent))
