@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -253,6 +254,16 @@ async def test_with_every_part_failed_the_call_fails_and_without_a_replica_there
     draft.away = None
     await replica.look()
     assert drafter.is_usable
+
+
+async def test_a_drafter_takes_as_many_rows_as_its_replica_that_takes_fewest() -> None:
+    few, many = FakeDrafter(1.0), FakeDrafter(1.0)
+    few.description = replace(few.description, max_rows=8)
+    drafter, replicas = await replicated(few, many)
+    assert drafter.max_rows == 8
+    few.away = PeerUnavailable("killed")
+    replicas[0].lose(few.away)
+    assert drafter.max_rows == many.description.max_rows
 
 
 async def test_a_draining_replica_frees_what_it_holds_and_gets_nothing_new() -> None:
