@@ -54,8 +54,8 @@ class Grouping:
         self._round_count += 1
         if self._round_count < ROUNDS:
             return False
-        before, others_share = self.is_shared, 1 - self._own_s / self._all_s if self._all_s else 0.0
-        self.is_shared = others_share > (ALONE if before else SHARED)
+        before = self.is_shared
+        self.is_shared = self._all_s - self._own_s > (ALONE if before else SHARED) * self._all_s
         self._round_count, self._own_s, self._all_s = 0, 0.0, 0.0
         return self.is_shared is not before
 
