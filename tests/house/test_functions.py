@@ -12,7 +12,6 @@ LONGER = {
     "paceline/engine/triton/attention_kernels.py: attend_kernel": "one pass over the keys, whose state is in registers",
     "training/__main__.py: train_grid": "half of it is flags",
     "coordinator/rounds/round.py: run_round": "a round, step by step",
-    "coordinator/rounds/scheduler.py: __init__": "names what a scheduler is made of",
 }
 """Why each of these may be longer."""
 
